@@ -140,6 +140,11 @@ class CheckFailedError(EdgeqError):
     exit_code = 10
 
 
+def unwritten(error: CheckFailedError, output: str) -> CheckFailedError:
+    """Return the error with the output that was not written because of it."""
+    return type(error)(f"{error.problem}; {output} is not written", error.fix)
+
+
 class GoalNotMetError(EdgeqError):
     """Report a missed goal. `record` is the tuning record of the candidates that edgeq found, as plain values."""
 

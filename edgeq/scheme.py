@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -25,6 +25,8 @@ tenth to the block's noise. With 8 bits (256 steps), it adds nothing.
 """
 ALL_NODES = "*"
 """Value that means every node, instead of a list of names."""
+ON_REQUEST = "kept in float on request"
+"""The reason for a node that the user keeps in float."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 """Operator types that weight-only quantization supports."""
 
@@ -52,6 +54,7 @@ class Scheme(Displayed):
         method_options: parameters of the method, for example {"percentile": 99.99}.
         op_types: operator types to quantize; None means every type that the backend can quantize.
         exclude: names of nodes kept in float.
+        exclude_reasons: why edgeq itself keeps nodes of `exclude` in float, by node. The user named the other nodes.
         wide: names of nodes that compute on 16-bit activations and 8-bit weights, for hardware that has such kernels;
             "*" means every node.
         dynamic_weight_types: weight type of each operator type in dynamic mode; operator types without an entry stay in
@@ -81,6 +84,7 @@ class Scheme(Displayed):
     method_options: Mapping[str, int | float] = field(default_factory=dict)
     op_types: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
+    exclude_reasons: Mapping[str, str] = field(default_factory=dict)
     wide: tuple[str, ...] = ()
     dynamic_weight_types: Mapping[str, IntegerType] = field(default_factory=dict)
     rest: FloatType = "float32"
@@ -102,7 +106,9 @@ class Scheme(Displayed):
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         for op_type, weight_type in self.dynamic_weight_types.items():
             _one_of(f"dynamic_weight_types.{op_type}", weight_type, get_args(IntegerType))
-        for name in ("method_options", "dynamic_weight_types", "session_options"):
+        known = {name: reason for name, reason in self.exclude_reasons.items() if name in self.exclude}
+        object.__setattr__(self, "exclude_reasons", known)
+        for name in ("method_options", "dynamic_weight_types", "session_options", "exclude_reasons"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         for name in ("exclude", "wide", "stored_types", "eight_bit"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
@@ -142,6 +148,17 @@ class Scheme(Displayed):
             return f"weight-only {self.weight_bits} bits{finer}{in_float}"
         types = sorted(self.quantized_types or ())
         return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
+
+    @property
+    def excluded(self) -> Mapping[str, str]:
+        """Return the reason for each node of `exclude`."""
+        return {name: self.exclude_reasons.get(name, ON_REQUEST) for name in self.exclude}
+
+    def keep_in_float(self, nodes: Iterable[str], reason: str) -> Scheme:
+        """Return a copy that also keeps `nodes` in float. Nodes that are in float already keep their reason."""
+        new = [name for name in nodes if name not in self.exclude]
+        reasons = {**self.exclude_reasons, **dict.fromkeys(new, reason)}
+        return self.replace(exclude=(*self.exclude, *new), exclude_reasons=reasons)
 
     def replace(self, **changes: Any) -> Scheme:
         """Return a copy with `changes`. A value of None leaves its field unchanged, so callers can pass options that

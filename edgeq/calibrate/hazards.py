@@ -778,15 +778,30 @@ def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mappin
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
-    """Return a copy of a prepared model, with its hazards, a note for each kind of hazard, and its unseen inputs."""
-    hazards = find_hazards(prepared.graph, statistics)
+    """Return a copy of a prepared model, with its hazards and its unseen inputs."""
+    measured = Measured(prepared.graph, statistics)
+    unseen = tuple(name for name in prepared.graph.inputs if _is_empty(measured.spread_of(name)))
+    return replace(prepared, hazards=find_hazards(prepared.graph, statistics), unseen=unseen)
+
+
+def behind_layers(graph: GraphIndex, hazards: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the hazards that cost no layer in float: tensors that only nodes after the last layers write and read."""
+    leading = before_layers(graph.model)
+
+    def costs_layer(name: str) -> bool:
+        value = graph.values[name]
+        nodes = (node for node in (value.producer(), *readers(value)) if node is not None)
+        return any(node in leading or operator_of(node).mac_rule for node in nodes)
+
+    return {name: reason for name, reason in hazards.items() if not costs_layer(name)}
+
+
+def hazard_notes(hazards: Mapping[str, str], where: str) -> tuple[str, ...]:
+    """Return a note for each kind of hazard. It begins with `where`, which states how the tensors are computed."""
     alike: dict[str, list[str]] = {}
     for name, reason in hazards.items():
         alike.setdefault(reason, []).append(name)
-    notes = (f"in float: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in alike.items())
-    measured = Measured(prepared.graph, statistics)
-    unseen = tuple(name for name in prepared.graph.inputs if _is_empty(measured.spread_of(name)))
-    return replace(prepared, hazards=hazards, unseen=unseen, notes=(*prepared.notes, *notes))
+    return tuple(f"{where}: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in alike.items())
 
 
 def _others(names: list[str]) -> str:

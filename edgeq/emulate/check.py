@@ -41,12 +41,13 @@ from edgeq.errors import (
     UsageError,
 )
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.profile import ANY
+from edgeq.hardware.profile import ANY, load_profiles, match_profile
 from edgeq.hardware.target import AUTO, Target, named_target, resolve, runs_natively
-from edgeq.measure.accuracy import Accuracy, evaluate_sessions
-from edgeq.measure.agreement import Agreement, Session
+from edgeq.measure.accuracy import Accuracy
+from edgeq.measure.agreement import Agreement, Session, inferences
 from edgeq.measure.bench import variant_preprocessing, variant_settings
 from edgeq.measure.coverage import HERE
+from edgeq.measure.paired import MOST_LOSS_DB, SURE, PairedEvaluation, PairedLoss
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import own_signature
@@ -121,9 +122,9 @@ COMPILED = "compiled_by"
 PASSED, FAILED = "passed", "failed"
 HOST, TARGET, FLOAT = "host", "target", "float32"
 
-# Decibels by which the SQNR against float32 may be lower on the target's kernels than on this machine's. Different
-# rounding costs almost nothing, while saturation costs several decibels.
-_LOSS_DB = 3.0
+# Loss of accuracy, as a fraction, that fails a model if it is certain. If the interval of the loss reaches further than
+# `_FEW_LABELS`, the labels are too few to decide.
+_MOST_DROP, _FEW_LABELS = 0.01, 0.05
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class EmulatedCheck:
         agreement: agreement of the target's outputs with the reference.
         host_agreement: agreement of this machine's outputs, if the reference is float32.
         accuracy: accuracy of "host" and "target" by labels, on the same samples; empty without a task.
+        noise_db: SQNR against float32 that the bundle states for the variant; None if it does not count here.
     """
 
     target: str
@@ -164,6 +166,7 @@ class EmulatedCheck:
     agreement: Agreement | None = None
     host_agreement: Agreement | None = None
     accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
+    noise_db: float | None = None
 
     @property
     def drop(self) -> float | None:
@@ -179,15 +182,14 @@ class EmulatedCheck:
         """Raise CheckFailedError if the check failed, or if `drop` is larger than `max_drop`."""
         name = f"variant {self.variant}" if self.variant else "the model"
         if self.status == FAILED:
-            raise CheckFailedError(
-                f"{name} fails on {self.target} ({self.how}): {self.reason}", "Do not deploy it there; package it again"
-            )
+            fix = "Do not deploy it there" if self.variant else "--no-emulate writes it without this check"
+            raise CheckFailedError(f"{name} fails on {self.target} ({self.how}): {self.reason}", fix)
         if max_drop is not None and self.drop is not None and self.drop > max_drop:
             primary = next(iter(self.accuracy.values())).primary
             lost, allowed = (difference(primary, value).lstrip("+") for value in (self.drop, max_drop))
             raise CheckFailedError(
                 f"{name} loses {lost} of {metric_name(primary)} on {self.target}'s kernels, more than {allowed}",
-                "Package it for that target again, or see `edgeq debug`",
+                "Raise --max-drop, or see `edgeq debug`",
             )
 
 
@@ -219,6 +221,7 @@ class Trial:
     name: str = ""
     slices: Mapping[str, Sequence[SliceTolerance]] = field(default_factory=dict)
     basis: Basis = EVERYTHING
+    noise_db: float | None = None
 
 
 def check_variant(
@@ -253,8 +256,19 @@ def check_variant(
         name=variant.name,
         slices=variant.slices,
         basis=variant.basis,
+        noise_db=_noise_db(variant, machine),
     )
     return check_trial(trial, target, machine, simulators=simulators, route=route, progress=progress)
+
+
+def _noise_db(variant: Variant, machine: Machine) -> float | None:
+    """Return the SQNR against float32 that a bundle states for a variant. Return None if there is none, or if this
+    machine's kernels may saturate, so that they compute the variant otherwise than its proof did.
+    """
+    stated = variant.info.get("accuracy")
+    stated = stated.get("sqnr_db") if isinstance(stated, Mapping) else None
+    saturates = match_profile(machine, load_profiles()).profile.hazards.get("saturates_int16")
+    return float(stated) if isinstance(stated, int | float) and not saturates else None
 
 
 def check_trial(
@@ -336,16 +350,10 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
             task = trial.task
             if task is not None:
                 task = settle(task, sessions[reference], trial.samples, progress=progress)
-            evaluation = evaluate_sessions(
-                sessions,
-                trial.samples,
-                task=task,
-                reference=reference,
-                settings=settings,
-                count=trial.count,
-                basis=trial.basis,
-                progress=progress,
-            )
+            paired = PairedEvaluation(tuple(sessions), task, reference, HOST, TARGET, trial.basis)
+            for sample, outputs in inferences(sessions, trial.samples, count=trial.count, progress=progress):
+                paired.update(sample, outputs)
+            evaluation = paired.evaluation.result(settings)
     except BoardError:  # the link failed, not the model
         raise
     except (RuntimeUnavailableError, CheckFailedError) as error:
@@ -357,22 +365,40 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
         agreement=evaluation.agreement[TARGET],
         host_agreement=evaluation.agreement.get(HOST),
         accuracy=evaluation.accuracy,
+        noise_db=trial.noise_db,
     )
-    return _judge(found)
+    return _judge(found, paired.errors.result(), paired.drop_error())
 
 
-def _judge(found: EmulatedCheck) -> EmulatedCheck:
-    """Set the status to failed if the outputs are clearly further from float32's on the target's kernels than on this
-    machine's.
+def _judge(found: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float | None) -> EmulatedCheck:
+    """Set the status to failed if the target certainly computes the model worse than this machine.
+
+    Labels decide if there are enough of them. Otherwise, each output's errors against float32 decide, on the same
+    samples. If the float model is not available, the difference between the two machines must not be larger than the
+    model's own quantization noise explains.
     """
-    assert found.agreement is not None
     if found.host_agreement is None:
-        return found
-    there, here = found.agreement.sqnr_db, found.host_agreement.sqnr_db
-    if there >= here - _LOSS_DB:
-        return found
-    reason = f"its outputs have {there:.1f} dB SQNR against float32, but {here:.1f} dB on this machine"
-    return replace(found, status=FAILED, reason=reason)
+        noise = math.inf if found.noise_db is None else found.noise_db
+        far = [loss for loss in losses if loss.level_db + loss.level_reach_db < noise - MOST_LOSS_DB]
+        if found.noise_db is None or not far:
+            return found
+        reason = (
+            f"output {far[0].name!r} follows this machine's to {far[0].level_db:.1f} dB SQNR, which is less than the "
+            f"{noise:.1f} dB of the model's own quantization noise"
+        )
+        return replace(found, status=FAILED, reason=reason)
+    drop = found.drop
+    if drop is not None and drop_error is not None:
+        low, high = drop - SURE * drop_error, drop + SURE * drop_error
+        primary = found.accuracy[TARGET].primary
+        if low > _MOST_DROP:
+            lost, least = (difference(primary, value).lstrip("+") for value in (drop, low))
+            reason = f"it loses {lost} of {metric_name(primary)} against this machine, at least {least}"
+            return replace(found, status=FAILED, reason=reason)
+        if high <= _FEW_LABELS:
+            return found
+    proven = [loss for loss in losses if loss.proven]
+    return replace(found, status=FAILED, reason=proven[0].sentence) if proven else found
 
 
 def _answers(session: Session, vectors: Iterable[Vectors], advance: Advance) -> Iterator[Mapping[str, NDArray[Any]]]:
@@ -605,6 +631,8 @@ def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
             sqnr = "equal" if check.agreement.sqnr_db == float("inf") else f"{check.agreement.sqnr_db:.1f} dB SQNR"
             if check.host_agreement is not None:
                 sqnr += f", here {check.host_agreement.sqnr_db:.1f} dB"
+            elif check.noise_db is not None:
+                sqnr += f"; its own quantization noise is at {check.noise_db:.1f} dB"
             against = "float32" if check.host_agreement is not None else "this machine"
             lines.append(f"  {check.samples} samples, against {against}: {sqnr}")
         for place, accuracy in check.accuracy.items():

@@ -116,7 +116,7 @@ def _table(name: str, fields: Mapping[str, Any]) -> Any:
 
 # These tables are made from the fields of `Scheme`, so that the fields are listed only once.
 _SchemeTable = _table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
-_Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime"), Text))
+_Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime", "integer_only"), Text))
 _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
 
 
@@ -177,6 +177,7 @@ class Choices:
     search: _Search | None = None  # type: ignore[valid-type]
     emulate: Emulate | None = None
     never_run: Text | None = None
+    integer_only: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -383,6 +384,8 @@ class Profile(Displayed):
         min_compute_capability: compute capability of an NVIDIA GPU, (major, minor); None if no GPU is needed.
         requires_runtimes: keys that `Machine.runtimes` must contain.
         never_run: one line that names what was never run on hardware of this class; "" if there is nothing to name.
+        integer_only: whether layers run only in integers there. Hazards and repairs then never leave a layer, or a node
+            that leads to a layer, in float.
         extends: the name of the profile that it extends.
         files: the profile's source files; later files take precedence.
     """
@@ -403,6 +406,7 @@ class Profile(Displayed):
     min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=capability_text))
     requires_runtimes: frozenset[str] = frozenset()
     never_run: str = ""
+    integer_only: bool = False
     extends: str | None = None
     files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
@@ -555,6 +559,7 @@ def build_profile(document: Document) -> Profile:
         min_compute_capability=None if capability is None else parse_version(capability),  # type: ignore[arg-type]
         requires_runtimes=frozenset(content["requires_runtimes"]),
         never_run=content.get("never_run", ""),
+        integer_only=content.get("integer_only", False),
         extends=content.get("extends"),
         files=document.files,
     )

@@ -84,6 +84,7 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
         ("rank", str(profile.rank)),
         ("extends", profile.extends or ""),
         ("never run", profile.never_run),
+        ("layers", "only in integers" if profile.integer_only else ""),
         ("backend", profile.backend),
         ("onnxruntime", f"{profile.min_onnxruntime} or newer"),
         ("files", ", ".join(str(path) for path in profile.files) if why else ""),

@@ -16,7 +16,7 @@ from edgeq.backends.base import backend_for, backend_named
 from edgeq.bundle.write import check_archive
 from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
-from edgeq.errors import EdgeqError, UsageError
+from edgeq.errors import CheckFailedError, EdgeqError, UsageError, unwritten
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
@@ -27,7 +27,14 @@ from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import model_bytes, path_of
-from edgeq.prove.builds import Builds, check_measurable, must_decide, runtime_requirements, with_compiled
+from edgeq.prove.builds import (
+    Builds,
+    check_measurable,
+    must_decide,
+    runtime_requirements,
+    simulated_proof,
+    with_compiled,
+)
 from edgeq.prove.job import Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
@@ -101,7 +108,7 @@ def _variant(
     folder, backend = job.folder / f"companions-{variant_name(target)}", backend_for(target)
     artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
     built = with_compiled(job, replace(built, artifact=artifact))
-    proof = replace(proof, coverage=built.artifact.coverage or proof.coverage)
+    proof = simulated_proof(job, built, replace(proof, coverage=built.artifact.coverage or proof.coverage))
     needed, runtime = runtime_requirements(job, target, built.artifact)
     refuse_left_out(target, built.artifact)
     return Variant(
@@ -259,7 +266,10 @@ def package(
                 done |= made
             except EdgeqError as error:
                 if not split or len(chosen) == 1:
-                    raise
+                    if not isinstance(error, CheckFailedError):
+                        raise
+                    place = next(place for place, names in places.items() if variant_name(target) in names)
+                    raise unwritten(error, f"{place}, with the variant for {target.name},") from error
                 failed[variant_name(target)] = error  # the other targets have their own bundles
         places = {place: names for place, names in places.items() if not failed.keys() & set(names)}
         artifacts = (note for v in done.values() for note in (*v.built.artifact.notes, *v.proof.opening.notes))

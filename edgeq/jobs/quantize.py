@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from edgeq.backends.base import ESTIMATE, backend_for
 from edgeq.backends.base import REGISTRY as BACKENDS
 from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
-from edgeq.errors import UsageError
+from edgeq.errors import CheckFailedError, UsageError, unwritten
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.repair import Repairer
@@ -24,7 +24,7 @@ from edgeq.measure.task import Task
 from edgeq.model.clean import check_model_name
 from edgeq.model.load import data_beside, model_bytes, path_of
 from edgeq.prove.block_race import must_race, race_compute
-from edgeq.prove.builds import Builds, check_measurable, finished, must_decide, runtime_requirements
+from edgeq.prove.builds import Builds, check_measurable, finished, must_decide, runtime_requirements, simulated_proof
 from edgeq.prove.job import Builder, Built, Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
@@ -179,6 +179,7 @@ def quantize(
     if require_coverage is not None:
         check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
     with (
+        _naming(output),
         tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
         output_file(
             output,
@@ -212,7 +213,7 @@ def quantize(
         repairer = Repairer(builds, effort if builder is None else None, max_drop, frozenset(overrides or ()))
         built, proof = repairer.proven(built, scheme, native=True, destination=made)
         built = finished(job, built)
-        proof = replace(proof, coverage=built.artifact.coverage or proof.coverage)
+        proof = simulated_proof(job, built, replace(proof, coverage=built.artifact.coverage or proof.coverage))
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         if made != draft:
             shutil.copyfile(EngineFiles(Path(workdir)).file(made, built.artifact.settings().engine), draft)
@@ -239,6 +240,15 @@ def quantize(
         block_compute=built.artifact.details.get(DETAIL),
         estimate=built.artifact.details.get(ESTIMATE),
     )
+
+
+@contextmanager
+def _naming(output: Path) -> Iterator[None]:
+    """Name the output in the error of a failed check."""
+    try:
+        yield
+    except CheckFailedError as error:
+        raise unwritten(error, str(output)) from error
 
 
 def file_suffix(target: Target) -> str:

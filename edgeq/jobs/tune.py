@@ -28,7 +28,7 @@ from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.load import model_bytes, path_of
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.products import node_macs
-from edgeq.prove.builds import prove_built, target_coverage, with_compiled
+from edgeq.prove.builds import prove_built, simulated_proof, target_coverage, with_compiled
 from edgeq.prove.job import Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.target_checks import artifact_checks
@@ -244,7 +244,7 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     route = None if run.clock is None else run.clock.route
     coverage = target_coverage(job, built, route=route)
     judged = job if count is None else replace(job, validation=evaluator.simulated_samples(count))
-    proof = prove_built(judged, built, coverage, timed=False, threads=threads, count=count)
+    proof = simulated_proof(job, built, prove_built(judged, built, coverage, timed=False, threads=threads, count=count))
     size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
     there = () if run.clock is None else run.clock.checks()
     checks = strongest((*artifact_checks(built, proof, run.here, None), *there))

@@ -244,6 +244,10 @@ _RENAMED = re.compile(
 )
 
 
+HALF = "f16"
+"""The precision of a kernel that computes in 16-bit floats."""
+
+
 @dataclass(frozen=True)
 class NodeRun:
     """Describe one kernel that ran.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import onnx_ir as ir
@@ -410,21 +411,21 @@ def explain_float(
     rules: Mapping[str, Rule],
     context: NodeContext | None = None,
     *,
-    excluded: Collection[str] = (),
+    excluded: Mapping[str, str] = MappingProxyType({}),
     gains: bool = True,
 ) -> str:
-    """Return why a node runs in float: the user excluded it, it has no int8 form, or a condition is not met.
+    """Return why a node runs in float: the scheme excludes it, it has no int8 form, or a condition is not met.
 
     Args:
-        excluded: names of nodes that must stay in float.
+        excluded: the reason for each node that must stay in float.
         gains: whether to apply the conditions in `GAINS` too. They check whether int8 is faster, not whether it is
             possible.
 
     Returns:
         The reason; "" if no reason against int8 is known.
     """
-    if node.name in excluded:
-        return "excluded by request"
+    if node.name is not None and node.name in excluded:
+        return excluded[node.name]
     if node.domain not in ("", "ai.onnx"):
         return f"{node.domain}.{node.op_type} is not a standard operator, so the quantizer leaves it alone"
     rule = rules.get(node.op_type, rules[DEFAULT])
@@ -470,7 +471,6 @@ def _folders(folder: Path | None) -> tuple[Path, ...]:
 
 Verdict = Literal["int8", "float", "other"]
 
-ON_REQUEST = "kept in float on request"
 _FOLDED = "one of its operands becomes constant once all sizes are fixed, and some engines fail if it is quantized"
 _STACKED = "its constant is not a matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
 
@@ -614,7 +614,7 @@ def _judge_under(
     if verdict == "other":
         return verdict, reason
     if node.name in scheme.exclude:
-        return "float", ON_REQUEST
+        return "float", scheme.excluded[node.name]
     if types is not None and node.op_type not in types:
         return "float", foreign(node.op_type)
     if scheme.mode == "static":

@@ -26,24 +26,38 @@ import onnx_ir as ir
 from edgeq_device.engines import installed_package, known_wrong
 
 from edgeq.backends.base import Alternative, Artifact, backend_for, backend_named
+from edgeq.data.samples import spread_over
 from edgeq.emulate.check import COMPILED, route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.measure.coverage import Basis, Check, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.coverage import (
+    HALF,
+    Basis,
+    Check,
+    Coverage,
+    Explain,
+    forecast_coverage,
+    measure_coverage,
+    sized_macs,
+)
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes, shared_model
-from edgeq.prove.job import Built, Job, build, computed_as_there
-from edgeq.prove.proof import Proof, prove, unchecked
+from edgeq.model.products import node_macs
+from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
+from edgeq.prove.proof import FLOAT, INT8, Proof, prove, unchecked
 from edgeq.run.engines import Engine
-from edgeq.run.session import REQUEST_S, Engines
+from edgeq.run.session import REQUEST_S, Engines, SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.display import Progress
 from edgeq.util.records import plain
 
 _SAMPLES = 2
+# Number of multiply-accumulates that a simulator computes in about half a minute, if it computes in float.
+_SIMULATED_MACS = 200_000_000_000
 _TABLE = "targets/onnxruntime/versions.toml"
 # If the user sets one of these fields of a scheme, the user has chosen a mitigation.
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
@@ -116,7 +130,8 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
     target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
     machine, progress = job.machine, job.progress
     rules = int8_rules(target.backend)
-    predicted = predict_int8(job.prepared.graph, rules, built.artifact.scheme, hazards=job.prepared.hazards)
+    hazards = prepared_for(job.prepared, target).hazards
+    predicted = predict_int8(job.prepared.graph, rules, built.artifact.scheme, hazards=hazards)
     explain = explainer(built, predicted)
     if route is None and runs_natively(target, machine):
         with progress.stage("What runs in int8"):
@@ -334,6 +349,24 @@ def prove_built(
         progress=job.progress,
     )
     return dataclasses.replace(proof, doubts=job.doubts)
+
+
+def simulated_proof(job: Job, built: Built, proof: Proof) -> Proof:
+    """Return the proof with the figures of the target's simulator, if layers run in float16 there. The simulation that
+    proves such an artifact computes these layers in float32.
+    """
+    artifact, simulator = built.artifact, backend_for(built.target).simulator()
+    half = artifact.coverage is not None and any(node.precision == HALF for node in artifact.coverage.nodes)
+    if not half or artifact.simulation is None or simulator is None:
+        return proof
+    count = max(1, _SIMULATED_MACS // max(1, sum(node_macs(job.prepared.model).values())))
+    samples = spread_over(job.validation, count)
+    with job.progress.stage("Running the simulator"), simulator(built.target) as opened:
+        settings = artifact.proof_settings()
+        sessions = {FLOAT: open_session(job.prepared.path), INT8: opened(artifact.proof_model, settings)}
+        how = {FLOAT: SessionSettings(), INT8: settings}
+        found = evaluate_sessions(sessions, samples, task=job.task, reference=FLOAT, settings=how)
+    return replace(proof, agreement=found.agreement[INT8], accuracy=found.accuracy, samples=found.samples)
 
 
 def check_gain(job: Job, built: Built, coverage: Coverage) -> None:

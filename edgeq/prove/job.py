@@ -21,7 +21,7 @@ from edgeq.backends.base import Artifact, Backend, as_backend, backend_for, back
 from edgeq.bundle.write import BUNDLE
 from edgeq.calibrate.collect import FloatOutputs, collect
 from edgeq.calibrate.files import load_statistics
-from edgeq.calibrate.hazards import calibrated
+from edgeq.calibrate.hazards import behind_layers, calibrated, hazard_notes
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.statistics import UNIT, Statistics
@@ -261,10 +261,26 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
     calibration method and types.
     """
     backend = backend_for(target, derived.observed, derived.cut)
+    before, job = job.prepared.hazards, replace(job, prepared=prepared_for(job.prepared, target))
     if scheme.fit_seen:
         backend = _fitting(job, backend, scheme, derived, destination)
     artifact = backend.build(job.prepared, derived.ranges, scheme, destination, samples=job.calibration)
+    if scheme.mode == "static":
+        kept = job.prepared.hazards
+        lost = {name: reason for name, reason in before.items() if name not in kept}
+        without = f"not kept in float, as {target.name} has none for layers"
+        notes = (*hazard_notes(kept, "in float"), *hazard_notes(lost, without))
+        artifact = replace(artifact, notes=(*notes, *artifact.notes))
     return Built(target, computed_as_there(artifact, target, job.host), derived.ranges)
+
+
+def prepared_for(prepared: PreparedModel, target: Target) -> PreparedModel:
+    """Return the model with the hazards that keep nodes in float on `target`. Where layers run only in integers, a
+    hazard keeps no layer in float.
+    """
+    if not target.profile.integer_only:
+        return prepared
+    return replace(prepared, hazards=behind_layers(prepared.graph, prepared.hazards))
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:

@@ -24,9 +24,10 @@ from edgeq.data.records import Array, Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
-from edgeq.measure.agreement import Agreement, Outputs, Session, infer
+from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.comparison import Comparison
+from edgeq.measure.paired import MOST_LOSS_DB, PairedEvaluation
 from edgeq.model.graph import every_node
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.draws import random_names
@@ -37,9 +38,8 @@ from edgeq.signature import Signature
 _OPENED, _WRITTEN = "as opened", "as written"
 # An unoptimised graph runs on reference kernels, which are slow.
 _SAMPLES = 8
-# Losses in dB that are normal. Fusion changes roundings, which costs less than _LOSS_DB. A simulation rounds in more
-# places, so its SQNR may differ by up to _UNLIKE_DB.
-_LOSS_DB, _UNLIKE_DB = 3.0, 10.0
+# A simulation rounds in more places than the kernels here, so its SQNR may differ by up to this many dB.
+_UNLIKE_DB = 10.0
 # Above this SQNR in dB, no effect of int8 is visible.
 _EXACT_DB = 60.0
 # SQNRs at which the power of the noise is half of the output's power (3 dB) or a tenth of it (10 dB). With so much
@@ -61,6 +61,7 @@ class Opening:
         written: the SQNR without graph optimisation.
         claimed: the SQNR of the simulation that the proof uses instead of the file, or None if the proof uses the file
             itself.
+        certain: whether the samples prove that the opened file is worse than the file as written.
         changer: the engine that opened the file.
         cure: the session option that avoids the loss, and the SQNR with this option; None if no such option is known.
         notes: one sentence for each file that was not opened here, with the reason.
@@ -69,6 +70,7 @@ class Opening:
     opened: float
     written: float
     claimed: float | None = None
+    certain: bool = True
     changer: str = DEFAULT
     cure: tuple[str, float] | None = None
     notes: tuple[str, ...] = ()
@@ -77,8 +79,8 @@ class Opening:
     def loss(self) -> bool:
         """Return whether the opened file is worse than the file as written, or far worse than its simulation."""
         claimed = self.opened if self.claimed is None else self.claimed
-        due = max(min(self.written, _EXACT_DB) - _LOSS_DB, min(claimed, _EXACT_DB) - _UNLIKE_DB)
-        return self.opened < due
+        worse = self.certain and self.opened < min(self.written, _EXACT_DB) - MOST_LOSS_DB
+        return worse or self.opened < min(claimed, _EXACT_DB) - _UNLIKE_DB
 
     @property
     def sentence(self) -> str:
@@ -132,22 +134,29 @@ def open_as_device(
     if artifact.simulation is not None:
         settings[_OPENED] = shipped
 
-    def compare(settings: Mapping[str, SessionSettings]) -> Mapping[str, Agreement]:
+    def compare(settings: Mapping[str, SessionSettings]) -> tuple[Mapping[str, Agreement], bool]:
+        """Return the agreement of all sessions, and whether the samples prove a loss against the graph as written."""
         sessions = {**proven, **{name: open_session(artifact.model, how) for name, how in settings.items()}}
-        return evaluate_sessions(sessions, samples, **shared).agreement
+        here, there = (name if name in sessions else subject for name in (_WRITTEN, _OPENED))
+        paired = PairedEvaluation(tuple(sessions), None, reference, here, there, basis)
+        for sample, outputs in inferences(sessions, samples, count=_SAMPLES, known=known):
+            paired.update(sample, outputs)
+        return paired.evaluation.result({}).agreement, any(loss.proven for loss in paired.errors.result())
 
     notes = tuple(_unopened_files(artifact, threads))
     runner = artifact.engine.name if artifact.engine is not None else artifact.provider
     try:
-        found = compare(settings)
+        found, certain = compare(settings)
     except (RuntimeUnavailableError, DataError) as error:
-        own = _sqnr_db(compare({})[subject])
+        own = _sqnr_db(compare({})[0][subject])
         return Opening(own, own, notes=(_unopened(f"the file for {runner}", artifact.model, error), *notes))
     changer = artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT
+    opened = _sqnr_db(found[_OPENED if artifact.simulation is not None else subject])
     opening = Opening(
-        opened=_sqnr_db(found[_OPENED if artifact.simulation is not None else subject]),
+        opened=opened,
         written=_sqnr_db(found[_WRITTEN]),
         claimed=_sqnr_db(found[subject]) if artifact.simulation not in (None, artifact.model) else None,
+        certain=certain or opened == -math.inf,
         changer=changer,
         notes=notes,
     )
@@ -156,8 +165,8 @@ def open_as_device(
         return opening
     option = ";".join(filter(None, [disabled, _REQUANTIZER]))
     without = dataclasses.replace(shipped, config={**artifact.session_options, _DISABLED: option})
-    cured = _sqnr_db(compare({_OPENED: without})[_OPENED])
-    if cured < opening.opened + _LOSS_DB:
+    cured = _sqnr_db(compare({_OPENED: without})[0][_OPENED])
+    if cured < opening.opened + MOST_LOSS_DB:
         return opening
     return dataclasses.replace(opening, cure=(f"{_DISABLED}={option}", cured))
 

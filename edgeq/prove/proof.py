@@ -110,6 +110,7 @@ class Repair:
         loss: the same bound for the chosen build.
         chosen: what was changed in the chosen build in comparison with the plain build.
         steps: all builds, in the order in which they were tried.
+        noisiest: the layers that add most noise, if the target has no float and the chosen build loses too much.
     """
 
     effort: str
@@ -119,6 +120,7 @@ class Repair:
     loss: float
     chosen: str
     steps: tuple[Step, ...]
+    noisiest: tuple[str, ...] = ()
 
     @property
     def met(self) -> bool:
@@ -130,7 +132,8 @@ class Repair:
         """Return a sentence on the chosen change and its effect."""
         before, after, wanted = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
         limit = f"{wanted} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
-        tried = f"{len(self.steps)} builds compared"
+        named = f"; {', '.join(self.noisiest)} add most of the noise" if self.noisiest else ""
+        tried = f"{len(self.steps)} builds compared{named}"
         if self.loss == self.plain:
             return f"no build that was tried is better than the plain one: {before}; {limit} ({tried})"
         short = "" if self.met else f"; {limit}"

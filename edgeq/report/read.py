@@ -117,13 +117,17 @@ class Variant:
         """Return how the variant is quantized, without fields that have no meaning in its mode."""
         unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
         shown = pairs(self.scheme, 30)
-        return tuple((key.replace("_", " "), value) for key, value in shown if key not in ("exclude", unused))
+        hidden = ("exclude", "exclude_reasons", unused)
+        return tuple((key.replace("_", " "), value) for key, value in shown if key not in hidden)
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Return the nodes that the scheme keeps in float, by request or by a repair."""
-        nodes = self.scheme.get("exclude")
-        return tuple(string(node) for node in nodes[:500]) if isinstance(nodes, list | tuple) else ()
+        """Return the nodes that the scheme keeps in float. Text after a node states why edgeq itself chose the node."""
+        nodes, reasons = self.scheme.get("exclude"), self.scheme.get("exclude_reasons")
+        known = reasons if isinstance(reasons, Mapping) else {}
+        listed = nodes[:500] if isinstance(nodes, list | tuple) else ()
+        named = ((string(node), string(known.get(node) if isinstance(node, str) else None)) for node in listed)
+        return tuple(f"{name}: {reason}" if reason else name for name, reason in named)
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:

@@ -291,7 +291,7 @@ class Job:
     def _late(self) -> EngineError:
         return EngineError(
             f"{self._toolkit.needs} did not end within {self._limit:g} s",
-            f"Keep nodes in float with --exclude, or set {SECONDS} to a longer time",
+            f"Set {SECONDS} to a longer time, or build for a CPU",
         )
 
     def _kill(self) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+EXCLUDE: Literal["exclude"] = "exclude"
+"""The field of a scheme that names the nodes that stay in float."""
 WIDE: Literal["wide"] = "wide"
 """The field of a scheme that names the nodes whose results get 16 bits instead of 8."""
 EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
@@ -106,7 +108,7 @@ class Ranking:
     layers: tuple[RankedLayer, ...]
     costs: LayerCosts
     slack: float = 1.0
-    field: Literal["exclude", "wide", "eight_bit"] = "exclude"
+    field: Literal["exclude", "wide", "eight_bit"] = EXCLUDE
     quiet: tuple[QuietLayer, ...] = ()
 
     def nodes(self, layers: Sequence[RankedLayer]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ steps are the same on every machine and for every target:
 - other range methods, applied to the same statistics
 - recoveries
 - ranges measured at run time, or weights in blocks, if products dominate
-- as few layers in float, or tensors in 16 bits, as necessary
+- as few layers in float, or tensors in 16 bits, as necessary; on hardware without float, no layers in float
 
 A build is good enough if it loses no more than is allowed. With labels, the loss is the loss to expect on other
 samples. Without labels, the loss is noise power over signal power in the worst output, or in the worst slice of an
@@ -17,6 +17,7 @@ output. A loss of one point is then an SQNR of 20 dB.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -55,6 +56,7 @@ _LEAST_SAMPLES = 32
 _SPARED = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 # Share of the allowed loss. Losses that differ by less are considered equal.
 _ALIKE = 0.25
+_ENDS = "kept in float by the repair: it belongs to the end of the model"
 _HEADS = ("its end in float", "its last layers in float")
 # A head in float must leave half of the work in integers, and is worth it if it takes away half of the noise.
 _MOST = 0.5
@@ -62,6 +64,8 @@ _MOST = 0.5
 _SMOOTHED = (SmoothQuant.name, WeightRounding.name)
 _TAILS = "percentile"
 _BLOCKS = "weight-only 8 bits"
+# Number of layers to name if a result that has no float layers loses more than is allowed.
+_NAMED = 3
 
 
 def climb(
@@ -112,7 +116,8 @@ def climb(
             return None, None
         progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying to repair it")
         goal = Goal(max_drop=max_drop, strict=True)
-        trials = _float_heads(Trials(evaluator, goal, Deadline(None), progress, pace), plain, job, chosen)
+        run = Trials(evaluator, goal, Deadline(None), progress, pace)
+        trials = [] if "exclude" in chosen or target.profile.integer_only else _float_heads(run, plain, job)
         best = min(trials, key=lambda trial: trial.loss, default=None)
         if best is None or best.loss > max_drop:
             # A head that causes most of the noise stays in float, whatever else is tried.
@@ -129,15 +134,21 @@ def climb(
             trials += [trial for trial in outcome.trials if trial.name not in {known.name for known in trials}]
             nearest = outcome.winner or _nearest(outcome, evaluator, max_drop)
             best = nearest if best is None or (nearest is not None and nearest.loss < best.loss) else best
+        better = best if best is not None and best.name != plain.name and best.loss < found.bound else None
+        closest, loss = (plain, found.bound) if better is None else (better.candidate, better.loss)
+        noisiest: tuple[str, ...] = ()
+        if loss > max_drop and target.profile.integer_only:
+            ranking = evaluator.rank(closest, headroom=1.0, seconds=math.inf)
+            noisiest = tuple(layer.name for layer in ranking.layers[:_NAMED])
     for tried in workdir.glob("candidate-*"):
         shutil.rmtree(tried)
-    better = best if best is not None and best.name != plain.name and best.loss < found.bound else None
     repair = Repair(
         effort=effort,
         max_drop=max_drop,
         basis=found.basis,
         plain=found.bound,
-        loss=better.loss if better is not None else found.bound,
+        loss=loss,
+        noisiest=noisiest,
         chosen=PLAIN if better is None else _title(better.candidate, plain),
         steps=tuple(_step(trial, plain, found) for trial in trials if trial.screening is not None),
     )
@@ -147,7 +158,7 @@ def climb(
     return (replace(built, artifact=built.artifact.in_engine(engine)) if engine else built), repair
 
 
-def _float_heads(trials: Trials, plain: Candidate, job: Job, chosen: Collection[str]) -> list[Trial]:
+def _float_heads(trials: Trials, plain: Candidate, job: Job) -> list[Trial]:
     """Build and assess the plain build with its head in float: first what follows the last layers, then these layers
     too. Stop at the first build that is good enough.
 
@@ -160,14 +171,14 @@ def _float_heads(trials: Trials, plain: Candidate, job: Job, chosen: Collection[
     tail = {node.name for node in ends if node.name and not operator_of(node).mac_rule}
     layers = {node.name for node in ends if node.name and operator_of(node).mac_rule}
     little = sum(macs.get(name, 0) for name in layers) <= _MOST * sum(macs.values())
-    heads = [] if "exclude" in chosen else [tail, tail | layers] if little else [tail]
+    heads = [tail, tail | layers] if little else [tail]
     known = set(plain.scheme.exclude) | set(hazardous_nodes(model, job.prepared.hazards))
     built: list[Trial] = []
     for place, head in enumerate(heads):
         if not head - known:
             continue
         known |= head
-        scheme = plain.scheme.replace(exclude=(*plain.scheme.exclude, *sorted(head - set(plain.scheme.exclude))))
+        scheme = plain.scheme.keep_in_float(sorted(head), _ENDS)
         candidate = plain.replace(name=f"{plain.name}, {_HEADS[place]}", scheme=scheme)
         built.append(build_and_assess(trials, candidate, "exclusion", plain.name))
         if trials.meets(built[-1]):

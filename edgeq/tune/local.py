@@ -38,7 +38,7 @@ from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
 from edgeq.tune.judge import FEWEST_SAMPLES
 from edgeq.tune.ranking import SCREENED, LayerRanker
-from edgeq.tune.recover.methods import recovery_groups
+from edgeq.tune.recover.methods import recoveries, recovery_groups
 from edgeq.tune.recover.run import ineffective
 from edgeq.tune.sessions import MEMORY, Clock, LocalClock, Model, SessionPool, judged, opened
 from edgeq.tune.space import Candidate
@@ -253,7 +253,8 @@ class LocalEvaluator:
         return self._accuracy.float_metrics()
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """See `Evaluator.recovery_groups`. The groups contain only recoveries that affect what is built for the target.
+        """See `Evaluator.recovery_groups`. The groups contain only recoveries that affect what is built for the target,
+        and that leave no node in float if the target has no float.
 
         There are no groups without calibration samples. There are also none for a simulated artifact that is not a Q/DQ
         model, unless the artifact is to be repaired.
@@ -261,6 +262,8 @@ class LocalEvaluator:
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
         vain = ineffective(self._target)
+        if self._target.profile.integer_only:
+            vain |= {name for name, recovery in recoveries().items() if recovery.keeps_float}
         every = recovery_groups(slow_last=self._repairs)
         groups = (tuple(name for name in group if name not in vain) for group in every)
         return tuple(group for group in groups if group)

@@ -8,12 +8,13 @@ from edgeq_device.claim import SLOWER, UNKNOWN
 
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import ALL_NODES
-from edgeq.tune.float_layers import EIGHT_BIT, REFINEMENTS, WIDE, select_float_layers
+from edgeq.tune.float_layers import EIGHT_BIT, EXCLUDE, REFINEMENTS, WIDE, select_float_layers
 from edgeq.tune.judge import build_and_assess, in_full, in_simulation
 from edgeq.tune.race import RACE_S, race_new, race_until_claimed
 from edgeq.tune.trials import WIDE_COST, Trial, Trials
 
-_SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
+_SPARED = {EXCLUDE: "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
+_LOSES = "kept in float to lose less accuracy"
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
@@ -32,16 +33,19 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
         if not _worthwhile(trials, base) or any(_no_better(trials, base, other) for other in recovered):
             continue
         known = {trial.name for trial in trials.qualified()}
-        _recover(trials, base, widens=WIDE in profile.search)
+        _recover(trials, base, profile)
         if any(trial.name not in known for trial in trials.qualified()):
             recovered.append(base)
 
 
-def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
-    """Recover `base`: by recoveries, by all tensors in 16 bits if the hardware `widens`, and by layers in float."""
+def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
+    """Recover `base`: by recoveries, by all tensors in 16 bits if the hardware has them, and by layers in float if the
+    hardware has float.
+    """
+    widens = WIDE in profile.search
     widest = _on_16_bits(trials, base) if widens else None
     best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
-    if trials.meets(best) or trials.deadline.passed():
+    if trials.meets(best) or trials.deadline.passed() or (profile.integer_only and not widens):
         return
     if widest is not None and not trials.meets(widest):
         widest = _on_16_bits(trials, best)
@@ -136,10 +140,11 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         """Return the loss of `base` if `nodes` are kept in float, or get more bits."""
         named[len(nodes)] += 1
         again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
-        candidate = base.candidate.replace(
-            name=f"{base.name}, {len(nodes)} {_SPARED[field]}{again}",
-            scheme=scheme.replace(**{field: (*getattr(scheme, field), *nodes)}),
-        )
+        if field == EXCLUDE:
+            made = scheme.keep_in_float(nodes, _LOSES)
+        else:
+            made = scheme.replace(**{field: (*getattr(scheme, field), *nodes)})
+        candidate = base.candidate.replace(name=f"{base.name}, {len(nodes)} {_SPARED[field]}{again}", scheme=made)
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
     def expired() -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from edgeq.model.graph import GraphIndex, is_constant, is_op
 from edgeq.model.load import model_digest, read_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
-from edgeq.prove.job import Built, Job
+from edgeq.prove.job import Built, Derived, Job, build_derived
 from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.tune.recover.fuse_attention import fuse_attention, may_have_attention
@@ -132,8 +132,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
         found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
         ranges = scheme_ranges(found, scheme)
         prepared = calibrated(prepared, found)
-    backend = backend_named(target.backend)
-    return Built(target, backend.build(prepared, ranges, scheme, destination, samples=job.calibration), ranges)
+    return build_derived(replace(job, prepared=prepared), target, scheme, Derived(ranges), destination)
 
 
 def product_share(model: ir.Model) -> float:
@@ -182,11 +181,8 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
     of_activations = [
         node.name or "" for node in model.graph if is_op(node, *_PRODUCTS) and not is_constant(node.inputs[1])
     ]
-    return profile.replace(
-        op_types=_PRODUCTS,
-        exclude=(*profile.exclude, *of_activations),
-        stored_types=(*profile.stored_types, "Gather", *_RECURRENT),
-    )
+    scheme = profile.keep_in_float(of_activations, "it multiplies two activations, whose ranges vary more than weights")
+    return scheme.replace(op_types=_PRODUCTS, stored_types=(*profile.stored_types, "Gather", *_RECURRENT))
 
 
 def _transformed(
@@ -217,6 +213,7 @@ def _transformed(
     return dataclasses.replace(prepared, graph=GraphIndex(read_model(kept), kept), path=kept, digest=model_digest(kept))
 
 
+_SLOWER = "kept in float because it takes longer in int8"
 _RANGE_FIELDS = frozenset({"method", "method_options"})
 _DYNAMIC = "dynamic"
 
@@ -259,8 +256,7 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
 
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
     """Return `candidate` with `nodes` left in float as well."""
-    scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *nodes))
-    return with_scheme(candidate, scheme)
+    return with_scheme(candidate, candidate.scheme.keep_in_float(nodes, _SLOWER))
 
 
 def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:

@@ -31,6 +31,7 @@ from edgeq.calibrate.hazards import (
     far_value,
     find_hazards,
     find_unseen,
+    hazard_notes,
     root_snr,
 )
 from edgeq.calibrate.ranges import scheme_ranges
@@ -170,7 +171,7 @@ def test_the_quantized_file_is_right_and_still_quantized(name: str, tmp_path: Pa
     assert any(node.verdict == "int8" and node.macs for node in predicted)
     reasons = {node.reason for node in predicted if node.verdict == "float"}
     assert any(reason.startswith("tensor '") for reason in reasons)
-    assert any(note.startswith("in float: tensor") for note in prepared.notes)
+    assert all(note.startswith("in float: tensor '") for note in hazard_notes(prepared.hazards, "in float"))
 
 
 def test_a_backend_that_quantizes_operands_leaves_out_those(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def simulating(change: Callable[[Any], Any]) -> Simulator:
 
 def checked(simulator: Simulator, model: Path, **options: Any) -> EmulatedCheck:
     vectors = [({"x": X[:1]}, {"y": 2 * X[:1]}), ({"x": X[1:2]}, {"y": 2 * X[1:2]})]
-    trial = Trial(model, SessionSettings(), vectors, {"y": 0.1}, name="v", **options)
+    trial = Trial(model, SessionSettings(), vectors, **{"tolerance": {"y": 0.1}, "name": "v", **options})
     return check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators={"systolic": simulator})
 
 
@@ -195,3 +195,65 @@ def test_nothing_at_hand_is_not_run(model: Path) -> None:
     found = check_trial(trial, resolve("gemmini", MACHINE), MACHINE)
     assert (found.status, found.reason) == ("not run", "there is no simulator 'systolic' here")
     assert summary([found]) == ["gemmini: not run", "  there is no simulator 'systolic' here"]
+
+
+@pytest.fixture
+def rounded(tmp_path: Path) -> Path:
+    """Write a model that computes 2 x + 0.02, the quantized form of `model`."""
+    file = tmp_path / "q.onnx"
+    body = "off (float[1, 4] x) => (float[1, 4] y) { d = Add(x, x) y = Add(d, off) }"
+    onnx.save(proto(body, {"off": np.float32(0.02)}), file)
+    return file
+
+
+def against_float(change: Callable[[Any], Any], rounded: Path, model: Path, **options: Any) -> EmulatedCheck:
+    trial = Trial(rounded, SessionSettings(), float_model=model, **options)
+    simulators = {"systolic": simulating(change)}
+    return check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators=simulators)
+
+
+def first_only(error: float) -> Callable[[Any], Any]:
+    """Return a change that adds `error` to the first sample's output only."""
+    return lambda y: y + error if np.allclose(y, 2 * X[:1] + 0.02) else y
+
+
+def test_a_loss_on_one_sample_is_no_reason_to_refuse(model: Path, rounded: Path, samples: Samples) -> None:
+    found = against_float(first_only(0.3), rounded, model, samples=samples)
+    assert found.agreement is not None
+    assert found.host_agreement is not None
+    assert found.agreement.sqnr_db < found.host_agreement.sqnr_db - 3
+    assert found.status == "passed"
+
+
+def test_a_loss_on_all_samples_is_a_reason(model: Path, rounded: Path, samples: Samples) -> None:
+    found = against_float(lambda y: y + 0.1, rounded, model, samples=samples)
+    assert found.status == "failed"
+    with pytest.raises(CheckFailedError, match=r"output 'y' has .* at least .* dB less\)") as caught:
+        found.check()
+    assert "package it again" not in str(caught.value)
+
+
+def test_labels_decide_where_they_suffice(model: Path, rounded: Path, tmp_path: Path) -> None:
+    many = np.random.default_rng(1).standard_normal((200, 4)).astype(np.float32)
+    np.savez(tmp_path / "many.npz", x=many, label=many.argmax(axis=1))
+    labelled = open_samples(
+        tmp_path / "many.npz", signature_of(onnx.load(model), model), preprocess="key=x,label=label"
+    )
+    options = {"samples": labelled, "task": make_task("classification")}
+    assert against_float(lambda y: y + 0.3, rounded, model, **options).status == "passed"  # no class changes
+    lost = against_float(lambda y: y[:, ::-1], rounded, model, **options)
+    assert lost.status == "failed"
+    assert "against this machine, at least" in lost.reason
+
+
+@pytest.mark.parametrize(("noise_db", "status"), [(30.0, "failed"), (18.0, "passed"), (None, "passed")])
+def test_without_the_float_model_the_variant_s_own_noise_decides(
+    noise_db: float | None, status: str, model: Path, samples: Samples
+) -> None:
+    random = np.random.default_rng(2)
+    found = checked(
+        simulating(lambda y: y + random.normal(0, 0.2, y.shape).astype(np.float32)),
+        model, samples=samples, noise_db=noise_db, tolerance=None,
+    )  # fmt: skip
+    assert found.status == status
+    assert ("its own quantization noise" in "\n".join(summary([found]))) == (noise_db is not None)

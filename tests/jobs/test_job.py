@@ -17,6 +17,7 @@ from edgeq.jobs.calibrate import calibrate
 from edgeq.model.prepare import prepare_model
 from edgeq.prove import job as job_module
 from edgeq.prove.job import build
+from edgeq.scheme import Scheme
 from tests.backends.build import mixed, random
 from tests.graphs import proto
 from tests.opened import open_job
@@ -75,7 +76,8 @@ def test_what_8_bits_would_destroy_is_known_of_given_statistics_too(tmp_path: Pa
     loaded = open_job(model, None, Data(data), tmp_path / "two", statistics=tmp_path / "CAL")
     for job in (collected, loaded):
         assert dict(job.prepared.hazards) == {"m": NONFINITE}
-        assert job.prepared.notes[-1] == f"in float: tensor 'm' {NONFINITE}"
+        built = build(job, resolve("generic-x86-64"), Scheme(), job.folder / "int8.onnx")
+        assert built.artifact.notes[0] == f"in float: tensor 'm' {NONFINITE}"
 
 
 def test_nothing_static_means_no_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

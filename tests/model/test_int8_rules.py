@@ -20,6 +20,7 @@ from edgeq.model.int8_prediction import (
     quantizable_operators,
     slow_fusions,
 )
+from edgeq.scheme import ON_REQUEST
 from tests import graphs
 
 GOOD = """
@@ -87,7 +88,7 @@ class TestExplainFloat:
         context = NodeContext(constants={"w"})
         conv = only_node("[c] y = Conv(x, w)")
         assert explain_float(conv, rules, context) == ""
-        assert explain_float(conv, rules, context, excluded={"c"}) == "excluded by request"
+        assert explain_float(conv, rules, context, excluded={"c": ON_REQUEST}) == ON_REQUEST
         assert "not constant" in explain_float(conv, rules)
         dilated = only_node("y = Conv<dilations = [2, 2]>(x, w)")
         assert explain_float(dilated, rules, context) == "it has dilations [2, 2]"

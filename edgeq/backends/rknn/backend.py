@@ -42,7 +42,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.measure.coverage import HALF, Coverage, NodeRun, coverage_of
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import model_digest, own_signature, save_model
@@ -66,7 +66,8 @@ _FIELDS: Mapping[str, Any] = {
 }
 _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations and weights"
 _OWN = {".rknn": b"RKNN", ".bin": MAGIC, ".json": FORMS}
-_LEAST_SIMULATED, _LISTED = 2, 6
+# Samples that the simulator runs: enough for an interval of its loss, and few enough for the largest models.
+_SIMULATED, _VECTORS, _LISTED = 8, 2, 6
 _APPENDED = re.compile(r"[#_/:]")
 
 
@@ -109,7 +110,8 @@ class RknnBackend(TargetBackend):
             reason = next(iter(left.values()), "")
             raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", reason)
         if floats and not self._chip.float16:
-            raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", "Leave --exclude out")
+            fix = "Leave --exclude and --min-sqnr out"
+            raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", fix)
         save_model(write_dialect(prepared, ranges, scheme, chosen, floats), destination)
         return Artifact(
             model=destination,
@@ -132,7 +134,7 @@ class RknnBackend(TargetBackend):
         `Backend.finished`.
         """
         chip, signature = self._chip, own_signature(artifact.model, artifact.model)
-        few = tuple(itertools.islice(samples, _LEAST_SIMULATED))
+        few = tuple(itertools.islice(samples, _SIMULATED))
         with progress.stage(f"Compiling for {chip.title}"):
             names = [spec.name for spec in signature.inputs]
             compiled = compile_model(artifact.model, chip.name, folder, names, few)
@@ -146,7 +148,7 @@ class RknnBackend(TargetBackend):
             f"the compiler's cycle estimate is {compiled.cycles / 1e6:.3g} million; it orders models on one chip; "
             "no latency was measured",
         )
-        more = {} if chip.python else write_for_c(signature, few, wanted, stem, folder)
+        more = {} if chip.python else write_for_c(signature, few[:_VECTORS], wanted[:_VECTORS], stem, folder)
         if more:
             notes += (f"{chip.title} is programmed in C, because edgeq's runner does not run there (docs/rknn.md)",)
         found = coverage(prepared.model, compiled, artifact.scheme, f"the compiler's table, {maker}")
@@ -278,7 +280,7 @@ def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> 
     for node in source.graph:
         name = str(node.name)
         found = kind(name)
-        precision = "int8" if found == "int8" else "f16"
+        precision = "int8" if found == "int8" else HALF
         runs.append(
             NodeRun(name, name, node.op_type, "int8" if found == "int8" else "float", macs.get(name, 0), precision)
         )

@@ -85,9 +85,8 @@ class Float16:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Limit the effect of rounded float sums by a minimum share of equal values and a minimum SQNR in dB."""
+    """State the SQNR in dB that remains if float sums are only rounded in another order."""
 
-    least_share: float
     least_db: float
     why: str
     source: str

@@ -390,7 +390,7 @@ def build_network(
     model: ir.Model,
     path: Path,
     *,
-    exclude: Collection[str] = (),
+    exclude: Mapping[str, str] = MappingProxyType({}),
     op_types: Collection[str] | None = None,
     hazards: Mapping[str, str] = MappingProxyType({}),
 ) -> Network:
@@ -398,7 +398,7 @@ def build_network(
 
     Args:
         path: the model's file, for messages.
-        exclude: names of nodes that stay in float.
+        exclude: the reason for each node that stays in float.
         op_types: operator types that may become int8; None means all.
         hazards: names of tensors that must not be in 8 bits, each with the text that follows the tensor's name in the
             reason why a node stays in float.
@@ -407,7 +407,7 @@ def build_network(
         ModelError: an input's size is not fixed.
     """
     fixed = fixed_batch(model, path)
-    kept = {**dict.fromkeys(exclude, "excluded by request"), **hazardous_nodes(model, hazards)}
+    kept = {**exclude, **hazardous_nodes(model, hazards)}
     rewrite(fixed, lambda node: not _unwanted(node, kept, op_types))
     index = GraphIndex(fixed)
     found: Found = {}

@@ -264,7 +264,7 @@ def compile_program(
     network = build_network(
         prepared.model,
         prepared.source,
-        exclude=scheme.exclude,
+        exclude=scheme.excluded,
         op_types=scheme.quantized_types,
         hazards=prepared.hazards,
     )

@@ -454,7 +454,7 @@ class TensorrtBackend(Backend):
             explicit.plan_placement,
             model,
             int8_rules(self.name),
-            exclude=scheme.exclude,
+            exclude=scheme.excluded,
             op_types=scheme.op_types,
             cut=self.cut,
             most_cut=known.most_cut,

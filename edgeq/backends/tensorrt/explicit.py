@@ -43,6 +43,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -121,7 +122,7 @@ def plan_placement(
     model: ir.Model,
     rules: Mapping[str, Rule],
     *,
-    exclude: Collection[str] = (),
+    exclude: Mapping[str, str] = MappingProxyType({}),
     op_types: Collection[str] | None = None,
     cut: Mapping[str, float] | None = None,
     most_cut: float = 1.0,
@@ -132,7 +133,7 @@ def plan_placement(
 
     Args:
         rules: int8 rules of the backend.
-        exclude: names of nodes to leave in float.
+        exclude: the reason for each node to leave in float.
         op_types: the only operator types to quantize; None means every type that the rules allow.
         cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
         most_cut: the largest share that may be cut off.

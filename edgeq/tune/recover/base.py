@@ -64,6 +64,7 @@ class Recovery(ABC):
         replaces: name of a weaker recovery that is not needed in addition to this one.
         slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
         searched: whether tuning tries it on its own.
+        keeps_float: whether it leaves nodes in float. A repair for hardware without float does not try it.
         modes: modes of the schemes that it supports.
     """
 
@@ -75,6 +76,7 @@ class Recovery(ABC):
     replaces: str = ""
     slow = False
     searched = True
+    keeps_float = False
     modes: tuple[Mode, ...] = ("static",)
 
     @abstractmethod

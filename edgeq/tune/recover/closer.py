@@ -112,7 +112,7 @@ class Search:
 
     def in_float(self, nodes: Sequence[str]) -> Scheme:
         """Return the scheme with `nodes` excluded as well."""
-        return self.scheme.replace(exclude=(*self.scheme.exclude, *nodes))
+        return self.scheme.keep_in_float(nodes, "kept in float to reach --min-sqnr")
 
     def _measured(self, nodes: Sequence[str], wanted_db: float) -> float:
         """Return the SQNR on calibration samples. If it reaches `wanted_db`, the proof's SQNR is also measured, and the

@@ -38,7 +38,7 @@ def stand_in(folder: Path, action: str, version: str = "2.5.0") -> Path:
     [
         ("kill -SEGV $$", EngineError, "rknn-toolkit2 2.5.0 ends with SIGSEGV. Keep nodes in float"),
         ("kill -FPE $$", EngineError, "rknn-toolkit2 2.5.0 ends with SIGFPE"),
-        ("sleep 60", EngineError, "rknn-toolkit2 2.5.0 did not end within 0.5 s. Keep nodes"),
+        ("sleep 60", EngineError, "rknn-toolkit2 2.5.0 did not end within 0.5 s. Set EDGEQ"),
         ("echo 'No lowering found for: y, node type = Mish, use X'", ModelError, "does not support Mish (y). Export"),
         (
             "printf '\\033[31mE\\033[0m load_onnx: Traceback\\nE load_onnx: opset 22 is not supported\\n' >&2; exit 1",
@@ -134,7 +134,8 @@ def test_an_operator_without_a_form_fails_a_build_that_says_0(tmp_path: Path) ->
     [
         ("INT8", 0.0, "equals ONNX Runtime's unfused kernels bit for bit on 1 sample"),
         ("FLOAT16", 1e-3, "float16 layers round"),
-        ("INT8", 1e-3, ""),
+        ("INT8", 1e-3, "sums of floats round in another order"),
+        ("INT8", 0.5, ""),
         ("FLOAT16", 0.5, ""),
     ],
 )
@@ -154,3 +155,31 @@ def test_roundings_of_sums_may_differ_in_few_values() -> None:
     found[0] += 0.01
     compiled = Compiled(Path("m.rknn"), (Layer("a", "Conv", "INT8", "NPU", 1),), ((found,),))
     assert "99.90% of values equal" in compare_answers(compiled, [{"y": right}], [{"y": right * 1.01}], Path("m.onnx"))
+
+
+def test_steps_far_below_the_quantization_noise_are_no_reason_to_refuse() -> None:
+    # 8 % of the values differ by one step, as in a network of landmarks: 50 dB, where quantization leaves 40 dB.
+    random = np.random.default_rng(0)
+    right = [np.round(random.normal(size=500), 2).astype(np.float32) for _ in range(4)]
+    found = [array + 0.01 * (random.random(500) < 0.08).astype(np.float32) for array in right]
+    floats = [{"y": array + random.normal(0, 0.01, 500).astype(np.float32)} for array in right]
+    compiled = Compiled(Path("m.rknn"), (Layer("a", "Conv", "INT8", "NPU", 1),), tuple((array,) for array in found))
+    assert "of values equal" in compare_answers(compiled, [{"y": array} for array in right], floats, Path("m.onnx"))
+
+
+def test_each_output_is_judged_by_itself() -> None:
+    random = np.random.default_rng(0)
+    boxes, scores = 300 * random.random((4, 100)), random.random((4, 100))
+    wanted = [{"boxes": box, "scores": score} for box, score in zip(boxes, scores, strict=True)]
+    floats = [{name: array * 1.01 for name, array in one.items()} for one in wanted]
+    answers = tuple((one["boxes"], one["scores"] + random.normal(0, 0.3, 100)) for one in wanted)
+    compiled = Compiled(Path("m.rknn"), (Layer("a", "Conv", "INT8", "NPU", 1),), answers)
+    with pytest.raises(CheckFailedError, match=r"m\.onnx: .* output 'scores' has .* on this machine \(4 samples"):
+        compare_answers(compiled, wanted, floats, Path("m.onnx"))
+
+
+def test_a_chip_without_float_is_not_sent_to_float(tmp_path: Path) -> None:
+    ran = Ran(1, "", "ValueError: The Conv('c') not supported 'float16' dtype at rv1103/rv1106!")
+    with pytest.raises(EngineError, match="not supported") as caught:
+        check_ran(ran, tmp_path / "m.rknn", (), Path("m.onnx"), float16=False)
+    assert "--exclude" not in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_a_model_is_compiled_and_equals_the_unfused_kernels(tmp_path: Path) -> N
     artifact, prepared, samples = made(residual(), tmp_path)
     (tmp_path / "finished").mkdir()
     found = backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "finished")
-    assert any("bit for bit on 2 samples; never run on a chip" in note for note in found.notes)
+    assert any(re.search(r"bit for bit on \d samples; never run on a chip", note) for note in found.notes)
     assert found.coverage is not None
     assert found.coverage.int8_mac_share == 1
     assert found.files["model.rknn"].read_bytes()[:4] == b"RKNN"

@@ -25,6 +25,7 @@ from edgeq.backends.systolic.program import (
 )
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import HardwareError, ModelError
+from edgeq.scheme import ON_REQUEST
 from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of, run_all
 
@@ -197,8 +198,8 @@ def test_excluded_nodes_stay_in_float() -> None:
     b = builder()
     first = b.conv("input", 4)
     model = b.model(b.conv(first, 4))
-    network = network_of(model, exclude=["conv0"])
-    assert reasons(network) == {"conv0": "excluded by request"}
+    network = network_of(model, exclude={"conv0": ON_REQUEST})
+    assert reasons(network) == {"conv0": ON_REQUEST}
     network = network_of(model, op_types=["MatMul"])
     assert len(reasons(network)) == 2
 
@@ -364,7 +365,7 @@ def test_an_activation_stays_behind_an_excluded_pooling() -> None:
     b = builder()
     pooled = b.pool("MaxPool", b.conv("input", 8))
     model = b.model(b.node("Relu", [pooled], b.shapes[pooled]))
-    found = program_of(model, b.samples(), exclude=("maxpool1",))
+    found = program_of(model, b.samples(), exclude={"maxpool1": ON_REQUEST})
     assert kinds(found) == ["Quantize", "Conv", "Dequantize", "Float"]
 
 

@@ -10,6 +10,7 @@ from onnx import numpy_helper
 from edgeq.backends.base import Artifact, backend_for
 from edgeq.errors import CalibrationError, ModelError
 from edgeq.hardware.target import resolve
+from edgeq.scheme import ON_REQUEST
 
 from .nets import CHANNELS, TARGET, Bench, bench, model, pairs, precisions, random, reasons, residual
 
@@ -73,7 +74,7 @@ def test_weights_have_a_scale_for_each_output(built: Artifact) -> None:
 def test_what_was_excluded_stays_in_fp16_with_that_reason(small: Bench) -> None:
     artifact = small.build(exclude=("two", "fc"))
     assert precisions(artifact)["two"] == precisions(artifact)["fc"] == "fp16"
-    assert reasons(artifact)["two"] == "excluded by request"
+    assert reasons(artifact)["two"] == ON_REQUEST
     # The Add has no int8 layer left to fuse into, so nothing is quantized for it.
     assert not any("add1" in use for uses in pairs(artifact).values() for use in uses)
 
@@ -90,7 +91,7 @@ def test_a_tensor_of_which_the_range_leaves_too_little_stays_in_fp16(small: Benc
 
 def test_nothing_left_is_refused(small: Bench) -> None:
     everything = ("stem", "one", "two", "three", "four", "shortcut", "fc")
-    with pytest.raises(ModelError, match=r"nothing in it was quantized.*excluded by request"):
+    with pytest.raises(ModelError, match=rf"nothing in it was quantized.*{ON_REQUEST}"):
         small.build(exclude=everything)
 
 

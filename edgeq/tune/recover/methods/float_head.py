@@ -44,6 +44,7 @@ class FloatHead(Recovery):
     stage: Stage = "ranges"
     free: bool = False
     order = 50
+    keeps_float = True
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
         """See `Recovery.apply`."""
@@ -53,7 +54,7 @@ class FloatHead(Recovery):
         new = sorted(set(found) - kept)
         if not new:
             return state.note(f"{self.name}: no further tail joins ranges that differ {HETEROGENEOUS:g} times")
-        scheme = state.scheme.replace(exclude=(*state.scheme.exclude, *new))
+        scheme = state.scheme.keep_in_float(new, f"kept in float by {self.name}: it follows a join of unlike ranges")
         return state.replace(scheme=scheme).note(f"{self.name}: kept in float: {', '.join(new)}")
 
 
