@@ -47,6 +47,7 @@ from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import read_model, read_own, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.model.rewrites import write_whole_pools
 from edgeq.quantize.norms import norms_as_convolutions
 from edgeq.quantize.qdq import write_qdq
 from edgeq.quantize.quantizer import spreads_thin
@@ -111,6 +112,7 @@ class LitertBackend(TargetBackend):
         prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         left = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
+        write_whole_pools(model)
         shared = share_ranges(model, ranges, tied())
         types = {op_type for op_type, rule in int8_rules(self.name).items() if rule.int8}
         wanted = types if scheme.op_types is None else types.intersection(scheme.op_types)

@@ -42,7 +42,7 @@ NET = """g (float[N,3,8,8] x) => (float[N,4] y) {
 def weights() -> dict[str, np.ndarray]:
     """Return random weights for the network."""
     random = np.random.default_rng(0)
-    shapes = {"w": (8, 3, 3, 3), "b": (8,), "d": (8, 1, 3, 3), "f": (4, 256)}
+    shapes = {"w": (8, 3, 3, 3), "b": (8,), "d": (8, 1, 3, 3), "f": (4, 256), "r": (4, 16)}
     return {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -54,9 +54,9 @@ def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]
     return folder / "net.onnx", folder / "data.npz"
 
 
-def network(folder: Path, **options: Any) -> Network:
+def network(folder: Path, text: str = NET, **options: Any) -> Network:
     """Build the model and return the operators of its file."""
-    model, data = made(folder)
+    model, data = made(folder, text)
     prepared = prepare_model(model, folder / "prepared")
     samples = open_samples(data, prepared.signature)
     target = resolve("android-xnnpack")
@@ -90,6 +90,17 @@ def test_a_layer_in_float_stands_between_conversions(tmp_path: Path) -> None:
     assert {tensor.type for tensor in (*layer.inputs, *layer.outputs) if tensor} == {"float32"}
     kinds = Counter(operator.kind for operator in found.operators)
     assert (kinds["DEQUANTIZE"], kinds["QUANTIZE"]) == (1, 1)
+
+
+@litert
+def test_an_average_over_the_whole_image_has_its_own_range(tmp_path: Path) -> None:
+    text = NET.replace("kernel_shape=[2,2], strides=[2,2]", "kernel_shape=[8,8]")
+    found = network(tmp_path, text.replace("Gemm<transB=1>(l, f)", "Gemm<transB=1>(l, r)"))
+    (mean,) = (operator for operator in found.operators if operator.node == "pool")
+    assert mean.kind == "MEAN"
+    assert mean.inputs[0] is not None
+    scales = [tensor.scales.scale[0] for tensor in (mean.inputs[0], *mean.outputs) if tensor.scales is not None]
+    assert scales[1] < scales[0] / 2
 
 
 @litert
