@@ -129,8 +129,8 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
 
 def _suffix_for(target: str) -> str:
     """Return the suffix of the output file for a target. Not all targets take ONNX files."""
+    from edgeq.backends.base import file_suffix
     from edgeq.hardware.target import resolve
-    from edgeq.jobs.quantize import file_suffix
 
     return file_suffix(resolve(target))
 

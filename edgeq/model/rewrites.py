@@ -21,8 +21,9 @@ one layer reads B unchanged and another reads it transposed, the same scales per
 `write_global_pools` replaces means over whole images by GlobalAveragePool. Exporters write the average of each channel
 (squeeze and excitation, the head of a classifier) as a ReduceMean over the spatial axes. GlobalAveragePool computes the
 same result and has int8 kernels. ReduceMean has none, so the whole tensor would be converted to float.
-`write_whole_pools` replaces each AveragePool whose window is the whole image. The result of a GlobalAveragePool may have
-a scale of its own in formats whose windows keep the scale of their input.
+
+`write_whole_pools` replaces each AveragePool whose window is the whole image by GlobalAveragePool. In some formats, an
+AveragePool keeps the scale of its input, and only the result of a GlobalAveragePool has a scale of its own.
 
 `write_hard_sigmoids` replaces hard sigmoids that consist of several nodes by one operator:
 
@@ -377,8 +378,8 @@ def _write_pool(mean: ir.Node, editor: Editor) -> bool:
 
 
 def write_whole_pools(model: ir.Model) -> int:
-    """Replace every AveragePool with one window, which covers its whole input, by GlobalAveragePool, in place. Results do
-    not change.
+    """Replace every AveragePool with one window, which covers its whole input, by GlobalAveragePool, in place. Results
+    do not change.
 
     Returns:
         The number of nodes that were replaced.

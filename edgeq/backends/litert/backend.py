@@ -28,7 +28,7 @@ from edgeq.backends.base import (
 )
 from edgeq.backends.litert import ethosu
 from edgeq.backends.litert.companions import with_estimate, with_sources
-from edgeq.backends.litert.convert import lower
+from edgeq.backends.litert.convert import lower, refusals
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.gelu import parts_of_gelu
 from edgeq.backends.litert.interface import stating, with_own_interface
@@ -171,6 +171,16 @@ class LitertBackend(TargetBackend):
             yield Check("vela", "absent", str(error))
         except EngineError as error:
             yield Check("vela", "failed", str(error))
+
+    def write_file(self, model: Path, destination: Path) -> None:
+        """Write the .tflite file of a model with Q/DQ pairs. See `Backend.write_file`."""
+        engine = self.engine
+        check_kernels(lower(read_model(model), model), engine.name)
+        self.convert(model, destination, engine.options)
+
+    def refusals(self, model: ir.Model, source: Path) -> Mapping[str, str]:
+        """Return the nodes that a .tflite file cannot express. See `Backend.refusals`."""
+        return refusals(model, source, self.engine.name)
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write a model as a .tflite file. See `Backend.convert`.

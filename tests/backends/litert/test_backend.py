@@ -114,6 +114,28 @@ def test_an_output_of_another_name_is_refused(tmp_path: Path) -> None:
 
 
 @litert
+def test_retarget_writes_the_format_of_the_target(tmp_path: Path) -> None:
+    model, data = made(tmp_path)
+    given = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
+    found = edgeq.retarget(given, tmp_path / "net.tflite", target="android-xnnpack")
+    assert found.output.read_bytes()[4:8] == b"TFL3"
+    assert found.by_default is not None
+    assert 0 < found.by_default.largest < 0.1  # XNNPACK rounds some sums differently.
+    assert not found.session_options
+    assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "int8.onnx", "net.tflite", "data.npz"}
+
+
+@litert
+def test_retarget_names_what_the_format_cannot_express(tmp_path: Path) -> None:
+    text = NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)")
+    model, data = made(tmp_path, text)
+    given = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
+    with pytest.raises(ModelError, match=r"'gate' \(Hardmax\) cannot be written"):
+        edgeq.retarget(given, tmp_path / "net.tflite", target="android-xnnpack")
+    assert not (tmp_path / "net.tflite").exists()
+
+
+@litert
 def test_an_operator_that_the_file_lacks_is_named(tmp_path: Path) -> None:
     model, data = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
     with pytest.raises(ModelError, match=r"'gate' \(Hardmax\) cannot be written"):
