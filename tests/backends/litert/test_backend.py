@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
 import edgeq
 from edgeq.backends.base import backend_for
@@ -17,6 +18,7 @@ from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.network import Network
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
+from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.target import resolve
@@ -133,6 +135,44 @@ def test_retarget_names_what_the_format_cannot_express(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"'gate' \(Hardmax\) cannot be written"):
         edgeq.retarget(given, tmp_path / "net.tflite", target="android-xnnpack")
     assert not (tmp_path / "net.tflite").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "target", "refused"),
+    [
+        ("[soft] y = Softmax<axis=-1>(c)", "android-xnnpack", {}),
+        ("[hard] g = Hardmax(c)\n[soft] y = Mod<fmod=1>(g, c)", "android-xnnpack", {"hard", "soft"}),
+        ("[rate] g = Abs(c)\n[sign] h2 = Sign(g)\n[soft] y = Add(h2, c)", "android-xnnpack", {}),
+        ("[rate] g = Abs(c)\n[sign] h2 = Sign(g)\n[soft] y = Add(h2, c)", "cortex-m7", {"sign"}),
+    ],
+)
+def test_inspect_forecasts_what_quantize_refuses(tmp_path: Path, nodes: str, target: str, refused: Any) -> None:
+    model, data = made(tmp_path, NET.replace("[soft] y = Softmax<axis=-1>(c)", nodes))
+    forecast = edgeq.inspect(model, target).targets[0].refused
+    assert forecast.keys() == set(refused)
+    if not installed("ai_edge_litert"):
+        return
+    if not refused:
+        assert edgeq.quantize(model, data, tmp_path / "net.tflite", target=target, timed=False)
+        return
+    with pytest.raises(ModelError) as error:
+        edgeq.quantize(model, data, tmp_path / "net.tflite", target=target, timed=False)
+    assert any(f"'{name}'" in str(error.value) and reason in str(error.value) for name, reason in forecast.items())
+
+
+def test_inspect_shows_the_nodes_instead_of_a_forecast(tmp_path: Path) -> None:
+    model, _ = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
+    done = CliRunner().invoke(group, ["inspect", str(model), "-t", "android-xnnpack"])
+    assert "android-xnnpack (litert): `edgeq quantize` will refuse the model, for this reason" in done.output
+    assert "  refused  Hardmax (gate): edgeq does not write this operator yet" in done.output
+
+
+def test_inspect_names_a_free_size_and_the_nodes(tmp_path: Path) -> None:
+    text = NET.replace("[N,3,8,8]", "[N,3,H,8]").replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)")
+    model, _ = made(tmp_path, text)
+    refused = edgeq.inspect(model, "android-xnnpack", shapes={"x": (1, 3, 8, 8)}).targets[0].refused
+    assert refused.keys() == {"", "gate"}
+    assert "no fixed size on axis 2" in refused[""]
 
 
 @litert
