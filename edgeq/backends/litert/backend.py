@@ -132,13 +132,13 @@ class LitertBackend(TargetBackend):
         )
 
     @property
-    def _options(self) -> Mapping[str, str]:
-        return self.target.device.get("engine_options", {}) if self.target is not None else {}
+    def _device(self) -> Mapping[str, Any]:
+        return self.target.device if self.target is not None else {}
 
     @property
     def engine(self) -> Engine:
         """Return the engine of the target, configured for files with integer inputs and outputs."""
-        name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
+        name = self._device.get("engine", _DEFAULT_ENGINE)
         found = load_engines().get(name)
         if found is None or found.int8.backend != self.name:
             raise UsageError(f"{name} cannot run {_SUFFIX} files", "Correct [device] engine of the target's file")
@@ -147,7 +147,7 @@ class LitertBackend(TargetBackend):
     def estimated(self, artifact: Artifact) -> Artifact:
         """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
         with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
-            return with_estimate(artifact, self.engine, self._options, Path(folder))
+            return with_estimate(artifact, self.engine, self._device, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with sources if the target is a microcontroller, and with vela's compiled file if the
@@ -156,7 +156,7 @@ class LitertBackend(TargetBackend):
         engine = self.engine
         if "CPU" in engine.devices:
             return artifact
-        return with_sources(artifact, engine, self._options, samples, folder, count=count)
+        return with_sources(artifact, engine, self._device, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:
         """Return a simulator that runs models in the kernels of a target's engine."""
