@@ -96,6 +96,16 @@ FORMULAS = {
     "sum of three": Formula("b = Neg(x)\ny = Sum(x, a, b)", IMAGE, second=[4, 1, 5]),
     "mean of three": Formula("b = Exp(x)\ny = Mean(x, a, b)", IMAGE, second=[4, 1, 5]),
     "square": Formula("y = Pow(x, p)", IMAGE, constants={"p": np.int64(2)}),
+    "root": Formula("b = Abs(x)\ny = Pow(b, p)", IMAGE, constants={"p": number(0.5)}),
+    "powers of a number": Formula("y = Pow(c, x)", IMAGE, constants={"c": number(1.5)}, lacking=True),
+    "integers cubed": Formula(
+        "y = Pow(i, p)\nz = Neg(x)",
+        [4],
+        indices=integers(-9, 0, 3, 40),
+        constants={"p": np.int64(3)},
+        type="int64",
+        lacking=True,
+    ),
     "cube": Formula("y = Pow(x, p)", IMAGE, constants={"p": number(3)}, lacking=True),
     "arg max of rows": Formula("y = ArgMax<axis=1, keepdims=0>(x)", [2], x=ROWS, type="int64"),
     "arg max of channels": Formula(

@@ -15,13 +15,12 @@ from edgeq.backends.litert.operators.elements import (
     ACTIVATED,
     axes_of,
     broadcast,
-    constant_side,
     order_after,
     reduction,
     write_unary,
 )
 from edgeq.backends.litert.operators.shared import NHWC, VALID
-from edgeq.model.graph import constant, name_of, node_input
+from edgeq.model.graph import name_of, node_input
 
 
 @dataclass(frozen=True)
@@ -156,24 +155,21 @@ def write_elu(work: Lowering, node: ir.Node) -> None:
 def write_pow(work: Lowering, node: ir.Node) -> None:
     """Write POW, or a MUL or SQRT if these compute the same."""
     _refuse_integers(work)
-    exponent = constant(node.inputs[1])
-    if exponent is None:
-        (base, power), order = broadcast(work, node)
-        work.write(node, "POW", (base.tensor, power.tensor), order)
-        return
-    source = _floats(work, node)
-    f, same = Formula(work, node), work.sizes(node.outputs[0]) == source.shape
-    if exponent.size == 1 and same and float(exponent.reshape(())) == 2:
-        f.hold(f("MUL", source.tensor, source.tensor), source.order)
-    elif exponent.size == 1 and same and float(exponent.reshape(())) == 0.5:
-        f.hold(f("SQRT", source.tensor), source.order)
-    else:
-        rank = len(work.sizes(node.outputs[0]))
-        side = constant_side(work, node.inputs[1], rank, source.order if len(source.order) == rank else plain(rank))
-        if len(source.shape) < rank or side.tensor.values is None:
-            raise CannotWriteError("its exponent has more axes than its base")
-        power = work.fixed(name_of(node.inputs[1]), side.tensor.values.astype(np.float32))
-        work.write(node, "POW", (source.tensor, power), source.order)
+    (base, power), order = broadcast(work, node)
+    f, exponent = Formula(work, node), power.tensor
+    if exponent.values is not None:
+        known = exponent.values.astype(np.dtype(base.tensor.type))
+        same = known.size == 1 and base.shape == work.sizes(node.outputs[0]) and base.tensor.type == "float32"
+        if same and float(known.reshape(())) == 2:
+            f.hold(_square(f, base.tensor), order)
+            return
+        if same and float(known.reshape(())) == 0.5:
+            f.hold(f("SQRT", base.tensor), order)
+            return
+        exponent = work.fixed(name_of(node.inputs[1]), known)
+    if base.tensor.type != exponent.type:
+        raise CannotWriteError(f"its exponent is computed and of type {exponent.type}")
+    work.write(node, "POW", (base.tensor, exponent), order)
 
 
 def _square(f: Formula, x: Tensor) -> Tensor:
