@@ -238,8 +238,8 @@ def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
     counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]
     yield ""
-    if prediction.refused:
-        yield from _show_refused(prediction)
+    yield from _show_refused(prediction)
+    if any(prediction.refused):
         return
     yield (
         f"{prediction.target} ({prediction.backend}): about {prediction.int8_mac_share:.1%} of the MACs and "
@@ -260,7 +260,11 @@ def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
 
 
 def _show_refused(prediction: TargetPrediction) -> Lines:
-    """Yield the nodes that the target's files cannot express. There is no forecast for such a model."""
+    """Yield the nodes that the target's files cannot express, and the reason that concerns the whole model. A forecast
+    follows only if there is no such node.
+    """
+    if not prediction.refused:
+        return
     kinds = {node.name: node.op_type for node in prediction.nodes}
     count = len(prediction.refused)
     yield (

@@ -21,6 +21,7 @@ from tests.backends.litert.files import (
 )
 from tests.graphs import proto
 
+MATRIX = np.random.default_rng(3).normal(size=(2, 3)).astype(np.float32)
 IMAGE, ROWS = [1, 4, 3, 5], [2, 6]
 
 
@@ -107,6 +108,11 @@ FORMULAS = {
         lacking=True,
     ),
     "cube": Formula("y = Pow(x, p)", IMAGE, constants={"p": number(3)}, lacking=True),
+    "product with a constant on the left": Formula("y = MatMul(c, x)", [1, 4, 2, 5], constants={"c": MATRIX}),
+    "product of unequal ranks": Formula("y = MatMul(x, a)", [1, 4, 3, 2], second=[5, 2]),
+    "product with a vector": Formula("y = MatMul(x, a)", [1, 4, 3], second=[5]),
+    "product of a vector": Formula("y = MatMul(a, x)", [1, 4, 5], second=[3]),
+    "product of two vectors": Formula("y = MatMul(x, a)", [], x=[5], second=[5]),
     "arg max of rows": Formula("y = ArgMax<axis=1, keepdims=0>(x)", [2], x=ROWS, type="int64"),
     "arg max of channels": Formula(
         "c = Conv(x, w)\ny = ArgMax<axis=1>(c)",
