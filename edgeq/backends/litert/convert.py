@@ -27,7 +27,7 @@ def lower(model: ir.Model, source: Path) -> Network:
     Raises:
         ModelError: a .tflite file cannot express a node; the message names the node and the reason.
     """
-    fixed = prepared(model, source)
+    fixed = prepare_graph(model, source)
     network = Lowering(fixed, HANDLERS).run()
     check(network)
     return network
@@ -38,7 +38,7 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
     input has no fixed sizes, return that input alone.
     """
     try:
-        refused, operators = Lowering(prepared(model, source), HANDLERS).refusals()
+        refused, operators = Lowering(prepare_graph(model, source), HANDLERS).refusals()
     except ModelError as error:
         return {"": str(error).removeprefix(f"{source}: ")}
     for operator in operators:
@@ -47,7 +47,7 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
     return refused
 
 
-def prepared(model: ir.Model, source: Path) -> ir.Model:
+def prepare_graph(model: ir.Model, source: Path) -> ir.Model:
     """Return a clone of a model with fixed sizes and without the operators for which others are written."""
     fixed = _at_batch_one(model, source)
     if write_einsums(fixed) + write_whole_pools(fixed):

@@ -7,6 +7,7 @@ with it, and edgeq checks the answers of the uncompiled file.
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shutil
@@ -95,8 +96,8 @@ class Estimate(Displayed):
         for name, used, limit in memories:
             if limit is not None and used > limit:
                 yield (
-                    f"the model does not fit into the target: it needs {used:,.0f} KiB of {name}, and the target has "
-                    f"{limit:,.0f} KiB; use a smaller model or another memory mode"
+                    f"the model does not fit into the target: it needs {math.ceil(used):,} KiB of {name}, and the "
+                    f"target has {limit:,.0f} KiB; use a smaller model or another memory mode"
                 )
         if self.sram_limit_kib is None and self.flash_limit_kib is None:
             yield "edgeq does not know whether the model fits: the target's file has no [device.memories]"

@@ -122,8 +122,8 @@ def test_what_goes_wrong_is_one_line(
     [
         ({"sram_kib": 3, "flash_kib": 2}, []),
         ({"sram_kib": 3}, []),
-        ({"sram_kib": 2, "flash_kib": 2}, ["needs 2 KiB of SRAM, and the target has 2 KiB"]),
-        ({"sram_kib": 1, "flash_kib": 1}, ["2 KiB of SRAM, and the target has 1 KiB", "2 KiB of flash"]),
+        ({"sram_kib": 2, "flash_kib": 2}, ["needs 3 KiB of SRAM, and the target has 2 KiB"]),
+        ({"sram_kib": 1, "flash_kib": 1}, ["3 KiB of SRAM, and the target has 1 KiB", "2 KiB of flash"]),
     ],
 )
 def test_a_model_that_does_not_fit_is_named(

@@ -219,3 +219,17 @@ def test_formula(case: Formula, runtime: str) -> None:
     found = run(model, runtime, feed)
     assert found.shape == expected.shape
     assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "b = ConstantOfShape(p)\nc = ReduceSum<keepdims=0>(b)\ny = Add(x, c)",
+        "b = ConstantOfShape<value=int64[1] {0}>(p)\nc = Expand(x, p)\nd = GatherElements(c, b)\ny = ReduceSum(d)",
+    ],
+)
+def test_refuses_a_large_constant_that_the_model_does_not_contain(nodes: str) -> None:
+    body = "\n".join(f"[n{place}] {line}" for place, line in enumerate(nodes.splitlines()))
+    model = proto(f"g (float[1] x) => (float[1] y) {{\n{body}\n}}", {"p": integers(1 << 16, 1 << 16)}, opset=18)
+    with pytest.raises(ModelError, match="which is too large"):
+        network_of(model)

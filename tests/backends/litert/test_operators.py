@@ -185,6 +185,7 @@ CASES = {
     "unsqueeze": Case("y = Unsqueeze(x, p)", [1, 1, 4, 7, 9], plain={"p": integers(1)}, y=X),
     "split": Case("y, z = Split<axis=1>(x)", [1, 2, 7, 9], y=X),
     "tile": Case("y = Tile(x, p)", [1, 8, 7, 18], plain={"p": integers(1, 2, 1, 2)}, y=X, lacking=True),
+    "cast to the same type": Case("y = Cast<to=1>(x)", IMAGE, y=X),
     "expand": Case("y = Expand(x, p)", [3, 4, 7, 9], plain={"p": integers(3, 1, 1, 1)}, y=X),
     "top k": Case("y, i = TopK(x, k)", [1, 4, 7, 2], plain={"k": integers(2)}, y=X, lacking=True),
     "gather nd": Case("y = GatherND(x, p)", [2, 9], plain={"p": integers(0, 1, 2, 0, 3, -1).reshape(2, 3)}, y=X),

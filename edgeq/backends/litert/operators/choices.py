@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgeq.backends.litert.layout import plain, stored_shape
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Tensor
-from edgeq.backends.litert.operators.elements import ACTIVATED, broadcast, order_after
+from edgeq.backends.litert.operators.elements import ACTIVATED, broadcast, order_after, refuse_large
 from edgeq.model.graph import name_of, node_input
 
 
@@ -31,6 +31,7 @@ def write_trilu(work: Lowering, node: ir.Node) -> None:
     source = work.arranged(source, plain(len(source.shape)))
     k = int(work.constant(given)[0].reshape(())) if given is not None else 0
     rows, columns = source.shape[-2:]
+    refuse_large((rows, columns))
     upper = bool(node.attributes.get_int("upper", 1))
     mask = np.triu(np.ones((rows, columns), bool), k) if upper else np.tril(np.ones((rows, columns), bool), k)
     ones = (1,) * (len(source.shape) - 2)
@@ -49,9 +50,9 @@ def write_arg(work: Lowering, node: ir.Node) -> None:
     order = order_after(source.order, [axis], keeps=False)
     shape = tuple(size for place, size in enumerate(source.shape) if place != axis)
     place = work.fixed("axis", np.array(source.order.index(axis), np.int32))
-    made = _int32(work, f"{name_of(value)}/place", stored_shape(shape, order))
-    work.emit(kind, (source.tensor, place), made, {"outputType": "INT32"})
-    work.hold(value, work.as_shape(Stored(made, order, shape), work.sizes(value), name_of(value)))
+    result = _int32(work, f"{name_of(value)}/place", stored_shape(shape, order))
+    work.emit(kind, (source.tensor, place), result, {"outputType": "INT32"})
+    work.hold(value, work.as_shape(Stored(result, order, shape), work.sizes(value), name_of(value)))
 
 
 def write_top_k(work: Lowering, node: ir.Node) -> None:
@@ -69,12 +70,12 @@ def write_top_k(work: Lowering, node: ir.Node) -> None:
     data = source.tensor
     if not largest:
         data = work.emit("NEG", (data,), work.like(data, f"{name}/negated", data.shape))
-    made = work.like(data, f"{name}/top", stored_shape(shape, source.order))
-    places = _int32(work, f"{name}/places", made.shape)
-    work.emit("TOPK_V2", (data, table), made, None, places)
+    result = work.like(data, f"{name}/top", stored_shape(shape, source.order))
+    places = _int32(work, f"{name}/places", result.shape)
+    work.emit("TOPK_V2", (data, table), result, None, places)
     if not largest:
-        made = work.emit("NEG", (made,), work.like(made, f"{name}/bottom", made.shape))
-    for value, tensor in zip(node.outputs, (made, places), strict=False):
+        result = work.emit("NEG", (result,), work.like(result, f"{name}/bottom", result.shape))
+    for value, tensor in zip(node.outputs, (result, places), strict=False):
         work.hold(value, Stored(tensor, source.order, shape))
 
 
@@ -96,6 +97,7 @@ def write_gather_elements(work: Lowering, node: ir.Node) -> None:
     axis = node.attributes.get_int("axis", 0) % rank
     strides = [int(np.prod(source.shape[place + 1 :])) for place in range(rank)]
     places = _places(work, node.inputs[1], np.array(source.shape[axis], np.int32))
+    refuse_large(shape)
     grid = np.indices(shape)
     others = sum((grid[place] * strides[place] for place in range(rank) if place != axis), np.zeros(shape, np.int64))
     if places.values is not None:
@@ -157,6 +159,7 @@ def write_constant_of_shape(work: Lowering, node: ir.Node) -> None:
     given = node.attributes.get("value")
     value = np.asarray(given.as_tensor().numpy()).reshape(()) if given is not None else np.float32(0)
     shape = work.sizes(node.outputs[0])
+    refuse_large(shape)
     tensor = work.fixed(name_of(node.outputs[0]), np.full(shape, value))
     work.hold(node.outputs[0], Stored(tensor, plain(len(shape)), shape))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,6 +79,15 @@ def constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Orde
     raised = values.reshape((1,) * (rank - values.ndim) + values.shape)
     stored = raised.transpose(order) if values.size > 1 else values.reshape((1,) * rank)
     return Stored(work.fixed(name_of(value), stored, scales), order, raised.shape)
+
+
+_MOST_ELEMENTS = 1 << 24
+
+
+def refuse_large(shape: Sequence[int]) -> None:
+    """Refuse to make a constant that the model does not contain if it is too large for a file."""
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise CannotWriteError(f"it needs a constant of the shape {list(shape)}, which is too large")
 
 
 def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None]:
@@ -241,6 +251,8 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
 
 def write_cast(work: Lowering, node: ir.Node) -> None:
     """Write CAST. Integers of every width are already int32 in the file."""
+    if work.integer:
+        raise CannotWriteError("it has no int8 kernel")
     source, made = work.read(node.inputs[0]), work.type_of(node.outputs[0])
     if source.tensor.type == made:
         work.hold(node.outputs[0], source)

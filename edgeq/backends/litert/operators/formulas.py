@@ -17,6 +17,7 @@ from edgeq.backends.litert.operators.elements import (
     broadcast,
     order_after,
     reduction,
+    refuse_large,
     write_unary,
 )
 from edgeq.backends.litert.operators.shared import NHWC, VALID
@@ -35,16 +36,16 @@ class Formula:
         rank = max(len(value.shape) for value in inputs if isinstance(value, Tensor))
         given = [value if isinstance(value, Tensor) else self._number(value, rank) for value in inputs]
         shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
-        made = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
-        return self.work.emit(kind, given, made, ACTIVATED.get(kind))
+        result = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
+        return self.work.emit(kind, given, result, ACTIVATED.get(kind))
 
     def over(self, kind: str, source: Stored, axes: Sequence[int], tensor: Tensor, *, keeps: bool = True) -> Tensor:
         """Write a reduction of `tensor`, whose axes are those of `source`."""
         places = [place for place, axis in enumerate(source.order) if axis not in axes]
         shape = [tensor.shape[place] if place in places else 1 for place in range(len(tensor.shape))]
         shape = shape if keeps else [tensor.shape[place] for place in places]
-        made = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
-        return self.work.emit(kind, (tensor, axes_of(self.work, source, axes)), made, {"keepDims": keeps})
+        result = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
+        return self.work.emit(kind, (tensor, axes_of(self.work, source, axes)), result, {"keepDims": keeps})
 
     def hold(self, result: Tensor, order: Order) -> None:
         """Use `result` as the node's output."""
@@ -99,8 +100,8 @@ def _reciprocal(f: Formula, x: Tensor) -> Tensor:
 
 
 def _is_nan(f: Formula, x: Tensor) -> Tensor:
-    made = f.work.partial(f"{f.node.outputs[0].name}/nan", x.shape, None, "bool")
-    return f.work.emit("NOT_EQUAL", (x, x), made)
+    result = f.work.partial(f"{f.node.outputs[0].name}/nan", x.shape, None, "bool")
+    return f.work.emit("NOT_EQUAL", (x, x), result)
 
 
 # Smallest divisor: 0 divided by it is 0.
@@ -272,6 +273,7 @@ def write_lrn(work: Lowering, node: ir.Node) -> None:
     rank, channels = len(source.shape), source.shape[1]
     if rank != 4:
         raise CannotWriteError(f"its input has {rank} axes")
+    refuse_large((channels, channels))
     source, f = work.arranged(source, NHWC), Formula(work, node)
     before, after = (size - 1) // 2, size // 2
     near = np.tril(np.triu(np.ones((channels, channels), np.float32), -before), after)
