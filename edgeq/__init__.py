@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from edgeq.hardware.detected import detect
     from edgeq.hardware.target import resolve as resolve_target
     from edgeq.jobs.calibrate import calibrate
+    from edgeq.jobs.inspect import inspect
     from edgeq.jobs.package import package
     from edgeq.jobs.quantize import quantize
     from edgeq.jobs.tune import tune
     from edgeq.measure.accuracy import evaluate
     from edgeq.measure.bench import BenchData, bench
-    from edgeq.measure.coverage import inspect
     from edgeq.measure.debug import debug
     from edgeq.measure.task import TaskOptions, make_task
     from edgeq.report.bundle import report_bundle as report
@@ -63,7 +63,7 @@ _PUBLIC = {
     "debug": "edgeq.measure.debug:debug",
     "detect": "edgeq.hardware.detected:detect",
     "evaluate": "edgeq.measure.accuracy:evaluate",
-    "inspect": "edgeq.measure.coverage:inspect",
+    "inspect": "edgeq.jobs.inspect:inspect",
     "make_task": "edgeq.measure.task:make_task",
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.jobs.package:package",

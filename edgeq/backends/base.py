@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import onnx_ir as ir
+from edgeq_device.engines import engine_of_file
 from numpy.typing import NDArray
 
 from edgeq.calibrate.ranges import Range
@@ -118,6 +120,8 @@ class Artifact:
         return dataclasses.replace(self.simulation_settings, intra_op_threads=threads)
 
 
+ONNX = ".onnx"
+"""Suffix of the files of backends that have no format of their own."""
 ESTIMATE = "estimate"
 """Key in an artifact's `details` for a record of the figures that the hardware's own tools estimate. No figure was
 measured.
@@ -262,6 +266,25 @@ class Backend:
         """
         del model, destination, options
         raise UsageError(f"the {self.name} backend cannot convert models", "Choose another engine")
+
+    def write_file(self, model: Path, destination: Path) -> None:
+        """Write a model with Q/DQ pairs in the format of its targets' files. Backends with a `suffix` define this.
+
+        Raises:
+            ModelError: the format cannot express the model, or the target's engine has no kernel for a node.
+        """
+        del model, destination
+        raise UsageError(f"the {self.name} backend cannot convert models", "Choose another target")
+
+    def refusals(self, model: ir.Model, source: Path) -> Mapping[str, str]:
+        """Return the nodes of a prepared float model that `build` refuses in any scheme, each with the reason. The name
+        "" stands for the whole model.
+
+        Args:
+            source: the model's file, for messages.
+        """
+        del model, source
+        return {}
 
     def estimated(self, artifact: Artifact) -> Artifact:
         """Return `artifact` with an estimate by the hardware's own tools in its notes and in its details (key
@@ -445,6 +468,27 @@ def backend_for(
         cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
     """
     return as_backend(backend_named(target.backend).configured(target, observed or {}, cut or {}))
+
+
+def file_suffix(target: Target) -> str:
+    """Return the suffix of the model files that `target` runs."""
+    return REGISTRY.load(target.backend).suffix or ONNX
+
+
+def check_suffix(output: Path, target: Target | None, engine: EngineChoice | None = None) -> str:
+    """Return the suffix of the file for a target. If `engine` is given, the file is for that engine on the target.
+
+    Raises:
+        UsageError: the name of the output has the suffix of another format.
+    """
+    own = REGISTRY.load(target.backend).suffix if target is not None else ""
+    name = target.name if target is not None else "onnxruntime"
+    runner, runs = (name, own) if own or engine is None else (engine.name, engine.engine.suffix)
+    named = engine_of_file(output.name)
+    if (own and output.suffix != own) or (named is not None and named.suffix != runs):
+        fix = f"Name the output {output.stem}{runs or ONNX}"
+        raise UsageError(f"{runner} does not run {output.suffix or 'such'} files", fix)
+    return ONNX if named is None else named.suffix
 
 
 class _Simulators(Mapping[str, DeviceSimulator]):

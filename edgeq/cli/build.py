@@ -113,7 +113,7 @@ def closeness(found: Agreement | OutputAgreement) -> str:
     if found.sqnr_db == math.inf:
         return "the same"
     second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
-    outputs: Sequence[OutputAgreement] = getattr(found, "outputs", None) or [found]
+    outputs: tuple[OutputAgreement, ...] = getattr(found, "outputs", ()) or (found,)  # type: ignore[assignment]
     centred = [output.centred_db for output in outputs if output.offset and output.centred_db is not None]
     if centred:
         second = f"{second}, around the mean {min(centred):.1f} dB"
@@ -140,8 +140,8 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
 
 def _suffix_for(target: str) -> str:
     """Return the suffix of the output file for a target. Not all targets take ONNX files."""
+    from edgeq.backends.base import file_suffix
     from edgeq.hardware.target import resolve
-    from edgeq.jobs.quantize import file_suffix
 
     return file_suffix(resolve(target))
 

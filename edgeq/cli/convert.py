@@ -46,11 +46,23 @@ def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
     yield f"{model}: {before} → {result.output}: {after}"
     yield from (f"  {line}" for line in result.changes or ("nothing had to be changed",))
     yield from (f"note: {line}" for line in result.kept)
-    if result.comparison is not None:
-        off = f"within {result.comparison.largest:.2%} of the largest"
-        yield f"outputs on noise: {'the same to the last bit' if result.comparison.identical else off}"
+    yield from _agreements(result)
     for key, value in result.session_options.items():
         yield f"run it with the session option {key}={value}"
+
+
+def _agreements(result: Retargeted) -> Iterator[str]:
+    """Yield what the comparisons on noise show, each with the kind of session in which the models ran."""
+    off, on, default = result.comparison, result.by_default, "by default"
+    if result.output.suffix != ".onnx":
+        off, default = None, "in the target's kernels"
+    if off is not None and on is not None and off.identical and on.identical:
+        yield "outputs on noise: the same to the last bit, by default and without the optimiser"
+        return
+    for found, where in ((on, default), (off, "without the optimiser")):
+        if found is not None:
+            what = "the same to the last bit" if found.identical else f"within {found.largest:.2%} of the largest"
+            yield f"outputs on noise, {where}: {what}"
 
 
 @command("emit-c")

@@ -198,7 +198,7 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
     """Show a model's operators, shapes and MACs, and the operators that run in int8 on a target."""
     from edgeq_device.arrays import parse_shapes
 
-    from edgeq.measure.coverage import inspect
+    from edgeq.jobs.inspect import inspect
     from edgeq.util.registry import device_errors
 
     with device_errors():
@@ -238,6 +238,9 @@ def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
     counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]
     yield ""
+    yield from _show_refused(prediction)
+    if any(prediction.refused):
+        return
     yield (
         f"{prediction.target} ({prediction.backend}): about {prediction.int8_mac_share:.1%} of the MACs and "
         f"{len(int8)} of {len(counted)} nodes in int8, a forecast by "
@@ -254,6 +257,23 @@ def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
     for (op_type, reason), names in reasons.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         yield f"  float  {op_type} ({shown}): {reason}"
+
+
+def _show_refused(prediction: TargetPrediction) -> Lines:
+    """Yield the nodes that the target's files cannot express, and the reason that concerns the whole model. A forecast
+    follows only if there is no such node.
+    """
+    if not prediction.refused:
+        return
+    kinds = {node.name: node.op_type for node in prediction.nodes}
+    count = len(prediction.refused)
+    yield (
+        f"{prediction.target} ({prediction.backend}): `edgeq quantize` will refuse the model, for "
+        f"{'this reason' if count == 1 else f'these {count} reasons'}"
+    )
+    for name, reason in prediction.refused.items():
+        node = f"{kinds[name]} ({name}): " if name in kinds else ""
+        yield f"  refused  {node}{reason}"
 
 
 def _number(value: int) -> str:

@@ -201,6 +201,18 @@ class Runtime:
 
 
 @dataclass(frozen=True)
+class Memories:
+    """Describe the [device.memories] table: the sizes in KiB of the memories that a compiled model needs, with the
+    reason for and the source of these numbers.
+    """
+
+    why: Text
+    source: Text
+    sram_kib: Above0 | None = None
+    flash_kib: Above0 | None = None
+
+
+@dataclass(frozen=True)
 class Device:
     """Describe the [device] table, with known facts about the hardware.
 
@@ -210,6 +222,7 @@ class Device:
         compute_capability: the GPU's compute capability.
         engine: the engine that runs models on the device, if the backend builds for several.
         engine_options: settings of a compiler or simulator of the device.
+        memories: sizes of the memories that a compiled model needs.
     """
 
     cores: Above0 | None = None
@@ -217,6 +230,7 @@ class Device:
     compute_capability: Version | None = None
     engine: Text | None = None
     engine_options: Mapping[str, Text] | None = None
+    memories: Memories | None = None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines import engine_of_file
-
-from edgeq.backends.base import ESTIMATE, backend_for
-from edgeq.backends.base import REGISTRY as BACKENDS
+from edgeq.backends.base import ESTIMATE, ONNX, REGISTRY, backend_for, check_suffix, file_suffix
 from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import CheckFailedError, UsageError, unwritten
@@ -37,8 +34,6 @@ from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to, output_file
 from edgeq.util.records import plain
-
-_ONNX = ".onnx"
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ def quantize(
     output = path_of(next_to(request.model, f".int8{file_suffix(chosen)}") if output is None else output, "output")
     check_model_name(output)
     request.check_output(output, force=force, bundle=False)
-    suffix = _check_format(output, chosen, engine)
+    suffix = check_suffix(output, chosen, engine)
     (scheme,) = request.schemes([chosen], overrides, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
@@ -184,7 +179,7 @@ def quantize(
         output_file(
             output,
             force=force,
-            ours=lambda place: any(backend.owns(place) for _, backend in BACKENDS.items()),
+            ours=lambda place: any(backend.owns(place) for _, backend in REGISTRY.items()),
             beside=data_beside(output, request.model),
         ) as draft,
         open_workers(workers) if workers is not None else nullcontext() as pool,
@@ -193,7 +188,7 @@ def quantize(
             Path(workdir),
             static=scheme.mode == "static",
             exclude=scheme.exclude,
-            adopting=BACKENDS.load(chosen.backend).adopts_quantized,
+            adopting=REGISTRY.load(chosen.backend).adopts_quantized,
             fix=fix,
             workers=pool,
             machine=machine,
@@ -205,7 +200,7 @@ def quantize(
         builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
         plugin = engine.engine if engine is not None and engine.engine.module else None
         decision = None
-        made = draft if suffix == _ONNX else Path(workdir) / f"{draft.stem}{_ONNX}"
+        made = draft if suffix == ONNX else Path(workdir) / f"{draft.stem}{ONNX}"
         if builder is None and must_decide(chosen, scheme, overrides or {}, plugin):
             decision = decision_for(builds, chosen, scheme, plugin)
             scheme = decision.chosen.scheme
@@ -249,26 +244,6 @@ def _naming(output: Path) -> Iterator[None]:
         yield
     except CheckFailedError as error:
         raise unwritten(error, str(output)) from error
-
-
-def file_suffix(target: Target) -> str:
-    """Return the suffix of the file that `quantize` writes for a target."""
-    return BACKENDS.load(target.backend).suffix or _ONNX
-
-
-def _check_format(output: Path, target: Target, engine: EngineChoice | None) -> str:
-    """Return the suffix of the file for a target. If `engine` is given, the file is for that engine on the target.
-
-    Raises:
-        UsageError: the name of the output has the suffix of another format.
-    """
-    own = BACKENDS.load(target.backend).suffix
-    runner, runs = (target.name, own) if own or engine is None else (engine.name, engine.engine.suffix)
-    named = engine_of_file(output.name)
-    if (own and output.suffix != own) or (named is not None and named.suffix != runs):
-        fix = f"Name the output {output.stem}{runs or _ONNX}"
-        raise UsageError(f"{runner} does not run {output.suffix or 'such'} files", fix)
-    return _ONNX if named is None else named.suffix
 
 
 def build_at(

@@ -25,19 +25,16 @@ import onnx
 import onnx_ir as ir
 from edgeq_device.engines import engine_of_file
 
-from edgeq.hardware.target import AUTO, as_targets, resolve
 from edgeq.measure.agreement import run_feed
 from edgeq.model.graph import (
     consumers,
     name_of,
 )
-from edgeq.model.inspect import ModelReport, inspect_model
 from edgeq.model.int8_prediction import NodePrediction
-from edgeq.model.load import path_of
 from edgeq.model.products import node_macs, sized
 from edgeq.run.engines import Engine, ExecutionGraph, described
 from edgeq.run.session import Engines, SessionSettings, open_session
-from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, Amount, Count, Share, written
 
 RUNS = 20
@@ -694,26 +691,3 @@ def summarise(checks: Iterable[Check]) -> str:
     for check in checks:
         by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items())
-
-
-def inspect(
-    model: str | Path,
-    targets: str | Path | Sequence[str | Path] = (AUTO,),
-    *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    progress: Progress = SILENT,
-) -> ModelReport:
-    """Return a model's operators, shapes and multiply-accumulates, and a forecast of the nodes that run in int8 on each
-    target.
-
-    Args:
-        targets: one or several names of targets or profiles, or paths to TOML files; "auto" is this machine.
-        shapes: sizes of inputs with open sizes, for counting multiply-accumulates.
-
-    Raises:
-        UsageError: `model` is not a path.
-        ModelError: the file is not a model, or cannot be prepared for a forecast.
-        HardwareError: a target is unknown.
-    """
-    wanted = [(target.name, target.backend, target.profile.scheme) for target in map(resolve, as_targets(targets))]
-    return inspect_model(path_of(model), wanted, shapes=shapes, progress=progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import NOT_WRITTEN, computed, written
 
+Refusals = Callable[[ir.Model, Path], Mapping[str, str]]
+"""Return the nodes of a prepared model that a backend refuses, each with the reason (`Backend.refusals`)."""
+
 
 @dataclass(frozen=True)
 class OperatorCount:
@@ -39,11 +42,16 @@ class OperatorCount:
 class TargetPrediction:
     """Predict which nodes run in int8 on one target, from the backend's rules and the scheme in the target's
     profile.
+
+    Attributes:
+        refused: the nodes because of which the backend will refuse the model, each with the reason. The name "" stands
+            for the whole model.
     """
 
     target: str
     backend: str
     nodes: tuple[NodePrediction, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def int8_mac_share(self) -> float:
@@ -62,6 +70,7 @@ class TargetPrediction:
             "int8_nodes": verdicts["int8"],
             "float_nodes": verdicts["float"],
             "other_nodes": verdicts["other"],
+            "refused": self.refused,
             "nodes": self.nodes,
         }
 
@@ -143,6 +152,7 @@ def inspect_model(
     path: Path,
     targets: Sequence[tuple[str, str, Scheme]] = (),
     *,
+    refusals: Mapping[str, Refusals] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress = SILENT,
 ) -> ModelReport:
@@ -151,6 +161,7 @@ def inspect_model(
 
     Args:
         targets: (name to show, backend, scheme) of each target.
+        refusals: functions that return the nodes that a target's backend refuses, by the name to show.
         shapes: sizes for inputs that have free sizes, by input.
 
     Raises:
@@ -184,9 +195,11 @@ def inspect_model(
         with tempfile.TemporaryDirectory() as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
-            counted = node_macs(sized(prepared.model, assumed))
+            whole = sized(prepared.model, assumed)
+            counted = node_macs(whole)
+            refused = {name: _refused(refuse, prepared.model, whole, path) for name, refuse in (refusals or {}).items()}
             predictions = tuple(
-                TargetPrediction(name, backend, predict_int8(prepared.model, r, scheme, counted))
+                TargetPrediction(name, backend, predict_int8(prepared.model, r, scheme, counted), refused.get(name, {}))
                 for name, backend, r, scheme in rules
             )
     macs = node_macs(sized(model, assumed))
@@ -213,6 +226,17 @@ def inspect_model(
         targets=predictions,
         notes=tuple(notes),
     )
+
+
+def _refused(refuse: Refusals, model: ir.Model, whole: ir.Model, path: Path) -> Mapping[str, str]:
+    """Return the nodes that a backend refuses. If it refuses the whole model because sizes are free, also return the
+    nodes that it refuses with assumed sizes.
+
+    Args:
+        whole: the same model with assumed sizes.
+    """
+    found = refuse(model, path)
+    return {**refuse(whole, path), **found} if "" in found else found
 
 
 def _operators(model: ir.Model, macs: Mapping[str, int]) -> tuple[OperatorCount, ...]:

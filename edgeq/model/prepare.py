@@ -16,6 +16,7 @@ from edgeq.errors import ModelError, RuntimeUnavailableError, one_line
 from edgeq.model.clean import forget_origin, name_nodes, remove_no_ops, separate_names, tidy
 from edgeq.model.compatibility import fix_sizes
 from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
+from edgeq.model.einsum import write_einsums
 from edgeq.model.fold import fold_batch_norms, inline_functions, raise_opset
 from edgeq.model.graph import GraphIndex, computed_constants, drawn, every_node, name_of, opset_of, random_nodes
 from edgeq.model.load import (
@@ -166,8 +167,8 @@ def prepare_model(
     1. Check the model, inline local functions, raise the opset to 13 or later, and name the nodes.
     2. Remove Constant nodes and dead code, and widen 16-bit floats to float32.
     3. Remove Identity and Dropout. Fold BatchNormalization, and products and sums with constants, into layers. Merge
-       convolutions that read the same tensor if their results are added. Replace hard sigmoids by one operator, and
-       means over images by GlobalAveragePool.
+       convolutions that read the same tensor if their results are added. Replace hard sigmoids by one operator,
+       means over images by GlobalAveragePool, and Einsum by products.
     4. Run ONNX Runtime's basic optimisation.
     5. Bring Gemm into a form that can be quantized, and join strided slices.
     6. Infer shapes and check the model again.
@@ -335,6 +336,7 @@ _BEFORE = (
     Pass(tidy, lambda dead: f"{_count(dead, 'node')} removed that no output depends on", always=True),
     Pass(widen_half, lambda wide: f"16-bit floats widened to float32 ({_count(wide, 'weight')})", always=True),
     Pass(remove_no_ops, _no_ops),
+    Pass(write_einsums, lambda n: f"{_count(n, 'Einsum')} written as {'a product' if n == 1 else 'products'}"),
     Pass(fold_affine),
     Pass(fold_batch_norms, lambda folded: f"{folded} BatchNormalization folded"),
     Pass(merge_branches, lambda n: f"{_count(n, 'sum')} of convolutions of one tensor written as one convolution"),

@@ -22,6 +22,9 @@ one layer reads B unchanged and another reads it transposed, the same scales per
 (squeeze and excitation, the head of a classifier) as a ReduceMean over the spatial axes. GlobalAveragePool computes the
 same result and has int8 kernels. ReduceMean has none, so the whole tensor would be converted to float.
 
+`write_whole_pools` replaces each AveragePool whose window is the whole image by GlobalAveragePool. In some formats, an
+AveragePool keeps the scale of its input, and only the result of a GlobalAveragePool has a scale of its own.
+
 `write_hard_sigmoids` replaces hard sigmoids that consist of several nodes by one operator:
 
     HardSigmoid(x) = max(0, min(1, alpha x + beta)) = Clip(x + b, 0, m) / m        alpha = 1 / m, beta = b / m
@@ -42,7 +45,16 @@ import onnx_ir as ir
 
 from edgeq.model.edit import Editor, insert_behind, replace_node, replace_value, rewrite_nodes
 from edgeq.model.fold import fold_into
-from edgeq.model.graph import clamp_bounds, constant, constant_tensor, is_op, maker, node_input, only_reader
+from edgeq.model.graph import (
+    clamp_bounds,
+    constant,
+    constant_tensor,
+    geometry,
+    is_op,
+    maker,
+    node_input,
+    only_reader,
+)
 from edgeq.model.tensors import Array, float_constant, output_channels, set_parameter
 
 _HEIGHT, _WIDTH = 2, 3
@@ -358,11 +370,33 @@ def _write_pool(mean: ir.Node, editor: Editor) -> bool:
     if keeps:
         pooled.shape, pooled.type = result.shape, result.type
     else:
-        sizes = [*source.shape[:2], *[1] * (rank - 2)]
-        pooled.shape, pooled.type = ir.Shape(sizes), source.type
+        pooled.shape, pooled.type = ir.Shape([*source.shape[:2], *[1] * (rank - 2)]), source.type
         pooled = editor.node("Flatten", [pooled], f"{mean.name}/flatten", before=mean, like=result)
     replace_node(mean, pooled)
     pool.name = mean.name  # Options such as --exclude use this name.
+    return True
+
+
+def write_whole_pools(model: ir.Model) -> int:
+    """Replace every AveragePool with one window, which covers its whole input, by GlobalAveragePool, in place. Results
+    do not change.
+
+    Returns:
+        The number of nodes that were replaced.
+    """
+    return rewrite_nodes(model, _write_whole_pool, "AveragePool")
+
+
+def _write_whole_pool(pool: ir.Node, editor: Editor) -> bool:
+    source, kernel = pool.inputs[0], tuple(pool.attributes.get_ints("kernel_shape", ()))
+    if source is None or source.shape is None or tuple(source.shape[2:]) != kernel:
+        return False
+    window = geometry(pool, kernel, kernel)
+    if any(map(any, window.pads)) or set(window.dilations) != {1}:
+        return False
+    pooled = editor.node("GlobalAveragePool", [source], f"{pool.name}/whole", before=pool, like=pool.outputs[0])
+    replace_node(pool, pooled)
+    maker(pooled).name = pool.name  # Options such as --exclude use this name.
     return True
 
 

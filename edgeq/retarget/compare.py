@@ -26,13 +26,14 @@ from edgeq.model.quant_params import LIMITS, QuantParams
 from edgeq.retarget.read import Form, places
 from edgeq.retarget.shift import INTEGERS, params_of, type_name
 from edgeq.run.engines import DEFAULT, as_engine
-from edgeq.run.session import OptimizationLevel, SessionSettings, open_session, start_engine
+from edgeq.run.session import SessionSettings, open_session, start_engine
 
 USUAL = 0.1
 """Largest usual difference between QDQ and QOperator models, as a share of the largest output. Integer operators scale
 and round in one step, but Q/DQ pairs in two. So an integer may differ by one, and later layers pass the difference on.
 """
 _TRIES = 2
+_PLAIN = SessionSettings(optimization="none")
 _REPORT = "Please report this model"
 
 
@@ -50,20 +51,18 @@ class Comparison:
     largest: float
 
 
-def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: bool = False) -> Comparison | None:
-    """Compare the outputs of both models. Return None if the model `given` does not run on made-up inputs.
-
-    The models run without ONNX Runtime's optimiser. If the operators changed and the outputs differ by more than
-    `USUAL`, compare again with the optimiser, which itself turns Q/DQ pairs into integer operators. Return the closer
-    result.
+def compare(
+    given: Path, rewritten: Path, *, same_operators: bool, default: Comparison | None = None
+) -> Comparison | None:
+    """Compare the outputs of both models without ONNX Runtime's optimiser. Return None if the model `given` does not
+    run on made-up inputs.
 
     Args:
-        branches: whether the models have control flow. On such models, the optimiser of some releases crashes the
-            process, so edgeq first tries it in a separate process.
+        default: the result of `compare_by_default`.
 
     Raises:
         CheckFailedError: the operators are the same but the outputs differ; or the rewritten model does not run, or
-            gives NaN or infinity.
+            gives NaN or infinity with and without the optimiser.
     """
     plain = compare_outputs(given, rewritten)
     if plain is None:
@@ -73,54 +72,65 @@ def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: boo
             f"the rewritten model differs from {given} by {plain.largest:.3g} of its outputs' magnitude",
             _REPORT,
         )
-    if plain.largest <= USUAL or (branches and any(_optimised_problem(m, branches) for m in (rewritten, given))):
-        return plain
-    optimized = compare_outputs(given, rewritten, optimization="all")
-    closer = plain if optimized is None or plain.largest <= optimized.largest else optimized
-    if not np.isfinite(closer.largest):
+    if not np.isfinite([found.largest for found in (plain, default) if found is not None]).any():
         raise CheckFailedError("the rewritten model gives NaN or infinity where the given one does not", _REPORT)
-    return closer
+    return plain
 
 
-def optimiser_problem(given: Path, rewritten: Path, *, branches: bool = False) -> str:
-    """Return why ONNX Runtime cannot run the rewritten model with its optimiser on.
-
-    Return "" if it can, or if it cannot run the model `given` either.
+def compare_by_default(
+    given: Path, rewritten: Path, options: Mapping[str, str], *, branches: bool = False
+) -> tuple[Comparison | None, str]:
+    """Compare the outputs of both models in ONNX Runtime's default session, with its optimiser.
 
     Args:
-        branches: whether the models have control flow; see `compare`.
+        options: session options that the rewritten model needs.
+        branches: whether the models have control flow. On such models, the optimiser of some releases crashes the
+            process, so edgeq first tries it in a separate process.
+
+    Returns:
+        The result and "". If a model does not run, None and the reason; the reason is "" if `given` does not run.
     """
-    problem = _optimised_problem(rewritten, branches)
-    return problem if problem and not _optimised_problem(given, branches) else ""
+    settings = SessionSettings(), SessionSettings(config=options)
+    problems = [_problem(*pair, branches) for pair in zip((given, rewritten), settings, strict=True)]
+    if any(problems):
+        return None, "" if problems[0] else problems[1]
+    return compare_outputs(given, rewritten, settings), ""
 
 
-def _optimised_problem(model: Path, branches: bool) -> str:
+def _problem(model: Path, settings: SessionSettings, branches: bool) -> str:
     try:
         if not branches:
-            return _run(open_session(model), made_up_inputs(model, seed=0))[1]
+            return _run(open_session(model, settings), made_up_inputs(model, seed=0))[1]
         with start_engine(as_engine(DEFAULT).engine) as guest:
-            return _run(guest.open(model, SessionSettings()), made_up_inputs(model, seed=0))[1]
+            return _run(guest.open(model, settings), made_up_inputs(model, seed=0))[1]
     except RuntimeUnavailableError as error:
         return error.problem
 
 
-def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel = "none") -> Comparison | None:
-    """Run both models on the same made-up inputs, and compare their outputs. Return None if `one` refuses the inputs.
+def compare_outputs(
+    one: Path, other: Path, settings: tuple[SessionSettings, SessionSettings] = (_PLAIN, _PLAIN)
+) -> Comparison | None:
+    """Run both models, each with its settings, on the same made-up inputs, and compare their outputs. Return None if
+    `one` refuses the inputs. By default, ONNX Runtime's optimiser is off.
 
     Raises:
         CheckFailedError: `other` refuses inputs that `one` accepts.
     """
-    settings = SessionSettings(optimization=optimization)
-    sessions = [open_session(path, settings) for path in (one, other)]
+    opened = [open_session(*pair) for pair in zip((one, other), settings, strict=True)]
+    return compare_sessions(one, *opened)
+
+
+def compare_sessions(one: Path, given: Any, other: Any) -> Comparison | None:
+    """Compare the outputs of two sessions on made-up inputs of the model `one`. See `compare_outputs`."""
     identical, largest = True, 0.0
     for number in range(_TRIES):
         inputs = made_up_inputs(one, seed=number, free=1 + number)
-        wanted, _ = _run(sessions[0], inputs)
+        wanted, _ = _run(given, inputs)
         if wanted is None and number:  # the model fixes the batch size or another size internally
             continue
         if wanted is None:
             return None
-        found, problem = _run(sessions[1], inputs)
+        found, problem = _run(other, inputs)
         if found is None:
             raise CheckFailedError(f"the rewritten model does not run: {problem}", _REPORT)
         for a, b in zip(wanted, found, strict=True):

@@ -13,6 +13,7 @@ lost: the integers, scales and zero points are still those of the operator.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ import numpy as np
 import onnx_ir as ir
 from edgeq_device.engines import known_wrong
 
-from edgeq.errors import ModelError, UsageError
+from edgeq.backends.base import ONNX, SIMULATORS, backend_for, check_suffix
+from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import check_model_name, name_nodes, remove_no_ops, tidy
 from edgeq.model.edit import Editor, from_proto, replace_value, to_proto
@@ -64,13 +66,15 @@ from edgeq.retarget.compare import (
     check_target,
     clamped,
     compare,
+    compare_by_default,
+    compare_sessions,
     constant_clamp,
-    optimiser_problem,
     product_problem,
     sides,
 )
 from edgeq.retarget.read import Form, check_form, is_integer_operator, normalise, read_form
 from edgeq.retarget.shift import INTEGERS, limit_weights, params_at, params_of, shift_activations, shift_weights
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
 
@@ -348,7 +352,11 @@ class Retargeted(Displayed):
         before, after: the forms of the original and of the new model.
         changes: the changes, one phrase each.
         kept: the operators and tensors that stayed unchanged, each with the reason.
-        comparison: result of comparing both models on made-up inputs; None if they do not run on such inputs.
+        comparison: result of comparing both models on made-up inputs without ONNX Runtime's optimiser; None if they do
+            not run on such inputs.
+        by_default: result of comparing them as they run by default: in ONNX Runtime's default session with
+            `session_options`, or, if the target has another format, in the target's engine. None if one of them does
+            not run there.
         session_options: options for ONNX Runtime's CPU kernels. Without them, the new model may be less accurate.
     """
 
@@ -358,6 +366,7 @@ class Retargeted(Displayed):
     changes: tuple[str, ...]
     kept: tuple[str, ...]
     comparison: Comparison | None
+    by_default: Comparison | None
     session_options: Mapping[str, str]
 
     def __record__(self) -> dict[str, Any]:
@@ -368,9 +377,16 @@ class Retargeted(Displayed):
             "changes": self.changes,
             "kept": self.kept,
             "identical": self.comparison.identical if self.comparison is not None else None,
-            "largest_difference": self.comparison.largest if self.comparison is not None else None,
+            "largest_difference": _largest(self.comparison),
+            "by_default": self.by_default
+            and {"identical": self.by_default.identical, "largest": _largest(self.by_default)},
             "session_options": self.session_options,
         }
+
+
+def _largest(found: Comparison | None) -> float | None:
+    """Return the largest difference, or None if it is not known or infinite."""
+    return found.largest if found is not None and np.isfinite(found.largest) else None
 
 
 def retarget(
@@ -391,14 +407,16 @@ def retarget(
         model: a model with QuantizeLinear and DequantizeLinear nodes (from any tool, or from training in PyTorch or
             TensorFlow), or a model with QLinear operators.
         target: "auto" (this machine), a profile, a target or a .toml file. It sets the format and the integer types
-            that the arguments below do not set. None keeps the model's format and types.
+            that the arguments below do not set. None keeps the model's format and types. If the target runs files of
+            its own format, such as .tflite, `output` is such a file.
         format: "QDQ" or "QOperator".
         activation_type, weight_type: "int8" or "uint8".
         wanted: for QOperator, a function that selects the operators to rewrite.
         force: whether to replace an existing file at `output`.
 
     Raises:
-        UsageError: a format or type is unknown, or int8 activations are combined with uint8 weights.
+        UsageError: a format or type is unknown, int8 activations are combined with uint8 weights, or the name of the
+            output has the suffix of another format than the target's.
         ModelError: the model is not quantized, is quantized dynamically, or is damaged; or the kernels of `target` do
             not support its zero points or scales.
         CheckFailedError: only types were to change, but the new model's outputs differ; or the new model does not run.
@@ -413,9 +431,14 @@ def retarget(
         weight_type = weight_type or scheme.weight_type
     _check_request(format, activation_type, weight_type)
     check_model_name(output)
+    suffix = check_suffix(output, place)
     for written in (output, output.with_name(data_name(output))):
         check_apart(written, model_files(model))
-    with output_file(output, force=force, beside=data_beside(output, model)) as draft:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-retarget-") as folder,
+        output_file(output, force=force, beside=data_beside(output, model)) as written_file,
+    ):
+        draft = written_file if suffix == ONNX else Path(folder) / f"{written_file.stem}{ONNX}"
         graph, changes = _opened(model)
         before = read_form(graph)
         if before.format == "dynamic" or not before.activations:
@@ -438,18 +461,41 @@ def retarget(
         save_model(graph, draft)
         same_operators = format is None and before.format == "QDQ"
         branches = any(True for node in graph.graph for _ in bodies(node))
-        comparison = compare(model, draft, same_operators=same_operators, branches=branches)
-        problem = optimiser_problem(model, draft, branches=branches)
+        by_default, problem = compare_by_default(model, draft, session_options, branches=branches)
+        comparison = compare(model, draft, same_operators=same_operators, default=by_default)
         if problem:
             kept.append(f"ONNX Runtime's optimiser has to be off: {problem}")
         if comparison is None:
             kept.append("not compared on noise: the model does not run on made-up inputs")
-        elif comparison.largest > USUAL:
+        # The optimiser turns Q/DQ pairs into integer operators, so its session may be closer to the rewritten model.
+        elif (closest := min(c.largest for c in (comparison, by_default) if c is not None)) > USUAL:
             kept.append(
-                f"outputs on noise differ by {comparison.largest:.0%} of the largest, because single 8-bit steps "
+                f"outputs on noise differ by {closest:.0%} of the largest, because single 8-bit steps "
                 "matter in this model; compare both on your own data (`edgeq compare`)"
             )
-    return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
+        if place is not None and suffix != ONNX:
+            session_options, why = {}, ()  # They are for ONNX Runtime.
+            changes.append(f"operators → {suffix}")
+            backend_for(place).write_file(draft, written_file)
+            by_default, problem = _compare_on_target(model, draft, place)
+            if problem:
+                kept.append(f"not compared in the kernels of {place.name}: {problem}")
+    return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, by_default, session_options)
+
+
+def _compare_on_target(given: Path, rewritten: Path, target: Target) -> tuple[Comparison | None, str]:
+    """Compare the outputs of a model in ONNX Runtime with those of its rewritten form in the kernels of a target.
+
+    Returns:
+        The result and "", or None and the reason why the models cannot be compared.
+    """
+    simulate = SIMULATORS[target.profile.emulate["simulator"]]
+    try:
+        with simulate(target) as open_model:
+            session = open_model(rewritten, SessionSettings())
+            return compare_sessions(given, open_session(given), session), ""
+    except (CheckFailedError, RuntimeUnavailableError) as error:
+        return None, error.problem
 
 
 def _limit(graph: ir.Model, target: Target) -> list[str]:

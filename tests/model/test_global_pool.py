@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.model.rewrites import write_global_pools
+from edgeq.model.rewrites import write_global_pools, write_whole_pools
 from tests.graphs import proto
 
 from .build import rand, run, write
@@ -63,3 +63,31 @@ def test_of_a_gate_and_of_a_head(tmp_path: Path) -> None:
 def test_other_means_stay(tmp_path: Path, body: str) -> None:
     _, count = rewritten(tmp_path, body, 13)
     assert not count
+
+
+@pytest.mark.parametrize(
+    ("attributes", "whole"),
+    [
+        ("kernel_shape = [5, 4]", True),
+        ("kernel_shape = [5, 4], strides = [2, 3], count_include_pad = 1", True),
+        ('kernel_shape = [5, 4], auto_pad = "VALID"', True),
+        ("kernel_shape = [5, 3]", False),
+        ("kernel_shape = [5, 4], pads = [1, 0, 0, 0]", False),
+        ("kernel_shape = [4]", False),
+    ],
+)
+def test_of_an_average_pool(tmp_path: Path, attributes: str, whole: bool) -> None:
+    size = "N, 2, 5, 4" if "[4]" not in attributes else "N, 2, 5"
+    before = proto(f"g (float[{size}] x) => (y) {{ [pool] y = AveragePool <{attributes}> (x) }}")
+    model = ir.serde.deserialize_model(before)
+    assert write_whole_pools(model) == whole
+    after = ir.serde.serialize_model(model)
+    assert [(node.op_type, node.name) for node in after.graph.node] == [
+        ("GlobalAveragePool" if whole else "AveragePool", "pool")
+    ]
+    feeds = {"x": rand(2, 2, 5, 4) if size.endswith("4") else rand(2, 2, 5)}
+    (expected,), (found,) = (
+        run(write(tmp_path / "a.onnx", before), feeds),
+        run(write(tmp_path / "b.onnx", after), feeds),
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

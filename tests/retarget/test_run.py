@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import edgeq
 from edgeq.cli import group
+from edgeq.cli.convert import _agreements
 from edgeq.errors import ModelError, OutputError, UsageError
-from edgeq.retarget.compare import compare_outputs
+from edgeq.retarget.compare import Comparison, compare_outputs
 from edgeq.retarget.run import retarget
+from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain
 from retarget.networks import (
     CHANNELS,
@@ -221,7 +224,41 @@ def test_the_command_and_the_function(tmp_path: Path) -> None:
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     spoken = CliRunner().invoke(group, [*arguments, "--force", "--json"])
     printed = json.loads(spoken.stdout)
-    assert {"output", "before", "after", "changes", "kept", "identical", "session_options"} <= printed.keys()
+    keys = {"output", "before", "after", "changes", "kept", "identical", "by_default", "session_options"}
+    assert keys <= printed.keys()
+
+
+def test_equality_is_stated_for_the_sessions_that_were_compared(tmp_path: Path) -> None:
+    """In a residual block, ONNX Runtime's optimised kernels round ties differently for U8S8 and S8S8."""
+    result = retarget(saved(residual_s8s8(), tmp_path), tmp_path / "new.onnx", activation_type="uint8")
+    assert result.comparison is not None
+    assert result.by_default is not None
+    found = compare_outputs(
+        tmp_path / "given.onnx",
+        result.output,
+        (SessionSettings(), SessionSettings(config=result.session_options)),
+    )
+    assert result.by_default == found
+    apart = replace(result, by_default=Comparison(False, 0.004))
+    assert list(_agreements(apart)) == [
+        "outputs on noise, by default: within 0.40% of the largest",
+        "outputs on noise, without the optimiser: the same to the last bit",
+    ]
+    same = replace(result, by_default=Comparison(True, 0.0))
+    assert list(_agreements(same)) == [
+        "outputs on noise: the same to the last bit, by default and without the optimiser"
+    ]
+    assert len(list(_agreements(replace(result, by_default=None)))) == 1
+
+
+def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = saved(residual_s8s8(), tmp_path)
+    with pytest.raises(UsageError, match=r"android-xnnpack does not run \.onnx files\. Name the output new\.tflite"):
+        retarget(path, tmp_path / "new.onnx", target="android-xnnpack")
+    with pytest.raises(UsageError, match=r"generic-arm64 does not run \.tflite files\. Name the output new\.onnx"):
+        retarget(path, tmp_path / "new.tflite", target="generic-arm64")
+    with pytest.raises(UsageError, match=r"Name the output new\.onnx"):
+        retarget(path, tmp_path / "new.tflite", activation_type="uint8")
 
 
 def test_a_model_that_noise_does_not_run_through_is_not_compared(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from edgeq.backends.base import (
 )
 from edgeq.backends.litert import ethosu
 from edgeq.backends.litert.companions import with_estimate, with_sources
-from edgeq.backends.litert.convert import lower
+from edgeq.backends.litert.convert import lower, refusals
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.gelu import parts_of_gelu
 from edgeq.backends.litert.interface import stating, with_own_interface
@@ -47,6 +47,7 @@ from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import read_model, read_own, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.model.rewrites import write_whole_pools
 from edgeq.quantize.norms import norms_as_convolutions
 from edgeq.quantize.qdq import write_qdq
 from edgeq.quantize.quantizer import spreads_thin
@@ -111,6 +112,7 @@ class LitertBackend(TargetBackend):
         prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         left = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
+        write_whole_pools(model)
         shared = share_ranges(model, ranges, tied())
         types = {op_type for op_type, rule in int8_rules(self.name).items() if rule.int8}
         wanted = types if scheme.op_types is None else types.intersection(scheme.op_types)
@@ -130,13 +132,13 @@ class LitertBackend(TargetBackend):
         )
 
     @property
-    def _options(self) -> Mapping[str, str]:
-        return self.target.device.get("engine_options", {}) if self.target is not None else {}
+    def _device(self) -> Mapping[str, Any]:
+        return self.target.device if self.target is not None else {}
 
     @property
     def engine(self) -> Engine:
         """Return the engine of the target, configured for files with integer inputs and outputs."""
-        name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
+        name = self._device.get("engine", _DEFAULT_ENGINE)
         found = load_engines().get(name)
         if found is None or found.int8.backend != self.name:
             raise UsageError(f"{name} cannot run {_SUFFIX} files", "Correct [device] engine of the target's file")
@@ -145,7 +147,7 @@ class LitertBackend(TargetBackend):
     def estimated(self, artifact: Artifact) -> Artifact:
         """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
         with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
-            return with_estimate(artifact, self.engine, self._options, Path(folder))
+            return with_estimate(artifact, self.engine, self._device, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with sources if the target is a microcontroller, and with vela's compiled file if the
@@ -154,7 +156,7 @@ class LitertBackend(TargetBackend):
         engine = self.engine
         if "CPU" in engine.devices:
             return artifact
-        return with_sources(artifact, engine, self._options, samples, folder, count=count)
+        return with_sources(artifact, engine, self._device, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:
         """Return a simulator that runs models in the kernels of a target's engine."""
@@ -169,6 +171,16 @@ class LitertBackend(TargetBackend):
             yield Check("vela", "absent", str(error))
         except EngineError as error:
             yield Check("vela", "failed", str(error))
+
+    def write_file(self, model: Path, destination: Path) -> None:
+        """Write the .tflite file of a model with Q/DQ pairs. See `Backend.write_file`."""
+        engine = self.engine
+        check_kernels(lower(read_model(model), model), engine.name)
+        self.convert(model, destination, engine.options)
+
+    def refusals(self, model: ir.Model, source: Path) -> Mapping[str, str]:
+        """Return the nodes that a .tflite file cannot express. See `Backend.refusals`."""
+        return refusals(model, source, self.engine.name)
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write a model as a .tflite file. See `Backend.convert`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from edgeq.backends.base import ESTIMATE, Artifact
 from edgeq.backends.litert import ethosu, micro
@@ -24,19 +25,26 @@ _TWIN = (
 
 
 def with_sources(
-    artifact: Artifact, engine: Engine, options: Mapping[str, str], samples: Samples, folder: Path, *, count: int
+    artifact: Artifact,
+    engine: Engine,
+    device: Mapping[str, Any],
+    samples: Samples,
+    folder: Path,
+    *,
+    count: int,
 ) -> Artifact:
     """Return `artifact` with the files that a microcontroller needs. If a tool is missing or fails, a note reports it.
 
     Args:
         engine: TFLite Micro, configured for files with integer inputs and outputs.
-        options: options for vela; empty if the target has no Ethos-U.
+        device: the target's [device] table. Its "engine_options" are those of vela; a target without an Ethos-U has
+            none.
         folder: private folder for the files; it does not exist yet.
         count: number of `samples` that become the self-test.
     """
     folder.mkdir()
     file = EngineFiles(folder).file(artifact.model, engine)
-    artifact = with_estimate(artifact, engine, options, folder)
+    artifact = with_estimate(artifact, engine, device, folder)
     compiled = folder / _COMPILED.name
     files = {str(_COMPILED): compiled} if compiled.exists() else {}
     notes = artifact.notes
@@ -50,20 +58,21 @@ def with_sources(
     return replace(artifact, files={**artifact.files, **files}, notes=notes)
 
 
-def with_estimate(artifact: Artifact, engine: Engine, options: Mapping[str, str], folder: Path) -> Artifact:
+def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any], folder: Path) -> Artifact:
     """Return `artifact` with vela's estimate, and write vela's compiled file to `folder`.
 
-    If vela is missing or fails, return `artifact` with a note. If `options` is empty (no Ethos-U), return `artifact`
+    If vela is missing or fails, return `artifact` with a note. If the target has no Ethos-U, return `artifact`
     unchanged.
 
     Args:
-        engine, options: the same as in `with_sources`.
+        engine, device: the same as in `with_sources`.
     """
+    options = device.get("engine_options", {})
     if not options:
         return artifact
     try:
         file = EngineFiles(folder).file(artifact.model, engine)
-        estimate = ethosu.compile_for(file, options, folder / _COMPILED.name)
+        estimate = ethosu.compile_for(file, options, folder / _COMPILED.name, device.get("memories", {}))
     except (RuntimeUnavailableError, EngineError) as error:
         return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error}"))
     details = {**artifact.details, ESTIMATE: estimate}

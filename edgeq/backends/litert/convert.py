@@ -6,13 +6,16 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from edgeq.backends.litert.dialect import dialect
 from edgeq.backends.litert.gelu import join_gelu
 from edgeq.backends.litert.lower import Lowering
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
 from edgeq.errors import ModelError
+from edgeq.model.einsum import write_einsums
 from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
+from edgeq.model.rewrites import write_whole_pools
 
 
 def lower(model: ir.Model, source: Path) -> Network:
@@ -24,13 +27,35 @@ def lower(model: ir.Model, source: Path) -> Network:
     Raises:
         ModelError: a .tflite file cannot express a node; the message names the node and the reason.
     """
-    fixed = _at_batch_one(model, source)
-    while fold_shapes(fixed):  # The folded values may be shapes that other nodes read.
-        infer_shapes(fixed)
-    join_gelu(fixed)
+    fixed = prepare_graph(model, source)
     network = Lowering(fixed, HANDLERS).run()
     check(network)
     return network
+
+
+def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
+    """Return the nodes of a float model that a .tflite file for an engine cannot express, each with the reason. If an
+    input has no fixed sizes, return that input alone.
+    """
+    try:
+        refused, operators = Lowering(prepare_graph(model, source), HANDLERS).refusals()
+    except ModelError as error:
+        return {"": str(error).removeprefix(f"{source}: ")}
+    for operator in operators:
+        if engine in dialect()[operator.kind].lacking:
+            refused.setdefault(operator.node, f"becomes {operator.kind}, for which {engine} has no kernel")
+    return refused
+
+
+def prepare_graph(model: ir.Model, source: Path) -> ir.Model:
+    """Return a clone of a model with fixed sizes and without the operators for which others are written."""
+    fixed = _at_batch_one(model, source)
+    if write_einsums(fixed) + write_whole_pools(fixed):
+        infer_shapes(fixed)
+    while fold_shapes(fixed):  # The folded values may be shapes that other nodes read.
+        infer_shapes(fixed)
+    join_gelu(fixed)
+    return fixed
 
 
 def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:

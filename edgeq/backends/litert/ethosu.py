@@ -7,16 +7,18 @@ with it, and edgeq checks the answers of the uncompiled file.
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -33,6 +35,7 @@ _SECONDS = 600
 _MOST_TEXT = 1 << 22
 _VERSION_S = 60
 _MOST_NAMED = 5
+NO_MEMORIES: Mapping[str, Any] = MappingProxyType({})
 Text = Annotated[str, Meta(max_length=4096)]
 
 
@@ -52,10 +55,11 @@ class Estimate(Displayed):
     Attributes:
         basis: the source of the estimate.
         accelerator, config, system_config, memory_mode: options of vela, which decide the figures.
-        cycles: cycles of one inference, including all memory accesses.
+        cycles: cycles of one inference, including all memory accesses. Operators on the CPU count as 0.
         npu_cycles: cycles of the NPU's own work.
         ms: time of one inference at the clock rate of `system_config`.
         sram_kib, dram_kib, flash_kib: memory in use, KiB.
+        sram_limit_kib, flash_limit_kib: memory of the target, KiB; None if the target's file does not state it.
         npu_operators, cpu_operators: number of operators of the compiled graph on the NPU and on the CPU.
         on_cpu: the operators that stay on the CPU, each with the reason.
     """
@@ -75,31 +79,55 @@ class Estimate(Displayed):
     npu_operators: Count
     cpu_operators: Count
     on_cpu: tuple[CpuOperator, ...] = field(default=())
+    sram_limit_kib: Amount | None = None
+    flash_limit_kib: Amount | None = None
 
     def __str__(self) -> str:
-        memory = f"SRAM {self.sram_kib:.0f} KiB"
+        memory = f"SRAM {_of(self.sram_kib, self.sram_limit_kib)}"
         memory += f", DRAM {self.dram_kib:.0f} KiB" if self.dram_kib else ""
-        memory += f", flash {self.flash_kib:.0f} KiB" if self.flash_kib else ""
+        memory += f", flash {_of(self.flash_kib, self.flash_limit_kib)}" if self.flash_kib else ""
         where = f"{self.accelerator}, {self.system_config}, {self.memory_mode}"
-        return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms, {memory} ({where})"
+        only = " on the NPU alone" if self.cpu_operators else ""
+        return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms{only}, {memory} ({where})"
+
+    def _lacking(self) -> Iterator[str]:
+        """Yield a sentence for each memory of the target that is too small, or one if no size is known."""
+        memories = (("SRAM", self.sram_kib, self.sram_limit_kib), ("flash", self.flash_kib, self.flash_limit_kib))
+        for name, used, limit in memories:
+            if limit is not None and used > limit:
+                yield (
+                    f"the model does not fit into the target: it needs {math.ceil(used):,} KiB of {name}, and the "
+                    f"target has {limit:,.0f} KiB; use a smaller model or another memory mode"
+                )
+        if self.sram_limit_kib is None and self.flash_limit_kib is None:
+            yield "edgeq does not know whether the model fits: the target's file has no [device.memories]"
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences with the estimate and the operators that stay on the CPU. A long list of operators is cut
-        short.
+        """Return sentences with the estimate, the memories that are too small, and the operators that stay on the CPU.
+        A long list of operators is cut short.
         """
         named = self.on_cpu[:_MOST_NAMED]
         listed = [f"{one.operator} ({one.output}) stays on the CPU: {one.reason}" for one in named]
         more = self.cpu_operators - len(named)
         listed += [f"{more} more operators stay on the CPU; the JSON names them"] if more > 0 else []
-        return str(self), *listed
+        if self.cpu_operators:
+            listed.insert(0, f"vela counts the operators that stay on the CPU ({self.cpu_operators}) as 0 cycles")
+        return str(self), *self._lacking(), *listed
 
 
-def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> Estimate:
+def _of(used: float, limit: float | None) -> str:
+    return f"{used:.0f} KiB" if limit is None else f"{used:.0f} of {limit:.0f} KiB"
+
+
+def compile_for(
+    model: Path, options: Mapping[str, str], destination: Path, memories: Mapping[str, Any] = NO_MEMORIES
+) -> Estimate:
     """Compile `model` with vela and write the result to `destination`.
 
     Args:
         options: vela's "accelerator-config", "config", "system-config" and "memory-mode". All are required, because
             they affect the result, and vela's defaults match no particular chip.
+        memories: the target's "sram_kib" and "flash_kib", if they are known.
 
     Raises:
         RuntimeUnavailableError: vela is not installed.
@@ -121,7 +149,11 @@ def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> E
         summaries = sorted((folder / "out").glob("model_summary_*.csv"))
         if not made.is_file() or len(summaries) != 1:
             raise EngineError(f"{version()} ended without a compiled file or its summary", "Try vela 5.2.0")
-        estimate = _read(summaries[0], text, options)
+        estimate = replace(
+            _read(summaries[0], text, options),
+            sram_limit_kib=memories.get("sram_kib"),
+            flash_limit_kib=memories.get("flash_kib"),
+        )
         shutil.copyfile(made, destination)
     return estimate
 

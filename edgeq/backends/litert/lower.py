@@ -11,7 +11,7 @@ Each ONNX operator has a function in `operators`. The axes of a tensor may be st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,17 +88,48 @@ class Lowering:
             ModelError: a node cannot be lowered; the message names the node, its operator and the reason.
         """
         inputs = tuple(self._input(value) for value in self._graph.inputs if not value.is_initializer())
+        for node, reason in self._refused_nodes():
+            raise ModelError(
+                f"node {node.name!r} ({node.op_type}) cannot be written to a .tflite file: {reason}",
+                "Export the model without it; `edgeq inspect MODEL -t TARGET` lists all such nodes",
+            )
+        outputs = tuple(self._output(value) for value in self._graph.outputs)
+        return Network(inputs, outputs, tuple(self._operators)).without_unused()
+
+    def refusals(self) -> tuple[dict[str, str], tuple[Operator, ...]]:
+        """Return the reason for each node that cannot be lowered, by name, and the operators of all other nodes.
+
+        Raises:
+            ModelError: an input cannot be lowered.
+        """
+        for value in self._graph.inputs:
+            if not value.is_initializer():
+                self._input(value)
+        refused = {str(node.name): reason for node, reason in self._refused_nodes()}
+        return refused, tuple(self._operators)
+
+    def _refused_nodes(self) -> Iterator[tuple[ir.Node, str]]:
+        """Lower all nodes, and yield each node that cannot be lowered, with the reason. A node is left out if it
+        depends on a node that was yielded and whose outputs have no known sizes.
+        """
+        unknown: set[str] = set()
         for node in self._graph:
             self._node = str(node.name)
+            outputs = [value for value in node.outputs if value.name]
+            if any(name_of(value) in unknown for value in node.inputs):
+                unknown.update(map(name_of, outputs))
+                continue
             try:
                 self._lower(node)
             except CannotWriteError as refusal:
-                raise ModelError(
-                    f"node {node.name!r} ({node.op_type}) cannot be written to a .tflite file: {refusal}",
-                    "Export the model without it",
-                ) from refusal
-        outputs = tuple(self._output(value) for value in self._graph.outputs)
-        return Network(inputs, outputs, tuple(self._operators)).without_unused()
+                yield node, str(refusal)
+                for value in outputs:
+                    shape = sizes(value)
+                    if shape is None:
+                        unknown.add(name_of(value))
+                    else:
+                        tensor = self._fresh(name_of(value), shape, self.type_of(value))
+                        self._held[name_of(value)] = Stored(tensor, plain(len(shape)), shape)
 
     # Inputs and outputs.
 
@@ -156,7 +187,7 @@ class Lowering:
         else:
             handler = self._handlers.get(node.op_type) if is_op(node, node.op_type) else None
             if handler is None:
-                raise CannotWriteError("the format has no such operator")
+                raise CannotWriteError("edgeq does not write this operator yet")
             self.integer = self._computes_on_integers(node)
             try:
                 handler(self, node)
@@ -315,7 +346,8 @@ class Lowering:
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> Tensor:
         """Return the tensor that stores a constant. Equal constants share one tensor."""
         if values.dtype == np.int64:
-            values = values.astype(np.int32)
+            limits = np.iinfo(np.int32)
+            values = values.clip(limits.min, limits.max).astype(np.int32)
         values = np.ascontiguousarray(values)
         parameters = (scales.scale.tobytes(), scales.zero.tobytes(), scales.axis) if scales is not None else ()
         key = ("constant", values.dtype.str, values.shape, values.tobytes(), parameters)
@@ -348,21 +380,36 @@ class Lowering:
         if like is not None:
             made = self._fresh(name, stored_shape(shape, order), like.type, like.scales)
         else:
-            made = self.partial(name, stored_shape(shape, order), scales or self._only_parameters(value))
+            type_ = "float32" if self.integer else self.type_of(value)
+            made = self.partial(name, stored_shape(shape, order), scales or self._only_parameters(value), type_)
         self._emit(kind, tuple(inputs), (made,), options)
         self.hold(value, Stored(made, order, shape))
 
-    def partial(self, name: str, shape: Sequence[int], scales: Scales | None) -> Tensor:
+    def partial(self, name: str, shape: Sequence[int], scales: Scales | None = None, type_: Type = "float32") -> Tensor:
         """Return a new tensor. If the current node computes on integers, the tensor has integers with the scales
-        `scales`. Otherwise, it has floats.
+        `scales`. Otherwise, it has the type `type_`.
         """
-        return self._fresh(name, tuple(shape), "int8" if self.integer else "float32", scales if self.integer else None)
+        return self._fresh(name, tuple(shape), "int8" if self.integer else type_, scales if self.integer else None)
+
+    def type_of(self, value: ir.Value) -> Type:
+        """Return the type of the file's tensor for a tensor of the model that is not quantized."""
+        found = _TYPES.get(value.dtype or ir.DataType.FLOAT)
+        if found is None or found == "int8":
+            raise CannotWriteError(f"{value.name!r} is of type {value.dtype}")
+        return found
 
     def emit(
-        self, kind: str, inputs: Sequence[Tensor | None], made: Tensor, options: dict[str, Any] | None = None
+        self,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        made: Tensor,
+        options: dict[str, Any] | None = None,
+        *others: Tensor,
     ) -> Tensor:
-        """Write one operator that is a step of the current node, and return its output."""
-        self._emit(kind, tuple(inputs), (made,), options)
+        """Write one operator that is a step of the current node, and return its first output. `others` are its other
+        outputs.
+        """
+        self._emit(kind, tuple(inputs), (made, *others), options)
         return made
 
     def hold(self, value: ir.Value, found: Stored) -> None:

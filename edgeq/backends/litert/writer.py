@@ -24,6 +24,7 @@ _ENUMS = {
     "fusedActivationFunction": "ActivationFunctionType",
     "inDataType": "TensorType",
     "outDataType": "TensorType",
+    "outputType": "TensorType",
     "mode": "MirrorPadMode",
 }
 

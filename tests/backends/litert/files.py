@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.network import Network
-from edgeq.backends.litert.writer import write
+from edgeq.backends.litert.writer import version, write
 from edgeq.model.quant_params import QuantParams
 from tests.graphs import proto
 
@@ -62,6 +62,17 @@ def answers(content: bytes, runtime: str, inputs: Sequence[NDArray[Any]]) -> lis
     return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
 
 
+# Operators and versions that LiteRT's portable kernels lack. No target uses these kernels.
+_NOT_PORTABLE = frozenset({("CEIL", 1), ("ELU", 1), ("ROUND", 1), ("TILE", 3)})
+
+
+def skip_what_the_portable_kernels_lack(network: Network, runtime: str) -> None:
+    """Skip a test in the portable kernels if they lack an operator of `network`."""
+    lacking = _NOT_PORTABLE.intersection((operator.kind, version(operator)) for operator in network.operators)
+    if runtime == REFERENCE and lacking:
+        pytest.skip(f"LiteRT's portable kernels lack {lacking}")
+
+
 def network_of(model: onnx.ModelProto) -> Network:
     """Return the operators of a Q/DQ model."""
     return lower(ir.from_proto(model), Path("net.onnx"))
@@ -75,6 +86,7 @@ def run(model: onnx.ModelProto, runtime: str, feed: Mapping[str, NDArray[Any]]) 
     given = []
     for port in network.inputs:
         array, scales = feed[port.name].transpose(port.order), port.tensor.scales
+        array = array.astype(np.int32) if array.dtype == np.int64 else array
         if scales is not None:
             array = np.clip(np.rint(array / scales.scale[0]) + scales.zero[0], -128, 127).astype(np.int8)
         given.append(array)

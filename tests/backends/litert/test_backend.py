@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
 import edgeq
 from edgeq.backends.base import backend_for
@@ -17,6 +18,7 @@ from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.network import Network
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
+from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.target import resolve
@@ -42,7 +44,7 @@ NET = """g (float[N,3,8,8] x) => (float[N,4] y) {
 def weights() -> dict[str, np.ndarray]:
     """Return random weights for the network."""
     random = np.random.default_rng(0)
-    shapes = {"w": (8, 3, 3, 3), "b": (8,), "d": (8, 1, 3, 3), "f": (4, 256)}
+    shapes = {"w": (8, 3, 3, 3), "b": (8,), "d": (8, 1, 3, 3), "f": (4, 256), "r": (4, 16)}
     return {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -54,9 +56,9 @@ def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]
     return folder / "net.onnx", folder / "data.npz"
 
 
-def network(folder: Path, **options: Any) -> Network:
+def network(folder: Path, text: str = NET, **options: Any) -> Network:
     """Build the model and return the operators of its file."""
-    model, data = made(folder)
+    model, data = made(folder, text)
     prepared = prepare_model(model, folder / "prepared")
     samples = open_samples(data, prepared.signature)
     target = resolve("android-xnnpack")
@@ -93,6 +95,17 @@ def test_a_layer_in_float_stands_between_conversions(tmp_path: Path) -> None:
 
 
 @litert
+def test_an_average_over_the_whole_image_has_its_own_range(tmp_path: Path) -> None:
+    text = NET.replace("kernel_shape=[2,2], strides=[2,2]", "kernel_shape=[8,8]")
+    found = network(tmp_path, text.replace("Gemm<transB=1>(l, f)", "Gemm<transB=1>(l, r)"))
+    (mean,) = (operator for operator in found.operators if operator.node == "pool")
+    assert mean.kind == "MEAN"
+    assert mean.inputs[0] is not None
+    scales = [tensor.scales.scale[0] for tensor in (mean.inputs[0], *mean.outputs) if tensor.scales is not None]
+    assert scales[1] < scales[0] / 2
+
+
+@litert
 def test_an_output_of_another_name_is_refused(tmp_path: Path) -> None:
     model, data = made(tmp_path)
     (tmp_path / "out").mkdir()
@@ -103,9 +116,69 @@ def test_an_output_of_another_name_is_refused(tmp_path: Path) -> None:
 
 
 @litert
+def test_retarget_writes_the_format_of_the_target(tmp_path: Path) -> None:
+    model, data = made(tmp_path)
+    given = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
+    found = edgeq.retarget(given, tmp_path / "net.tflite", target="android-xnnpack")
+    assert found.output.read_bytes()[4:8] == b"TFL3"
+    assert found.by_default is not None
+    assert 0 < found.by_default.largest < 0.1  # XNNPACK rounds some sums differently.
+    assert not found.session_options
+    assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "int8.onnx", "net.tflite", "data.npz"}
+
+
+@litert
+def test_retarget_names_what_the_format_cannot_express(tmp_path: Path) -> None:
+    text = NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)")
+    model, data = made(tmp_path, text)
+    given = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
+    with pytest.raises(ModelError, match=r"'gate' \(Hardmax\) cannot be written"):
+        edgeq.retarget(given, tmp_path / "net.tflite", target="android-xnnpack")
+    assert not (tmp_path / "net.tflite").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "target", "refused"),
+    [
+        ("[soft] y = Softmax<axis=-1>(c)", "android-xnnpack", {}),
+        ("[hard] g = Hardmax(c)\n[soft] y = Mod<fmod=1>(g, c)", "android-xnnpack", {"hard", "soft"}),
+        ("[rate] g = Abs(c)\n[sign] h2 = Sign(g)\n[soft] y = Add(h2, c)", "android-xnnpack", {}),
+        ("[rate] g = Abs(c)\n[sign] h2 = Sign(g)\n[soft] y = Add(h2, c)", "cortex-m7", {"sign"}),
+    ],
+)
+def test_inspect_forecasts_what_quantize_refuses(tmp_path: Path, nodes: str, target: str, refused: Any) -> None:
+    model, data = made(tmp_path, NET.replace("[soft] y = Softmax<axis=-1>(c)", nodes))
+    forecast = edgeq.inspect(model, target).targets[0].refused
+    assert forecast.keys() == set(refused)
+    if not installed("ai_edge_litert"):
+        return
+    if not refused:
+        assert edgeq.quantize(model, data, tmp_path / "net.tflite", target=target, timed=False)
+        return
+    with pytest.raises(ModelError) as error:
+        edgeq.quantize(model, data, tmp_path / "net.tflite", target=target, timed=False)
+    assert any(f"'{name}'" in str(error.value) and reason in str(error.value) for name, reason in forecast.items())
+
+
+def test_inspect_shows_the_nodes_instead_of_a_forecast(tmp_path: Path) -> None:
+    model, _ = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
+    done = CliRunner().invoke(group, ["inspect", str(model), "-t", "android-xnnpack"])
+    assert "android-xnnpack (litert): `edgeq quantize` will refuse the model, for this reason" in done.output
+    assert "  refused  Hardmax (gate): edgeq does not write this operator yet" in done.output
+
+
+def test_inspect_names_a_free_size_and_the_nodes(tmp_path: Path) -> None:
+    text = NET.replace("[N,3,8,8]", "[N,3,H,8]").replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)")
+    model, _ = made(tmp_path, text)
+    refused = edgeq.inspect(model, "android-xnnpack", shapes={"x": (1, 3, 8, 8)}).targets[0].refused
+    assert refused.keys() == {"", "gate"}
+    assert refused[""].startswith("input 'x' has no fixed size on axis 2 (H). Give --fix H=SIZE")
+
+
+@litert
 def test_an_operator_that_the_file_lacks_is_named(tmp_path: Path) -> None:
-    model, data = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Erf(h)"))
-    with pytest.raises(ModelError, match=r"'gate' \(Erf\) cannot be written"):
+    model, data = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
+    with pytest.raises(ModelError, match=r"'gate' \(Hardmax\) cannot be written"):
         edgeq.quantize(model, data, tmp_path / "net.tflite", target="android-xnnpack", timed=False)
 
 

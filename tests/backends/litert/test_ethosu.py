@@ -82,7 +82,12 @@ def test_the_estimate_is_velas_and_says_so(tmp_path: Path, monkeypatch: pytest.M
     assert (found.basis, found.cycles, found.npu_cycles, found.flash_kib) == ("vela 9.9.9's estimate", 3595, 2995, 2.0)
     assert (found.npu_operators, found.cpu_operators) == (33, 1)
     assert found.on_cpu == (CpuOperator("FLOOR_MOD", "z", "Unsupported opType"),)
-    assert found.notes()[1] == "FLOOR_MOD (z) stays on the CPU: Unsupported opType"
+    assert found.notes()[1:] == (
+        "edgeq does not know whether the model fits: the target's file has no [device.memories]",
+        "vela counts the operators that stay on the CPU (1) as 0 cycles",
+        "FLOOR_MOD (z) stays on the CPU: Unsupported opType",
+    )
+    assert "3,595 cycles, 0.01 ms on the NPU alone, SRAM 2 KiB, flash 2 KiB" in str(found)
     assert plain(found)["on_cpu"] == [{"operator": "FLOOR_MOD", "output": "z", "reason": "Unsupported opType"}]
 
 
@@ -110,6 +115,27 @@ def test_what_goes_wrong_is_one_line(
     with pytest.raises(EngineError, match=says):
         compile_for(model, OPTIONS, tmp_path / "out.tflite")
     assert not (tmp_path / "out.tflite").exists()
+
+
+@pytest.mark.parametrize(
+    ("memories", "says"),
+    [
+        ({"sram_kib": 3, "flash_kib": 2}, []),
+        ({"sram_kib": 3}, []),
+        ({"sram_kib": 2, "flash_kib": 2}, ["needs 3 KiB of SRAM, and the target has 2 KiB"]),
+        ({"sram_kib": 1, "flash_kib": 1}, ["3 KiB of SRAM, and the target has 1 KiB", "2 KiB of flash"]),
+    ],
+)
+def test_a_model_that_does_not_fit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, memories: dict[str, int], says: list[str]
+) -> None:
+    install(tmp_path, monkeypatch)
+    found = compile_for(model, OPTIONS, tmp_path / "out.tflite", memories)
+    lines = [note for note in found.notes() if "does not fit" in note]
+    assert len(lines) == len(says)
+    assert all(text in line for text, line in zip(says, lines, strict=True))
+    assert f"SRAM 2 of {memories['sram_kib']} KiB" in str(found)
+    assert plain(found)["sram_limit_kib"] == memories["sram_kib"]
 
 
 def test_it_need_not_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

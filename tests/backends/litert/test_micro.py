@@ -152,7 +152,7 @@ class TestWithoutTools:
         artifact = Artifact(model, Scheme(), "CPUExecutionProvider")
         x = np.zeros((1, 2, 4, 4), np.float32)
         samples = open_samples([x], model_signature(model))
-        made = with_sources(artifact, engine, OPTIONS, samples, tmp_path / "c", count=1)
+        made = with_sources(artifact, engine, {"engine_options": OPTIONS}, samples, tmp_path / "c", count=1)
         assert (made.files, made.details) == ({}, {})
         assert made.notes == (
             "not compiled for the NPU: it is not installed. Install it",

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from edgeq.backends.litert.rules import check_kernels
 from edgeq.errors import ModelError
 from edgeq.run.session import SessionSettings, open_session
-from tests.backends.litert.files import MICRO, RUNTIMES, network_of, quantized, run
+from tests.backends.litert.files import (
+    MICRO,
+    RUNTIMES,
+    network_of,
+    quantized,
+    run,
+    skip_what_the_portable_kernels_lack,
+)
 from tests.graphs import proto
 
 RANDOM = np.random.default_rng(0)
@@ -177,6 +184,16 @@ CASES = {
     "squeeze": Case("y = Squeeze(x, p)", [4, 7, 9], plain={"p": integers(0)}, y=X),
     "unsqueeze": Case("y = Unsqueeze(x, p)", [1, 1, 4, 7, 9], plain={"p": integers(1)}, y=X),
     "split": Case("y, z = Split<axis=1>(x)", [1, 2, 7, 9], y=X),
+    "tile": Case("y = Tile(x, p)", [1, 8, 7, 18], plain={"p": integers(1, 2, 1, 2)}, y=X, lacking=True),
+    "cast to the same type": Case("y = Cast<to=1>(x)", IMAGE, y=X),
+    "expand": Case("y = Expand(x, p)", [3, 4, 7, 9], plain={"p": integers(3, 1, 1, 1)}, y=X),
+    "top k": Case("y, i = TopK(x, k)", [1, 4, 7, 2], plain={"k": integers(2)}, y=X, lacking=True),
+    "gather nd": Case("y = GatherND(x, p)", [2, 9], plain={"p": integers(0, 1, 2, 0, 3, -1).reshape(2, 3)}, y=X),
+    "gather elements": Case(
+        "y = GatherElements<axis=3>(x, p)", [1, 4, 7, 1], plain={"p": np.arange(28).reshape(1, 4, 7, 1) % 9}, y=X
+    ),
+    "largest of three": Case("n = HardSwish(x)\ny = Max(x, a, n)", IMAGE, TWO, y=(0.05, 0), share=0.85),
+    "where": Case("y = Where(m, x, a)", IMAGE, TWO, plain={"m": np.arange(36).reshape(4, 1, 9) % 2 == 0}, share=0.95),
 }
 
 
@@ -188,6 +205,11 @@ def test_operator(case: Case, runtime: str) -> None:
         scales["a"] = (0.027, 4)
     given = {"scales": scales, "plain": case.plain, "axis": case.axis}
     model = quantized(case.node, case.inputs, case.output, case.constants, **given)
+    if runtime == MICRO and case.lacking:
+        with pytest.raises(ModelError, match="no kernel"):
+            check_kernels(network_of(model), "tflite-micro")
+        return
+    skip_what_the_portable_kernels_lack(network_of(model), runtime)
     random = np.random.default_rng(1)
     feed = {
         name: ((random.integers(-128, 128, shape) - scales[name][1]) * scales[name][0]).astype(np.float32)
@@ -252,3 +274,19 @@ def test_operator_of_floats(case: Case, runtime: str) -> None:
     expected = open_session(model.SerializeToString()).run(["y"], feed)[0]
     found = run(model, runtime, feed)
     assert np.allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_place_of_the_largest_integer_needs_no_floats(runtime: str) -> None:
+    body = """g (float[1,4,7,9] x) => (int64[1,1,7,9] y) {
+    [q] q = QuantizeLinear(x, s, z)
+    [d] d = DequantizeLinear(q, s, z)
+    [a] y = ArgMax<axis=1>(d)
+    }"""
+    model = proto(body, {"s": np.float32(X[0]), "z": np.int8(X[1])})
+    assert {operator.kind for operator in network_of(model).operators} == {"ARG_MAX", "RESHAPE"}
+    x = np.random.default_rng(1).normal(0, 1, IMAGE).astype(np.float32)
+    settings = SessionSettings(optimization="none")
+    assert np.array_equal(
+        run(model, runtime, {"x": x}), open_session(model.SerializeToString(), settings).run(None, {"x": x})[0]
+    )

@@ -11,6 +11,19 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from edgeq.backends.litert.lower import Lowering
+from edgeq.backends.litert.operators.choices import (
+    write_arg,
+    write_constant_of_shape,
+    write_cum_sum,
+    write_expand,
+    write_gather_elements,
+    write_gather_nd,
+    write_one_hot,
+    write_tile,
+    write_top_k,
+    write_trilu,
+    write_where,
+)
 from edgeq.backends.litert.operators.elements import (
     write_batch_norm,
     write_binary,
@@ -18,12 +31,23 @@ from edgeq.backends.litert.operators.elements import (
     write_clamp,
     write_gelu,
     write_hard_sigmoid,
-    write_layer_norm,
     write_leaky,
     write_mean,
     write_prelu,
     write_softmax,
     write_unary,
+)
+from edgeq.backends.litert.operators.formulas import (
+    FORMULAS,
+    write_elu,
+    write_formula,
+    write_log_sum_exp,
+    write_lp_norm,
+    write_lrn,
+    write_mean_of,
+    write_norm,
+    write_pow,
+    write_sum_of,
 )
 from edgeq.backends.litert.operators.movement import (
     write_concat,
@@ -41,33 +65,63 @@ from edgeq.backends.litert.operators.movement import (
 )
 from edgeq.backends.litert.operators.products import write_conv, write_conv_transpose, write_gemm, write_matmul
 
-_REDUCTIONS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
-_BINARY = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL", "Div": "DIV", "Max": "MAXIMUM", "Min": "MINIMUM"}
+_BROADCAST = {
+    "Add": "ADD",
+    "And": "LOGICAL_AND",
+    "Div": "DIV",
+    "Equal": "EQUAL",
+    "Greater": "GREATER",
+    "GreaterOrEqual": "GREATER_EQUAL",
+    "Less": "LESS",
+    "LessOrEqual": "LESS_EQUAL",
+    "Max": "MAXIMUM",
+    "Min": "MINIMUM",
+    "Mul": "MUL",
+    "Or": "LOGICAL_OR",
+    "Sub": "SUB",
+    "Sum": "ADD",
+    "Xor": "NOT_EQUAL",
+}
+_REDUCTIONS = (
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+)
 _ALIKE: dict[str, Callable[[Lowering, ir.Node], None]] = {
-    **{name: write_binary(kind) for name, kind in _BINARY.items()},
+    **{name: write_binary(kind) for name, kind in _BROADCAST.items()},
     **{
         name: write_unary(kind)
         for name, kind in {
             "Sigmoid": "LOGISTIC",
             "Tanh": "TANH",
             "HardSwish": "HARD_SWISH",
-            "Elu": "ELU",
             "Exp": "EXP",
             "Sqrt": "SQRT",
             "Abs": "ABS",
             "Neg": "NEG",
             "Log": "LOG",
             "Sin": "SIN",
+            "Ceil": "CEIL",
             "Cos": "COS",
+            "Floor": "FLOOR",
+            "Not": "LOGICAL_NOT",
+            "Round": "ROUND",
+            "Sign": "SIGN",
         }.items()
     },
     **dict.fromkeys(("Relu", "Clip"), write_clamp),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), write_reshape),
     **dict.fromkeys(("Identity", "Dropout"), write_identity),
     **dict.fromkeys(("MaxPool", "AveragePool"), write_pool),
-    **dict.fromkeys(
-        ("GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "GlobalMaxPool"), write_mean
-    ),
+    **dict.fromkeys(_REDUCTIONS, write_mean),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum"), write_sum_of),
+    **dict.fromkeys(("LayerNormalization", "InstanceNormalization"), write_norm),
+    **dict.fromkeys(("ArgMax", "ArgMin"), write_arg),
+    **dict.fromkeys(FORMULAS, write_formula),
     **dict.fromkeys(("Softmax", "LogSoftmax"), write_softmax),
 }
 
@@ -76,21 +130,36 @@ HANDLERS: dict[str, Callable[[Lowering, ir.Node], None]] = {
     "BatchNormalization": write_batch_norm,
     "Cast": write_cast,
     "Concat": write_concat,
+    "ConstantOfShape": write_constant_of_shape,
     "Conv": write_conv,
     "ConvTranspose": write_conv_transpose,
+    "CumSum": write_cum_sum,
     "DepthToSpace": write_depth_to_space,
+    "Elu": write_elu,
+    "Expand": write_expand,
     "Gather": write_gather,
+    "GatherElements": write_gather_elements,
+    "GatherND": write_gather_nd,
     "Gelu": write_gelu,
     "Gemm": write_gemm,
     "HardSigmoid": write_hard_sigmoid,
-    "LayerNormalization": write_layer_norm,
+    "LRN": write_lrn,
     "LeakyRelu": write_leaky,
+    "LpNormalization": write_lp_norm,
     "MatMul": write_matmul,
+    "Mean": write_mean_of,
+    "OneHot": write_one_hot,
     "PRelu": write_prelu,
     "Pad": write_pad_node,
+    "Pow": write_pow,
+    "ReduceLogSumExp": write_log_sum_exp,
     "Resize": write_resize,
     "Slice": write_slice,
     "SpaceToDepth": write_space_to_depth,
     "Split": write_split,
+    "Tile": write_tile,
+    "TopK": write_top_k,
     "Transpose": write_transpose,
+    "Trilu": write_trilu,
+    "Where": write_where,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,15 +19,27 @@ from edgeq.model.graph import clamp_bounds, name_of, node_input
 
 
 def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
-    """Return a function that writes an operator on two broadcast tensors as `kind`."""
+    """Return a function that writes an operator on broadcast tensors as `kind`, which joins two tensors. For further
+    tensors, more operators follow.
+    """
 
     def write(work: Lowering, node: ir.Node) -> None:
-        """Write an operator on two broadcast tensors."""
-        left, right, order = _broadcast(work, node)
+        """Write an operator on broadcast tensors."""
+        sides, order = broadcast(work, node)
         scales = work.parameters(node)
         if scales is not None and kind in ("MAXIMUM", "MINIMUM"):
-            left, right = work.requantized(left, scales), work.requantized(right, scales)
-        work.write(node, kind, (left.tensor, right.tensor), order, ACTIVATED.get(kind))
+            sides = [work.requantized(side, scales) for side in sides]
+        elif scales is not None and len(sides) != 2:
+            raise CannotWriteError("its partial results have no scale")
+        current, last = sides[0].tensor, sides[-1]
+        if len(sides) == 1:
+            work.hold(node.outputs[0], last)
+            return
+        for place, side in enumerate(sides[1:-1]):
+            shape = np.broadcast_shapes(current.shape, side.tensor.shape)
+            made = work.partial(f"{node.outputs[0].name}/{place}", shape, scales, work.type_of(node.outputs[0]))
+            current = work.emit(kind, (current, side.tensor), made, ACTIVATED.get(kind))
+        work.write(node, kind, (current, last.tensor), order, ACTIVATED.get(kind))
 
     return write
 
@@ -36,21 +49,21 @@ ACTIVATED: dict[str, dict[str, Any]] = {
 }
 
 
-def _broadcast(work: Lowering, node: ir.Node) -> tuple[Stored, Stored, Order]:
-    """Return the two inputs of a node with their axes in one common order, and that order."""
+def broadcast(work: Lowering, node: ir.Node) -> tuple[list[Stored], Order]:
+    """Return all inputs of a node with their axes in one common order, and that order."""
     rank = len(work.sizes(node.outputs[0]))
-    given: list[Stored | None] = [None if work.is_constant(v) else work.read(v) for v in node.inputs[:2]]
+    given: list[Stored | None] = [None if work.is_constant(v) else work.read(v) for v in node.inputs]
     found = [_raised(work, value, rank) for value in given if value is not None]
     moving = [value for value in found if value.order != plain(rank)]
     # The larger input keeps its order.
     order = max(moving or found, key=lambda value: int(np.prod(value.shape))).order if found else plain(rank)
     sides = []
-    for value, stored in zip(node.inputs[:2], given, strict=True):
+    for value, stored in zip(node.inputs, given, strict=True):
         if stored is None:
-            sides.append(_constant_side(work, value, rank, order))
+            sides.append(constant_side(work, value, rank, order))
         else:
             sides.append(work.arranged(_raised(work, stored, rank), order))
-    return sides[0], sides[1], order
+    return sides, order
 
 
 def _raised(work: Lowering, found: Stored, rank: int) -> Stored:
@@ -58,13 +71,23 @@ def _raised(work: Lowering, found: Stored, rank: int) -> Stored:
     return work.as_shape(found, (*[1] * missing, *found.shape), f"{found.tensor.name}/raised") if missing else found
 
 
-def _constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Order) -> Stored:
+def constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Order) -> Stored:
+    """Return a constant raised to `rank` axes, which are in `order`."""
     values, scales = work.constant(value) if work.integer else (work.floats(value), None)
     if scales is not None and scales.scale.size > 1:
         raise CannotWriteError("it reads a constant with a scale for each channel")
     raised = values.reshape((1,) * (rank - values.ndim) + values.shape)
     stored = raised.transpose(order) if values.size > 1 else values.reshape((1,) * rank)
     return Stored(work.fixed(name_of(value), stored, scales), order, raised.shape)
+
+
+_MOST_ELEMENTS = 1 << 24
+
+
+def refuse_large(shape: Sequence[int]) -> None:
+    """Refuse to make a constant that the model does not contain if it is too large for a file."""
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise CannotWriteError(f"it needs a constant of the shape {list(shape)}, which is too large")
 
 
 def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None]:
@@ -98,7 +121,7 @@ def write_gelu(work: Lowering, node: ir.Node) -> None:
 def write_prelu(work: Lowering, node: ir.Node) -> None:
     """Write PRELU. Its slopes have the same axis order as the tensor."""
     source = work.read(node.inputs[0])
-    slope = _constant_side(work, node.inputs[1], len(source.shape), source.order)
+    slope = constant_side(work, node.inputs[1], len(source.shape), source.order)
     shape = slope.tensor.shape[1:]
     values, scales = slope.tensor.values, slope.tensor.scales
     assert values is not None
@@ -117,7 +140,8 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
     """Write a Relu or Clip as one float operator if the file has a suitable one, or else as a MAXIMUM and a MINIMUM."""
     source, bounds = work.read(node.inputs[0]), clamp_bounds(node)
     if bounds is None:
-        raise CannotWriteError("its bounds are computed")
+        _write_computed_clamp(work, node)
+        return
     if source.features is not None:
         source = work.arranged(source, plain(2))
     kind = {(0.0, np.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}.get(bounds)
@@ -135,6 +159,27 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
         work.emit(step, (tensor, limit), made)
         current = Stored(made, current.order, current.shape)
     work.hold(node.outputs[0], current)
+
+
+def _write_computed_clamp(work: Lowering, node: ir.Node) -> None:
+    """Write a Clip of integers that are not quantized, or with computed bounds, as a MAXIMUM and a MINIMUM."""
+    if work.integer:
+        raise CannotWriteError("its bounds are computed")
+    source = work.read(node.inputs[0])
+    source = source if source.features is None else work.arranged(source, plain(2))
+    current = source.tensor
+    for place, kind in ((1, "MAXIMUM"), (2, "MINIMUM")):
+        value = node_input(node, place)
+        if value is not None:
+            given = work.floats(value) if work.is_constant(value) else None
+            ones = (1,) * len(current.shape)
+            if given is not None:
+                bound = work.fixed(name_of(value), given.reshape(ones))
+            else:
+                bound = work.as_shape(work.read(value), ones, f"{name_of(value)}/raised").tensor
+            made = work.like(current, f"{node.outputs[0].name}/{kind.lower()}", current.shape)
+            current = work.emit(kind, (current, bound), made)
+    work.hold(node.outputs[0], Stored(current, source.order, source.shape))
 
 
 def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
@@ -184,37 +229,6 @@ def write_softmax(work: Lowering, node: ir.Node) -> None:
     work.write(node, kind, (source.tensor,), order, {"beta": 1.0} if kind == "SOFTMAX" else {}, scales=fixed)
 
 
-def write_layer_norm(work: Lowering, node: ir.Node) -> None:
-    """Write a LayerNormalization in float: (x - mean) / sqrt(variance + epsilon), times its scale, plus its bias."""
-    if work.integer:
-        raise CannotWriteError("it has no int8 kernel")
-    if any(value.uses() for value in node.outputs[1:]):
-        raise CannotWriteError("its second or third output is read")
-    source = work.read(node.inputs[0])
-    rank, name = len(source.shape), name_of(node.outputs[0])
-    source = work.arranged(source, plain(rank))
-    first = node.attributes.get_int("axis", -1) % rank
-    kept = tuple(1 if axis >= first else size for axis, size in enumerate(source.shape))
-    axes = work.fixed("axes", np.arange(first, rank, dtype=np.int32))
-    epsilon = np.full((1,) * rank, node.attributes.get_float("epsilon", 1e-5), np.float32)
-
-    def step(kind: str, *inputs: Tensor, shape: tuple[int, ...] = source.shape) -> Tensor:
-        """Write one operator on two tensors, or a mean."""
-        made = work.partial(f"{name}/{kind.lower()}", shape, None)
-        options = {"keepDims": True} if kind == "MEAN" else ACTIVATED.get(kind)
-        return work.emit(kind, inputs, made, options)
-
-    centred = step("SUB", source.tensor, step("MEAN", source.tensor, axes, shape=kept))
-    variance = step("MEAN", step("MUL", centred, centred), axes, shape=kept)
-    shifted = step("ADD", variance, work.fixed(f"{name}/epsilon", epsilon), shape=kept)
-    scaled = step("MUL", centred, step("RSQRT", shifted, shape=kept))
-    scaled = step("MUL", scaled, work.fixed(f"{name}/scale", work.floats(node.inputs[1])))
-    shift = node_input(node, 2)
-    values = work.floats(shift) if shift is not None else np.zeros(1, np.float32)
-    inputs = (scaled, work.fixed(f"{name}/shift", values))
-    work.write(node, "ADD", inputs, plain(rank), ACTIVATED["ADD"])
-
-
 def write_batch_norm(work: Lowering, node: ir.Node) -> None:
     """Write a BatchNormalization in float, as a MUL and an ADD."""
     source = work.read(node.inputs[0])
@@ -236,39 +250,61 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
 
 
 def write_cast(work: Lowering, node: ir.Node) -> None:
-    """Write CAST from integers to floats. Integers of every width are already int32 in the file."""
-    source = work.read(node.inputs[0])
-    made = node.outputs[0].dtype
-    if source.tensor.type == "int32" and made in (ir.DataType.INT32, ir.DataType.INT64):
+    """Write CAST. Integers of every width are already int32 in the file."""
+    if work.integer:
+        raise CannotWriteError("it has no int8 kernel")
+    source, made = work.read(node.inputs[0]), work.type_of(node.outputs[0])
+    if source.tensor.type == made:
         work.hold(node.outputs[0], source)
         return
-    if source.tensor.type == "int32" and made == ir.DataType.FLOAT:
-        options = {"inDataType": "INT32", "outDataType": "FLOAT32"}
-        work.write(node, "CAST", (source.tensor,), source.order, options)
-        return
-    raise CannotWriteError(f"it converts {source.tensor.type} to {made}")
+    if source.features is not None:
+        source = work.arranged(source, plain(2))
+    options = {"inDataType": source.tensor.type.upper(), "outDataType": made.upper()}
+    work.write(node, "CAST", (source.tensor,), source.order, options)
+
+
+_REDUCERS = {
+    "ReduceSum": "SUM",
+    "ReduceMax": "REDUCE_MAX",
+    "GlobalMaxPool": "REDUCE_MAX",
+    "ReduceMin": "REDUCE_MIN",
+    "ReduceProd": "REDUCE_PROD",
+}
 
 
 def write_mean(work: Lowering, node: ir.Node) -> None:
     """Write a reduction over some axes, or over a whole image."""
+    source, axes, keeps = reduction(work, node)
+    if not axes:
+        work.hold(node.outputs[0], source)
+        return
+    kind = _REDUCERS.get(node.op_type, "MEAN")
+    like = source.tensor if kind in ("REDUCE_MAX", "REDUCE_MIN") else None
+    inputs = (source.tensor, axes_of(work, source, axes))
+    work.write(node, kind, inputs, order_after(source.order, axes, keeps=keeps), {"keepDims": keeps}, like=like)
+
+
+def reduction(work: Lowering, node: ir.Node) -> tuple[Stored, list[int], bool]:
+    """Return the input of a reduction, the axes that it reduces, and whether they stay as axes of size 1."""
     source = work.read(node.inputs[0])
     rank = len(source.shape)
-    if node.op_type.startswith("Global"):
-        axes, keeps = list(range(2, rank)), True
-    else:
-        given = work.constant(node.inputs[1])[0] if node_input(node, 1) is not None else None
-        named = given.tolist() if given is not None else list(node.attributes.get_ints("axes", range(rank)))
-        axes, keeps = sorted(axis % rank for axis in named), bool(node.attributes.get_int("keepdims", 1))
     if source.features is not None:
         source = work.arranged(source, plain(rank))
-    order = source.order if keeps else _without(source.order, axes)
-    table = work.fixed("axes", np.array(sorted(source.order.index(axis) for axis in axes), np.int32))
-    kind = {"ReduceSum": "SUM", "ReduceMax": "REDUCE_MAX", "GlobalMaxPool": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN"}
-    found = kind.get(node.op_type, "MEAN")
-    like = source.tensor if found.startswith("REDUCE") else None
-    work.write(node, found, (source.tensor, table), order, {"keepDims": keeps}, like=like)
+    if node.op_type.startswith("Global"):
+        return source, list(range(2, rank)), True
+    given = work.constant(node.inputs[1])[0] if node_input(node, 1) is not None else None
+    named = given.ravel().tolist() if given is not None else list(node.attributes.get_ints("axes", ()))
+    if not named and not node.attributes.get_int("noop_with_empty_axes", 0):
+        named = list(range(rank))
+    return source, sorted(axis % rank for axis in named), bool(node.attributes.get_int("keepdims", 1))
 
 
-def _without(order: Order, axes: Sequence[int]) -> Order:
-    kept = [axis for axis in order if axis not in axes]
-    return tuple(sorted(kept).index(axis) for axis in kept)
+def axes_of(work: Lowering, source: Stored, axes: Sequence[int]) -> Tensor:
+    """Return the constant that lists axes of the model by their places in a stored tensor."""
+    return work.fixed("axes", np.array(sorted(source.order.index(axis) for axis in axes), np.int32))
+
+
+def order_after(order: Order, axes: Sequence[int], *, keeps: bool) -> Order:
+    """Return the order of the axes that a reduction over `axes` leaves."""
+    rest = [axis for axis in order if keeps or axis not in axes]
+    return tuple(sorted(rest).index(axis) for axis in rest)

@@ -93,14 +93,26 @@ def write_matmul(work: Lowering, node: ir.Node) -> None:
     if work.is_constant(node.inputs[1]) and len(work.sizes(node.inputs[1])) == 2:
         _fully_connected(work, node, transposed_weights=False)
         return
-    if work.is_constant(node.inputs[0]) or len(work.sizes(node.inputs[0])) < 2:
-        raise CannotWriteError("its left matrix is constant, or a vector")
+    if work.integer and work.is_constant(node.inputs[0]):
+        raise CannotWriteError("its left matrix is constant")
     left, right = (_in_plain_order(work, value) for value in node.inputs[:2])
-    rank = len(work.sizes(node.outputs[0]))
-    if len(right.shape) < 2:
-        raise CannotWriteError("its right side is a vector")
+    rank, output = max(len(left.shape), len(right.shape), 2), node.outputs[0]
+    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
+    # In a product, a vector on the left is a row, and a vector on the right is a column.
+    right = work.as_shape(right, right.shape if columns else (*right.shape, 1), f"{name_of(output)}/column")
+    left, right = (
+        work.as_shape(side, (*[1] * (rank - len(side.shape)), *side.shape), f"{side.tensor.name}/raised")
+        for side in (left, right)
+    )
+    left, right = (work.arranged(side, plain(rank)) for side in (left, right))
     options = {"adjX": False, "adjY": False}
-    work.write(node, "BATCH_MATMUL", (left.tensor, right.tensor), plain(rank), options)
+    if rows and columns:
+        work.write(node, "BATCH_MATMUL", (left.tensor, right.tensor), plain(rank), options)
+        return
+    shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), *(rows or (1,)), *(columns or (1,)))
+    made = work.partial(f"{name_of(output)}/product", shape, work.parameters(node))
+    work.emit("BATCH_MATMUL", (left.tensor, right.tensor), made, options)
+    work.hold(output, work.as_shape(Stored(made, plain(rank), shape), work.sizes(output), name_of(output)))
 
 
 def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool) -> None:
