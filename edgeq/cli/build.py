@@ -113,7 +113,7 @@ def closeness(found: Agreement | OutputAgreement) -> str:
     if found.sqnr_db == math.inf:
         return "the same"
     second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
-    outputs: tuple[OutputAgreement, ...] = getattr(found, "outputs", ()) or (found,)  # type: ignore[assignment]
+    outputs: Any = getattr(found, "outputs", (found,))
     centred = [output.centred_db for output in outputs if output.offset and output.centred_db is not None]
     if centred:
         second = f"{second}, around the mean {min(centred):.1f} dB"

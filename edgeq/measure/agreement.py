@@ -34,7 +34,7 @@ An output counts as class scores if three conditions are true:
 An output looks like scores in one of these ways:
 
 - Every row is a probability distribution: not negative, and summing to one. The arg-max differs between rows, or there
-  are fewer than eight rows.
+  are fewer than eight rows or more than 64 columns. Otherwise the rows may be compositions.
 - The name suggests scores ("logits", "scores", "probabilities", ...).
 - There are five columns or more, all of similar scale. The arg-max differs between rows. The largest probability in the
   softmax of a row is on average at least a tenth of the way from a guess to certainty. Embeddings and recurrent states
@@ -321,6 +321,7 @@ _NAMED = re.compile(r"logit|prob|softmax|class|score", re.IGNORECASE)
 _FEWEST_COLUMNS = 5
 _LEAST_CONFIDENCE = 0.1
 _FEW_ROWS = 8
+_MOST_PARTS = 64
 
 
 @dataclass
@@ -398,8 +399,8 @@ class ClassScores:
         if not (self.shaped and self.alone and self.rows):
             return False
         if self.summed:
-            # In a composition, such as that of a soil, the largest part is always the same.
-            return self.varied or self.rows < _FEW_ROWS
+            # In a composition, such as that of a soil, the largest part is always the same. It has few parts.
+            return self.varied or self.rows < _FEW_ROWS or self.columns > _MOST_PARTS
         # Independent probabilities have an answer for each label, so the largest of them is not the answer.
         likely = one_unit and self.columns >= _FEWEST_COLUMNS and self.varied and self.confident
         return not self.bounded and (bool(_NAMED.search(name)) or likely)

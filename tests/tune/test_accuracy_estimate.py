@@ -30,7 +30,7 @@ def sample(label: object = None, values: np.ndarray | None = None) -> Sample:
 def scores(pairs: Pairs, labels: list[int] | None = None) -> Assessment:
     """Return the assessment of pairs of scores [1, C], float32's and the candidate's."""
     task = Classification()
-    agreement = AgreementEstimate()
+    agreement = AgreementEstimate(Comparison(task if labels else None))
     metrics = ResampledMeter(task), ResampledMeter(task)
     for i, (reference, candidate) in enumerate(pairs):
         one = sample(labels[i] if labels else None)

@@ -67,9 +67,9 @@ def test_several_from_the_command_line(workspace: Path) -> None:
 
 def test_layers_in_float_until_it_is_close_enough(workspace: Path) -> None:
     plain = _quantized(workspace)
-    wanted = plain.proof.agreement.sqnr_db + 1
+    wanted = plain.proof.agreement.least_db + 1
     found = _quantized(workspace, builder=edgeq.recovering(min_sqnr_db=wanted))
-    assert found.proof.agreement.sqnr_db >= wanted - 0.2
+    assert found.proof.agreement.least_db >= wanted - 0.2
     assert found.scheme.exclude
     assert 0 < found.proof.coverage.int8_mac_share < plain.proof.coverage.int8_mac_share
     same = _quantized(workspace, builder=edgeq.recovering(min_sqnr_db=wanted - 2))
