@@ -26,7 +26,7 @@ _BESIDE_WEIGHTS = 2**23
 
 
 class SessionPool:
-    """Open sessions, and reuse sessions that are already open.
+    """Open sessions, and reuse sessions that are already open. Each session of a file is in a process of its own.
 
     Args:
         engines: opens the sessions.
@@ -53,7 +53,7 @@ class SessionPool:
         found = self._open[key] = self._open.pop(key, [])
         start = now = time.perf_counter()
         while len(found) < count and (not found or now - start + self._opened_in_s[key] <= seconds):
-            found.append(self._engines.open(model, settings))
+            found.append(self._engines.open(model, settings, len(found)))
             self._opened_in_s[key] = time.perf_counter() - now
             now = time.perf_counter()
         if key not in self._bytes:
