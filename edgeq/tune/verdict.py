@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeq_device.claim import FASTER
+from edgeq_device.claim import FASTER, SLOWER
 
 from edgeq.tune.goal import DOUBTFUL, MET, MISSED, Goal
 from edgeq.tune.space import engine_name
@@ -10,6 +10,7 @@ from edgeq.tune.trials import (
     Outcome,
     Trial,
     accuracy_of,
+    against_float,
     interval,
     loses,
     points,
@@ -116,10 +117,12 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         )
     elif unclear:
         lines.append(f"no speed could be claimed: {unclear}. --resume on a quiet machine measures it again")
-    elif near is not None and accurate:
+    elif near is not None and accurate and near.verdict == SLOWER:
         lines.append(
             f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: float32 is the better choice"
         )
+    elif near is not None and accurate:
+        lines.append(f"{near.name} keeps the accuracy: {against_float(near.timing)}")
     elif near is not None and not any(t.verdict == FASTER for t in timed):
         found = times(near.timing, of="float32")
         lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
