@@ -36,6 +36,7 @@ from edgeq.tune.trials import (
 )
 
 FEWEST_SAMPLES = 32
+OUT_OF_TIME = "the budget ran out before it was measured in full"
 _SUPERLATIVES = {
     "latency": "fastest",
     "throughput": "fastest",
@@ -68,7 +69,7 @@ def halve(trials: Trials) -> None:
             # Measure at least the most promising candidate in full: any result is better than none.
             affordable = max(1, int(deadline.left_s() / needed_s)) if needed_s else 1
             for trial in best[affordable:]:
-                trials.eliminate(trial.name, "the budget ran out before it was measured in full")
+                trials.eliminate(trial.name, OUT_OF_TIME)
         entered = trials.alive()
         if not entered:
             return
@@ -97,8 +98,14 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
     """
     if not build(trials, candidate, stage, parent):
         return trials[candidate.name]
+    seen, each_s = 0, 0.0  # samples so far; seconds per sample
     for samples in rungs(trials):
+        if each_s * (samples - seen) > trials.deadline.left_s():
+            trials.eliminate(candidate.name, OUT_OF_TIME)
+            return trials[candidate.name]
+        start = trials.deadline.elapsed_s
         found = trials.evaluator.assess([candidate], samples)[candidate.name]
+        each_s, seen = (trials.deadline.elapsed_s - start) / (samples - seen), samples
         trials.update(candidate.name, assessment=found)
         # Do not stop earlier, because candidates that fall short are also compared by their loss.
         if found.low > trials.goal.max_drop:

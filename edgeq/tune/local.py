@@ -215,9 +215,16 @@ class LocalEvaluator:
                 if decided or count == after or deadline.left_s() < deadline.elapsed_s:
                     return found
 
-    def simulated_samples(self, count: int) -> Samples:
-        """Return the validation samples that `simulate` runs first."""
-        return Subset(self._job.validation, self._accuracy.samples.first(count))
+    def proof_samples(self, simulated: int | None) -> Samples:
+        """Return the validation samples for a proof. They are stored already prepared, because reading images again may
+        take longer than running the model. Workers read the samples themselves.
+
+        Args:
+            simulated: number of samples that `simulate` ran first, or None for all samples.
+        """
+        if simulated is not None:
+            return Subset(self._job.validation, self._accuracy.samples.first(simulated))
+        return self._job.validation if self._job.workers is not None else self._accuracy.samples
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in short bursts that take turns."""

@@ -10,7 +10,6 @@ from edgeq.tune.trials import (
     Outcome,
     Trial,
     accuracy_of,
-    against_float,
     interval,
     loses,
     points,
@@ -117,12 +116,9 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         )
     elif unclear:
         lines.append(f"no speed could be claimed: {unclear}. --resume on a quiet machine measures it again")
-    elif near is not None and accurate and near.verdict == SLOWER:
-        lines.append(
-            f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: float32 is the better choice"
-        )
     elif near is not None and accurate:
-        lines.append(f"{near.name} keeps the accuracy: {against_float(near.timing)}")
+        so = "float32 is the better choice" if near.verdict == SLOWER else "no difference in speed is settled"
+        lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: {so}")
     elif near is not None and not any(t.verdict == FASTER for t in timed):
         found = times(near.timing, of="float32")
         lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
