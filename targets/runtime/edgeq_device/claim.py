@@ -485,13 +485,12 @@ def _estimate(found: Ratio, baseline: Distribution, model: Distribution) -> Opti
     for side in (baseline, model):
         rounds = np.split(side.samples_ms, side.rounds[1:])[:count]
         groups = [rounds[first::shared] for first in range(min(shared, count))]
-        means.append(Distribution(np.array([np.concatenate(group).mean() for group in groups])))
-    of_means = ratio(*means, confidence=CONFIDENCE)
-    if of_means.pairs < FEWEST_ESTIMATED:
+        means.append(np.maximum([np.concatenate(group).mean() for group in groups], 1e-12))
+    logs = np.log(means[0] / means[1])
+    if len(logs) < FEWEST_ESTIMATED:
         return None
-    low, high = of_means.low / ESTIMATE_ALLOWANCE, of_means.high * ESTIMATE_ALLOWANCE
-    about = math.exp(float(np.log(means[0].samples_ms / means[1].samples_ms).mean()))
-    return min(max(about, low), high), low, high
+    low, high = _next_measurement(logs, CONFIDENCE)
+    return math.exp(logs.mean()), low / ESTIMATE_ALLOWANCE, high * ESTIMATE_ALLOWANCE
 
 
 def _reason(found: Ratio, baseline: Distribution, model: Distribution) -> str:
