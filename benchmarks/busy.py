@@ -13,7 +13,7 @@ wrong if it calls a slower model faster, or a faster model slower. An estimate i
 ratio shows a difference of more than a tenth.
 
 `estimators` compares ways to estimate the speed. All of them use the same runs, and widen their spread by the same
-factor. With EDGEQ_NICE=0, edgeq has no priority over the loops, as is the case for users who may not set priorities.
+factor. With EDGEQ_NICE=-20, edgeq has priority over the loops if the system permits it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from edgeq_device.options import BRIEF_SPIN
 
 from edgeq import demo
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.run.session import SessionSettings, onnxruntime, open_session
+from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from tests.graphs import proto
 
 
@@ -95,3 +95,17 @@ def test_without_onnxruntime_the_message_says_what_to_install(monkeypatch: pytes
 def test_threads_that_cannot_be(threads: int) -> None:
     with pytest.raises(UsageError, match=f"{threads} threads"):
         open_session(demo.MODEL, SessionSettings(intra_op_threads=threads))
+
+
+def test_sessions_that_are_opened_apart_run_alike_in_processes_of_their_own(tmp_path: Path) -> None:
+    path, x = tmp_path / "model.onnx", np.array([1.0, -2.0], np.float32)
+    path.write_bytes(model_of("Neg"))
+    with Engines() as engines:
+        first, *others = engines.open_apart(path, SessionSettings(), 3)
+        again = engines.open(path, SessionSettings(), 1)
+        for session in (first, *others, again):
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], -x)
+        assert isinstance(first, onnxruntime().InferenceSession)
+        assert len({session.guest.process for session in others}) == 2
+        assert again.guest.process == others[0].guest.process
+        assert engines.ended() == ()

@@ -53,7 +53,7 @@ from edgeq.tune.journal import (
 )
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.memory import Memory, Space, memory_file, recall
-from edgeq.tune.record import Run, bundle_note, record_of, settings_of, shortfall
+from edgeq.tune.record import Run, bundle_note, record_of, settings_of, shortfall, timed_record
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.search import Searches
 from edgeq.tune.space import (
@@ -203,12 +203,14 @@ def _write(
     chosen: Trial,
     record: Mapping[str, Any],
     output: Path,
+    deadline: Deadline,
     **how: Any,
 ) -> Proof:
     """Prove the chosen candidate and write the bundle. If the candidate needs a plug-in engine, the bundle also
     contains a variant for machines without it.
 
     Args:
+        deadline: the deadline of the run. The record in the bundle counts the time up to the writing of the bundle.
         how: additional arguments of `bundle_variants`.
     """
     counts = evaluator.counts
@@ -222,6 +224,7 @@ def _write(
         preferred = [winner]
     name, named = as_text(run.job.source.name), f" -t {run.target.name}" if counts else ""
     notes = (bundle_note(record),) if counts else ()
+    record = timed_record(record, deadline)
     bundle_variants(
         run.job,
         with_fallback(variant_name(run.target), stand_in, preferred),
@@ -243,7 +246,7 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
     coverage = target_coverage(job, built, route=route)
-    judged = job if count is None else replace(job, validation=evaluator.simulated_samples(count))
+    judged = replace(job, validation=evaluator.proof_samples(count))
     proof = simulated_proof(job, built, prove_built(judged, built, coverage, timed=False, threads=threads, count=count))
     size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
     there = () if run.clock is None else run.clock.checks()
@@ -251,8 +254,9 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     return Variant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
-# Smallest and largest share of the budget to reserve for the steps after the search.
-_RESERVED = (0.05, 0.25)
+# Smallest and largest share of the budget to reserve for the steps after the search, and the seconds that these steps
+# take besides the runs over the validation samples.
+_RESERVED, _RESERVED_S = (0.05, 0.35), 5.0
 
 
 @dataclass(frozen=True)
@@ -409,7 +413,8 @@ def tune(
         only = only_engine(chosen.backend)
         threads = thread_counts(machine.usable_threads if only is None or only.threaded else 1)
         journaled = JournaledEvaluator(evaluator, journal)
-        left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)
+        variants = 2 if field.plugins else 1
+        left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s, variants)
         try:
             searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)
         except (KeyboardInterrupt, BoardError):
@@ -420,7 +425,8 @@ def tune(
             keep_record(kept, record)
             raise GoalNotMetError(_missed(run, outcome, timed=timed), f"-v lists all candidates; {_kept(kept)}", record)
         how = {"selftest": selftest, "with_float": with_float, "force": force}
-        proof = _write(run, evaluator, outcome, outcome.winner, record, output, **how)
+        proof = _write(run, evaluator, outcome, outcome.winner, record, output, deadline, **how)
+        record = timed_record(record, deadline)
         if not met(outcome, goal):
             keep_record(kept, record)
             hint = f"{shown(output)} contains the nearest; {_kept(kept)}"
@@ -443,12 +449,12 @@ def _kept(folder: Path) -> str:
     return f"the measurements are kept in {shown(folder)} for --resume --force with another --max-drop"
 
 
-def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:
-    """Return the seconds of the budget to reserve for the proof and the bundle. In these two steps, float32 and the
-    winner run over the validation samples. Each sample takes about as long as in the calibration's float pass, which
-    has just run.
+def _reserved_s(job: Job, deadline: Deadline, budget_s: float, variants: int) -> float:
+    """Return the seconds of the budget to reserve for the proof and the bundle. In these two steps, float32 and each
+    variant run over the validation samples. Together, each sample takes about as long as in the calibration's float
+    pass, which has just run.
     """
     samples = job.statistics.samples if job.statistics is not None else 0
-    likely = deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
+    likely = variants * deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
     least, most = _RESERVED
-    return min(max(likely, least * budget_s), most * budget_s, deadline.left_s())
+    return min(max(_RESERVED_S + likely, least * budget_s), most * budget_s, deadline.left_s())

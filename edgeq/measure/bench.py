@@ -24,7 +24,7 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 from edgeq.data.open_source import Data, as_data
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.agreement import Session
-from edgeq.measure.latency import Measurement, bench_model, measure_models
+from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
@@ -342,9 +342,14 @@ def bench(
     samples = _samples(data, signature, path, progress) if data.source is not None else None
     if place is not None:
         return place.models(models, Workload(settings, samples, data.shapes))
+    # A single model has no ratio, so its latencies come from one session.
+    count = min(sessions_to_time(file) for file, _ in models.values()) if len(models) > 1 else 1
     with Engines() as processes:
         return measure_models(
-            [bench_model(name, p, how, processes.open) for name, (p, how) in models.items()],
+            [
+                bench_model(name, p, how, processes.open, engines=processes, sessions=count)
+                for name, (p, how) in models.items()
+            ],
             settings,
             feeds=None if samples is None else lambda session: samples,
             shapes=data.shapes,

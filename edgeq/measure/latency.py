@@ -15,7 +15,7 @@ from typing import Any
 
 from edgeq_device.bench import BenchSettings, OnProgress, bench_lines
 from edgeq_device.bench_models import BenchModel, Shapes, bench_models
-from edgeq_device.claim import FEWEST_SESSIONS, Claim
+from edgeq_device.claim import Claim
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
 
@@ -25,6 +25,8 @@ from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.registry import device_errors
 
 _SMALL_BYTES = 2**25
+SESSIONS = 6
+"""Number of sessions in which a small model is timed, each in a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,9 @@ def bench_model(
     model: Path,
     settings: SessionSettings | None = None,
     open_it: Callable[[Path, SessionSettings], Any] = open_session,
+    *,
+    engines: Engines | None = None,
+    sessions: int = 1,
 ) -> BenchModel:
     """Return a model file in the form that the benchmark measures. The session is opened with `settings`, but the
     benchmark sets the thread count.
@@ -101,16 +106,22 @@ def bench_model(
     Args:
         open_it: function that opens the session. `edgeq.run.session.Engines.open` runs plug-in engines in separate
             processes.
+        engines: opens the further sessions, each in a process of its own; None opens them with `open_it`.
+        sessions: number of sessions in which the model is timed.
     """
     base = replace(with_carried(model, settings or SessionSettings()), draws=True)
 
     def open_with(threads: int) -> Any:
         return open_it(model, replace(base, intra_op_threads=threads))
 
+    def open_apart(threads: int, process: int) -> Any:
+        assert engines is not None
+        return engines.open(model, replace(base, intra_op_threads=threads), process)
+
     def memory(threads: int, shapes: Shapes) -> MemoryUse:
         return session_memory(model, replace(base, intra_op_threads=threads), shapes)
 
-    return BenchModel(name, open_with, memory)
+    return BenchModel(name, open_with, memory, sessions, open_apart if engines is not None else None)
 
 
 def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
@@ -165,12 +176,12 @@ def sessions_to_time(model: Path, folder: Path | None = None) -> int:
     """Return the number of sessions with which a model should be timed.
 
     The latencies of two sessions of a small model differ by up to a fifth, because their memory has different
-    addresses.
+    addresses. Two processes differ by more than two sessions of one process.
 
     Args:
         folder: folder of the model's external data; None means the model's folder.
     """
-    return FEWEST_SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
+    return SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from edgeq.measure.latency import sessions_to_time
 from edgeq.model.load import read_model, save_model
 from edgeq.prove.job import Built, Job
 from edgeq.quantize.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
-from edgeq.run.session import open_session
+from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES
 
 # _SEEN: number of samples whose sizes are read. _RACED: number of these samples that are timed, from the smallest to
@@ -57,9 +57,9 @@ def race_compute(job: Job, built: Built) -> Built:
     save_model(model, other)
     feeds = raced_feeds(job.calibration or job.validation)
     count = sessions_to_time(job.prepared.path)
-    with job.progress.stage("Racing int8 against float compute") as advance:
+    with Engines() as engines, job.progress.stage("Racing int8 against float compute") as advance:
         sessions = {
-            name: [open_session(file, artifact.settings()) for _ in range(count)]
+            name: engines.open_apart(file, artifact.settings(), count)
             for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
         }
         latency = race(runners(sessions, feeds), lambda: advance(0))

@@ -459,16 +459,15 @@ def prove(
     latency: Mapping[str, Distribution] = {}
     with Engines(keep=True) as engines:
         with progress.stage("Opening the models"):
-            several = range(sessions_to_time(prepared.path) if timed else 1)
-            sessions = {name: [engines.open(file, opened[name]) for _ in several] for name, file in files.items()}
-        singles = {name: own[0] for name, own in sessions.items()}
+            singles = {name: engines.open(file, opened[name]) for name, file in files.items()}
         measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": opened, "basis": basis}
         measured["progress"] = progress
         if workers is not None:
             models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, count=count, **measured)
-        elif timed:
-            evaluation, latency = evaluate_timed(sessions, samples, known=known, **measured)
+        elif timed and sessions_to_time(prepared.path) == 1:
+            alone = {name: [session] for name, session in singles.items()}
+            evaluation, latency = evaluate_timed(alone, samples, known=known, **measured)
         else:
             evaluation = evaluate_sessions(singles, samples, known=known, **measured)
         agreement = evaluation.agreement[INT8]
@@ -494,6 +493,8 @@ def prove(
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
+                count = sessions_to_time(prepared.path)
+                sessions = {name: engines.open_apart(file, opened[name], count) for name, file in files.items()}
                 latency = race(runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
     return Proof(
         coverage=coverage,

@@ -29,7 +29,7 @@ from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
-from edgeq.run.session import SessionSettings
+from edgeq.run.session import Engines, SessionSettings
 from edgeq.signature import Signature, interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import (
@@ -610,12 +610,16 @@ def _time(
         if place is not None:
             measurement = place.measure({A: a, B: b}, count, Workload(settings, feeds))
         else:
-            measurement = measure_models(
-                [replace(bench_model(key, s.model, s.settings), sessions=count) for key, s in ((A, a), (B, b))],
-                settings,
-                feeds=None if feeds is None else lambda session: feeds,
-                progress=progress,
-            )
+            with Engines() as engines:
+                measurement = measure_models(
+                    [
+                        bench_model(key, s.model, s.settings, engines=engines, sessions=count)
+                        for key, s in ((A, a), (B, b))
+                    ],
+                    settings,
+                    feeds=None if feeds is None else lambda session: feeds,
+                    progress=progress,
+                )
         if limit is None or speed_outcome(speed_of(measurement, B), limit) != UNSETTLED:
             break
     return measurement

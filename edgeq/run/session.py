@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
 from edgeq.run.draws import with_same_draws, write_with_same_draws
-from edgeq.run.engines import Engine, converter_of, load_engines, only_engine
+from edgeq.run.engines import DEFAULT, Engine, converter_of, load_engines, only_engine
 from edgeq.util.records import NOT_WRITTEN
 from edgeq.util.registry import device_errors, shipped
 
@@ -406,9 +406,10 @@ _KEPT_BYTES = 2**26
 
 @contextmanager
 def start_engine(
-    engine: EngineSpec, *, environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S
+    engine: EngineSpec | None, *, environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S
 ) -> Iterator[Guest]:
-    """Start a process for `engine`. To open a model in it, call `Guest.open` with settings that name the engine.
+    """Start a process for `engine`, or for onnxruntime's own kernels. To open a model in it, call `Guest.open` with
+    settings that name the engine.
 
     Args:
         environment: variables to set in addition to those of this process.
@@ -418,7 +419,7 @@ def start_engine(
         RuntimeUnavailableError: the engine is not installed, or too old.
     """
     with device_errors():
-        if engine.module:
+        if engine is not None and engine.module:
             find_library(engine, str(onnxruntime().__version__))
     command = Command(
         (sys.executable,),
@@ -426,12 +427,16 @@ def start_engine(
         guest_environment({**os.environ, **(environment or {})}),
         tuple(map(Path, import_path())),
     )
-    with start_guest(command, f"the process of {engine.name}", request_s=answer_s, failure=EngineError) as guest:
+    with start_guest(command, f"the process of {_name(engine)}", request_s=answer_s, failure=EngineError) as guest:
         yield guest
 
 
+def _name(engine: EngineSpec | None) -> str:
+    return DEFAULT if engine is None else engine.name
+
+
 class Engines:
-    """Open sessions in this process, or in the process of the plug-in engine that the settings name.
+    """Open sessions in this process, or in a process of the plug-in engine that the settings name.
 
     The first session of an engine starts its process. All processes end after the `with` block.
 
@@ -441,7 +446,7 @@ class Engines:
 
     def __init__(self, *, keep: bool = False) -> None:
         self._stack = ExitStack()
-        self._running: dict[str, Guest] = {}
+        self._running: dict[tuple[str, int], Guest] = {}
         made = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-compiled-")) if keep else None
         self._folder = Path(made) if made is not None else None
         self._files: EngineFiles | None = None
@@ -453,20 +458,30 @@ class Engines:
             self._files = EngineFiles(Path(folder))
         return self._files.file(model, engine)
 
-    def open(self, model: Path, settings: SessionSettings) -> Any:
+    def open(self, model: Path, settings: SessionSettings, place: int = 0) -> Any:
         """Return an `onnxruntime.InferenceSession`, or an object with the same interface.
+
+        Args:
+            place: number of the process that opens the session. Number 0 is this process or, for a plug-in, its first
+                process. Sessions in different processes differ as the sessions of different deployments do.
 
         Raises:
             RuntimeUnavailableError: see `edgeq.run.session.open_session`.
             EngineError: the process of an engine failed.
         """
         engine = settings.engine
-        if engine is None or not engine.module:
+        if place == 0 and (engine is None or not engine.module):
             return open_session(model, settings)
         model = self.file(model, engine)
         if self._folder is not None and isinstance(engine, Engine) and model.stat().st_size <= _KEPT_BYTES:
             settings = replace(settings, engine=engine.keeping(self._folder / f"{engine.name}-{settings.precision}"))
-        return self._guest(engine).open(model, with_carried(model, settings))
+        return self._guest(engine, place).open(model, with_carried(model, settings))
+
+    def open_apart(self, model: Path, settings: SessionSettings, count: int) -> list[Any]:
+        """Return `count` sessions, each in a process of its own (see `open`). The processes start at the same time."""
+        for place in range(1, count):
+            self._guest(settings.engine, place)
+        return [self.open(model, settings, place) for place in range(count)]
 
     def assigned_nodes(self, engine: EngineSpec, model: Path) -> tuple[tuple[str, ...], ...]:
         """Return the names of the nodes of `model` that a plug-in accepts, one tuple for each graph that the plug-in
@@ -488,14 +503,15 @@ class Engines:
         files = {"model": str(model.resolve()), "output": str(output.resolve())}
         self._guest(engine).exchange({"do": "compile", **files, "engine": engine.to_dict()})
 
-    def _guest(self, engine: EngineSpec) -> Guest:
-        if engine.name not in self._running or self._running[engine.name].ended:
-            self._running[engine.name] = self._stack.enter_context(start_engine(engine))
-        return self._running[engine.name]
+    def _guest(self, engine: EngineSpec | None, place: int = 0) -> Guest:
+        key = _name(engine), place
+        if key not in self._running or self._running[key].ended:
+            self._running[key] = self._stack.enter_context(start_engine(engine))
+        return self._running[key]
 
     def ended(self) -> tuple[str, ...]:
-        """Return the names of the engines whose process ended unexpectedly. For these, `open` starts a new process."""
-        return tuple(name for name, guest in self._running.items() if guest.ended)
+        """Return the names of the engines of which a process ended unexpectedly. For these, `open` starts a new one."""
+        return tuple(dict.fromkeys(name for (name, _), guest in self._running.items() if guest.ended))
 
     def __enter__(self) -> Self:
         return self

@@ -152,10 +152,10 @@ class ArrayStore:
 
 
 class SampleStore:
-    """Store samples by their position in the shuffled order."""
+    """Store samples by their position in the shuffled order. The iterator returns them in the order of the source."""
 
     def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
-        self.source = samples.source
+        self.source, self.digest = samples.source, samples.digest
         self._arrays = ArrayStore(folder, memory)
         self._bare: list[Sample] = []
         with progress.stage("reading samples", len(samples)) as advance:
@@ -172,6 +172,9 @@ class SampleStore:
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (dataclasses.replace(bare, inputs=self._arrays.get(index)) for index, bare in enumerate(self._bare))
 
     def first(self, count: int) -> tuple[int, ...]:
         """Return the positions in the source, ascending, of the first `count` samples of the shuffled order."""

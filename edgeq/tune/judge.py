@@ -16,13 +16,15 @@ from edgeq_device.claim import UNKNOWN
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.report.tuning_record import Assessment, Stage
 from edgeq.tune.build import build, same_file
-from edgeq.tune.goal import EQUAL
+from edgeq.tune.goal import EQUAL, MISSED
 from edgeq.tune.race import LONGEST_S, RACE_S, SHORT_S, choose_threads, not_slower, race, race_until_claimed
 from edgeq.tune.space import Candidate
 from edgeq.tune.trials import (
     FLOAT_MACS,
     Trial,
     Trials,
+    accuracy_of,
+    against_float,
     allowed,
     by_structure,
     hopeless,
@@ -34,6 +36,7 @@ from edgeq.tune.trials import (
 )
 
 FEWEST_SAMPLES = 32
+OUT_OF_TIME = "the budget ran out before it was measured in full"
 _SUPERLATIVES = {
     "latency": "fastest",
     "throughput": "fastest",
@@ -66,7 +69,7 @@ def halve(trials: Trials) -> None:
             # Measure at least the most promising candidate in full: any result is better than none.
             affordable = max(1, int(deadline.left_s() / needed_s)) if needed_s else 1
             for trial in best[affordable:]:
-                trials.eliminate(trial.name, "the budget ran out before it was measured in full")
+                trials.eliminate(trial.name, OUT_OF_TIME)
         entered = trials.alive()
         if not entered:
             return
@@ -95,8 +98,14 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
     """
     if not build(trials, candidate, stage, parent):
         return trials[candidate.name]
+    seen, each_s = 0, 0.0  # samples so far; seconds per sample
     for samples in rungs(trials):
+        if each_s * (samples - seen) > trials.deadline.left_s():
+            trials.eliminate(candidate.name, OUT_OF_TIME)
+            return trials[candidate.name]
+        start = trials.deadline.elapsed_s
         found = trials.evaluator.assess([candidate], samples)[candidate.name]
+        each_s, seen = (trials.deadline.elapsed_s - start) / (samples - seen), samples
         trials.update(candidate.name, assessment=found)
         # Do not stop earlier, because candidates that fall short are also compared by their loss.
         if found.low > trials.goal.max_drop:
@@ -202,7 +211,7 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
         trials.raced = race_until_claimed(trials, finalists, seconds * 2 / 3, LONGEST_S, rough=False)
         for trial in trials.qualified():
             if not not_slower(trials, trial):
-                trials.eliminate(trial.name, f"not certainly faster than float32: {times(trial.timing)}")
+                trials.eliminate(trial.name, against_float(trial.timing))
         known |= {trial.structure for trial in finalists}
         ranked = [trial for trial in trials.qualified() if trial.structure in known]
         others = [trial for trial in trials.qualified() if trial.structure not in known]
@@ -272,11 +281,12 @@ def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Tri
 
 
 def fall_back(trials: Trials, winner: Trial | None) -> str:
-    """Return the name of the candidate that runs if the plug-in of `winner` is missing. If possible, this is the same
-    file in onnxruntime's own kernels.
+    """Return the name of the candidate that runs if the plug-in of `winner` is missing. It is the fastest int8 form in
+    onnxruntime's own kernels that keeps the accuracy, by the best estimates of the speeds: some form must run there,
+    so a speed need not be certain.
 
-    Return "" if the winner needs no plug-in, or if only float32 remains. Candidates that were dropped in favour of a
-    faster engine are measured now.
+    Return "" if the winner needs no plug-in, or if float32 is faster than all these forms. The file of the winner may
+    have been dropped in these kernels in favour of a faster engine, so it is measured now.
     """
     choice = winner.candidate.engine if winner is not None else None
     if winner is None or choice is None:
@@ -284,17 +294,19 @@ def fall_back(trials: Trials, winner: Trial | None) -> str:
     twin = winner.candidate.replace(name=winner.name.replace(f" in {choice.name}", ""), engine=None, threads=0)
     if twin.quantized and not trials.deadline.passed():
         build(trials, twin, "recovery", winner.name)
-    own = [t for t in trials if t.screening and t.candidate.engine is None and t.candidate.quantized]
-    own.sort(key=lambda t: (not same_file(t, winner), trials.cost(t)))
-    for trial in own[: trials.pace.finalists]:
-        if trials.deadline.passed():
+    own = [trials.timed(t) for t in trials if t.screening and t.candidate.engine is None and t.candidate.quantized]
+    timed = [t for t in own if t.timing is not None]
+    untimed = [t for t in own if t.timing is None and (same_file(t, winner) or not timed)][: trials.pace.finalists]
+    if untimed and not trials.deadline.passed():
+        race(trials, untimed, trials.deadline.left_s(SHORT_S))
+        timed += [trials[t.name] for t in untimed]
+    for trial in sorted(timed, key=lambda t: (t.latency, not same_file(t, winner))):
+        if trial.latency > 1:
             break
-        if trial.timing is None:
-            race(trials, [trial], trials.deadline.left_s(SHORT_S))
-        if not not_slower(trials, trials[trial.name]):
+        if (trial.assessment is None or not trial.assessment.complete) and trials.deadline.passed():
             continue
         trial = in_full(trials, trial)
-        if trials.meets(trial):
+        if accuracy_of(trial, trials.goal) != MISSED:
             role = f"the fallback if {choice.engine.name} is not installed"
             reason = "; ".join(filter(None, (trials[trial.name].reason, role)))
             return trials.update(trial.name, status="qualified", reason=reason).name

@@ -57,7 +57,7 @@ _LEAST_SQNR_DB = -200.0
 _LOSS_DB = 3.0
 # With more runners than this, each model gets as few sessions as in a rough race, because the best of them are timed
 # again.
-_RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
+_RUNNERS_IN_SESSIONS = 8
 # Bursts are short, because the number of rounds decides how well a race distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
 # `min_rounds` is at least two rounds for each session. `_ROUGHLY_SURE` has a low confidence: if a race only decides
@@ -217,15 +217,23 @@ class LocalEvaluator:
                 if decided or count == after or deadline.left_s() < deadline.elapsed_s:
                     return found
 
-    def simulated_samples(self, count: int) -> Samples:
-        """Return the validation samples that `simulate` runs first."""
-        return Subset(self._job.validation, self._accuracy.samples.first(count))
+    def proof_samples(self, simulated: int | None) -> Samples:
+        """Return the validation samples for a proof. They are stored already prepared, because reading images again may
+        take longer than running the model. Workers read the samples themselves.
+
+        Args:
+            simulated: number of samples that `simulate` ran first, or None for all samples.
+        """
+        if simulated is not None:
+            return Subset(self._job.validation, self._accuracy.samples.first(simulated))
+        return self._job.validation if self._job.workers is not None else self._accuracy.samples
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in short bursts that take turns."""
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
-        count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
+        count = sessions_to_time(self._job.prepared.path)
+        count = count if few else min(count, FEWEST_SESSIONS)
         warmup = WarmUp(min_s=0.1, max_s=min(0.5, seconds / (4 * len(runners))))
         enough = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds, **(_ROUGHLY_SURE if rough else _SURE)}
         how = {"top": 1, "keep": baseline, "tie": tie, **enough}

@@ -18,13 +18,13 @@ from edgeq.tune.build import build
 from edgeq.tune.engines import Field, drop_slower_twins, more_in_engines
 from edgeq.tune.goal import BEHIND, EQUAL
 from edgeq.tune.space import Candidate, engine_name, in_float
-from edgeq.tune.trials import FLOAT, Race, Runner, Trial, Trials, behind, by_structure, times
+from edgeq.tune.trials import FLOAT, Race, Runner, Trial, Trials, against_float, behind, by_structure
 
 RACE_S = 18.0
 """Seconds after which a stage of races ends. Runners whose order is still in doubt are then close enough."""
 SHORT_S = RACE_S / 4
 """Seconds of a race that only decides whether a candidate deserves more time."""
-LONGEST_S = 4 * RACE_S
+LONGEST_S = 2 * RACE_S
 """Largest number of seconds of a last race, on a busy machine."""
 
 
@@ -57,7 +57,7 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
                     trials.update(other.name, memory_bytes=peak)
     for trial in trials.alive():
         if trial.verdict == SLOWER:
-            trials.eliminate(trial.name, f"slower than float32: {times(trial.timing)}")
+            trials.eliminate(trial.name, against_float(trial.timing))
     trials.raced = raced
 
 

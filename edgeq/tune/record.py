@@ -17,7 +17,7 @@ from edgeq.prove.job import Job
 from edgeq.remote.clock import BoardClock
 from edgeq.report.tuning_record import SCHEMA
 from edgeq.tune.engines import Field
-from edgeq.tune.goal import Goal
+from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.search import Searched
 from edgeq.tune.trials import Outcome, Trial, in_simulator
@@ -75,6 +75,11 @@ def _describe(task: Task | None) -> dict[str, str]:
     values = {name: getattr(task, name) for name in names}
     options = {name: str(value) for name, value in values.items() if isinstance(value, str | int | float | None)}
     return {"kind": type(task).__qualname__, "primary": task.primary, **options}
+
+
+def timed_record(record: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+    """Return a record with the seconds of the run up to now. The search is only a part of them."""
+    return {**record, "elapsed_s": round(deadline.elapsed_s, 3)}
 
 
 def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s: float) -> dict[str, Any]:

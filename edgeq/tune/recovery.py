@@ -67,11 +67,21 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     best, max_drop, deadline = base, trials.goal.max_drop, trials.deadline
     tried = {frozenset(base.candidate.recoveries)}
 
+    longest_s = 0.0
+
     def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
         """Build and assess the best candidate so far with the set `recoveries`, and remember that it was tried."""
+        nonlocal longest_s
         tried.add(frozenset(recoveries))
         candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
-        return build_and_assess(trials, candidate, "recovery", best.name)
+        start = deadline.elapsed_s
+        made = build_and_assess(trials, candidate, "recovery", best.name)
+        longest_s = max(longest_s, deadline.elapsed_s - start)
+        return made
+
+    def expired() -> bool:
+        """Return whether another attempt would probably exceed the budget."""
+        return deadline.passed() or deadline.left_s() < longest_s
 
     for position, group in enumerate(groups):
         if not group:
@@ -79,7 +89,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
         title = group[0] if position else "recovery"
         steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
         for names, label in steps:
-            if deadline.passed() or best.loss <= max_drop:
+            if expired() or best.loss <= max_drop:
                 break
             made = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
             if made.loss < best.loss:
@@ -89,7 +99,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     for name in reversed(best.candidate.recoveries if trials.pace.prunes else ()):
         enough = best.loss <= max_drop
         fewer = tuple(other for other in best.candidate.recoveries if other != name)
-        if deadline.passed() or frozenset(fewer) in tried or (enough and name in groups[0]):
+        if expired() or frozenset(fewer) in tried or (enough and name in groups[0]):
             continue
         made = attempt(f"- {name}", fewer)
         best = made if made.loss <= (max_drop if enough else best.loss) else best

@@ -44,9 +44,10 @@ _ENDS = {
     "accuracy": 0.6,
     "simulation": 0.7,
     "recovery": 0.9,
-    "last race": 1.0,
+    "last race": 0.95,
 }
-"""Share of the budget after which each stage ends. The simulation is part of the accuracy stage."""
+"""Share of the budget after which each stage ends. The simulation is part of the accuracy stage, and the choice of the
+fallback is the end of the last stage."""
 
 
 def search(
@@ -99,6 +100,7 @@ def search(
         if not goal.strict and all(t.status != "chosen" for t in trials):
             choose_nearest(trials)
         winner = next((t for t in trials if t.status == "chosen"), None)
+        trials.deadline = deadline
         fallback = fall_back(trials, winner)
     trials.mark_pareto()
     return Outcome(

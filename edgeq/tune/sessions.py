@@ -26,7 +26,7 @@ _BESIDE_WEIGHTS = 2**23
 
 
 class SessionPool:
-    """Open sessions, and reuse sessions that are already open.
+    """Open sessions, and reuse sessions that are already open. Each session of a file is in a process of its own.
 
     Args:
         engines: opens the sessions.
@@ -53,7 +53,7 @@ class SessionPool:
         found = self._open[key] = self._open.pop(key, [])
         start = now = time.perf_counter()
         while len(found) < count and (not found or now - start + self._opened_in_s[key] <= seconds):
-            found.append(self._engines.open(model, settings))
+            found.append(self._engines.open(model, settings, len(found)))
             self._opened_in_s[key] = time.perf_counter() - now
             now = time.perf_counter()
         if key not in self._bytes:
@@ -138,14 +138,21 @@ class LocalClock:
         del model, settings, judge
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
-        """See `Clock.race`. Sessions that an earlier race has warmed up are not warmed up again."""
-        seconds = rules.how["max_duration_s"] / len(models)  # opening the sessions must take no longer than the race
+        """See `Clock.race`. Sessions that an earlier race has warmed up are not warmed up again.
+
+        The seconds in `rules` include the opening of the sessions and the warm-up. At least half of them are left for
+        the race.
+        """
+        start, whole_s = perf_counter(), rules.how["max_duration_s"]
+        seconds = whole_s / 3 / len(models)
         opened = {name: self._sessions.sessions(*model, rules.sessions, seconds) for name, model in models.items()}
         cold = [[session for session in each if session not in self._warm] for each in opened.values()]
         warm_up_all([_runners(each, feed) for each in cold if each], rules.warmup, perf_counter)
         self._warm.update(itertools.chain(*cold))
         runners = {name: _runners(each, feed) for name, each in opened.items()}
-        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **rules.how)
+        left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
+        how = {**rules.how, "max_duration_s": left_s}
+        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **how)
         self._sessions.trim()
         return ranking
 

@@ -409,16 +409,18 @@ def accuracy_of(trial: Trial, goal: Goal) -> int:
 
 
 def speed_of(trial: Trial, goal: Goal) -> int:
-    """Return `MET` if a trial is certainly faster than float32, `DOUBTFUL` if it may be faster but nothing can be
-    claimed, else `MISSED`. If speed is not the objective, equal speed is enough.
+    """Return `MET` if a trial is certainly faster than float32, `DOUBTFUL` if its whole spread says so but is only an
+    estimate, else `MISSED`. If speed is not the objective, equal speed is enough.
+
+    An interval or a spread that merely reaches beyond float32's speed counts for nothing, however uncertain it is:
+    otherwise the least certain figure would win over the settled ones.
     """
     least = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
     claim = trial.timing.speedup if trial.timing else None
-    if claim is not None and claim.interval is not None:
-        return MET if claim.interval[1] > least else MISSED
-    if claim is not None and claim.estimated is not None:
-        return DOUBTFUL if claim.estimated[2] > least else MISSED
-    return DOUBTFUL
+    known = claim and (claim.interval or claim.estimated)
+    if not claim or not known or known[1] <= least:
+        return MISSED
+    return MET if claim.interval is not None else DOUBTFUL
 
 
 def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
@@ -481,6 +483,18 @@ def times(timing: Timing | None, of: str = "") -> str:
         return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
     about = found.estimated
     return f"about {about[0]:.2f} times {whose} speed ({found.figures()})" if about else "a speed that is not known"
+
+
+def against_float(timing: Timing | None) -> str:
+    """Write how certainly a trial is faster or slower than float32, with its speed."""
+    claim = timing.speedup if timing is not None else None
+    known = claim and (claim.interval or claim.estimated)
+    if not claim or not known:
+        return f"its speed is not known: {(claim and claim.reason) or 'too few pairs of runs'}"
+    which = "slower than float32" if known[2] < 1 else "faster than float32" if known[1] > 1 else ""
+    if claim.interval is None:
+        which = f"{which} only by an estimate" if which else "it may be slower than float32"
+    return f"{which or 'no difference in speed from float32 is settled'}: {times(timing)}"
 
 
 def unmeasured(*trials: Trial) -> str:

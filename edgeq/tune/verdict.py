@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeq_device.claim import FASTER
+from edgeq_device.claim import FASTER, SLOWER
 
 from edgeq.tune.goal import DOUBTFUL, MET, MISSED, Goal
 from edgeq.tune.space import engine_name
@@ -117,9 +117,8 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     elif unclear:
         lines.append(f"no speed could be claimed: {unclear}. --resume on a quiet machine measures it again")
     elif near is not None and accurate:
-        lines.append(
-            f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: float32 is the better choice"
-        )
+        so = "float32 is the better choice" if near.verdict == SLOWER else "no difference in speed is settled"
+        lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: {so}")
     elif near is not None and not any(t.verdict == FASTER for t in timed):
         found = times(near.timing, of="float32")
         lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")

@@ -21,6 +21,7 @@ class System:
         for thread in self.nice:
             (root / "proc/self/task" / str(thread)).mkdir(parents=True)
         self.refused = False
+        monkeypatch.setenv(SETTING, os.environ.get(SETTING, "-20"))
         monkeypatch.setattr(os, "getpriority", lambda kind, thread: self.nice[thread])
         monkeypatch.setattr(os, "setpriority", self.give)
 
@@ -32,6 +33,7 @@ class System:
         self.nice[thread] = nice
 
     def precedence(self) -> Precedence:
+        """Return the precedence of a user who asks for it."""
         return Precedence(root=self.root)
 
 
@@ -79,7 +81,7 @@ def test_where_it_is_not_granted_nothing_changes(tmp_path: Path, monkeypatch: py
     Precedence(root=tmp_path / "none").take()
 
 
-@pytest.mark.parametrize(("text", "nice"), [("0", 0), ("-3", -3), ("", -20)])
+@pytest.mark.parametrize(("text", "nice"), [("0", 0), ("-3", -3), ("-20", -20), ("", 0)])
 def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, nice: int) -> None:
     monkeypatch.setenv(SETTING, text)
     system = System(monkeypatch, tmp_path, t11=0)
@@ -95,12 +97,17 @@ def test_a_setting_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> N
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="niceness of threads is Linux's")
-def test_this_process_while_it_is_timed() -> None:
+@pytest.mark.parametrize("asked", [None, "-20"])
+def test_this_process_takes_precedence_only_if_asked(monkeypatch: pytest.MonkeyPatch, asked: str | None) -> None:
+    monkeypatch.delenv(SETTING, raising=False)
+    if asked is not None:
+        monkeypatch.setenv(SETTING, asked)
+
     def own() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before, seen = own(), set()
     measure_interleaved({"a": lambda: seen.add(own())}, min_duration_s=0.01, min_runs=1)
-    granted = before <= 0 and os.geteuid() == 0
+    granted = asked is not None and before <= 0 and os.geteuid() == 0
     assert own() == before
     assert seen <= ({-20, before} if granted else {before})

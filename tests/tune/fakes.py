@@ -154,16 +154,20 @@ class FakeEvaluator:
 
 
 class BusyWith(FakeEvaluator):
-    """Never claim the speed of `doubtful`."""
+    """Never claim the speed of `doubtful`, but estimate it to within `spread`, if that is not 0."""
 
     doubtful = ""
+    spread = 0.0
 
     def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
         found = super().time(runners, baseline, **how)
         ratio = found.timings[self.doubtful].speedup if self.doubtful in found.timings else None
         if ratio is None:
             return found
-        unclear = replace(found.timings[self.doubtful], speedup=replace(ratio, reason="the runs disagree"))
+        about = ratio.estimate or 0.0
+        likely = (about, about * (1 - self.spread), about * (1 + self.spread)) if self.spread else None
+        disagree = replace(ratio, reason="the runs disagree", likely=likely)
+        unclear = replace(found.timings[self.doubtful], speedup=disagree)
         return replace(found, timings={**found.timings, self.doubtful: unclear})
 
 

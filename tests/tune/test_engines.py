@@ -33,7 +33,7 @@ from edgeq.tune.verdict import verdict
 from edgeq.util.records import plain
 from tests import fake_engine
 from tests.plugins import needs_plugin
-from tests.tune.fakes import Clock, Fact, FakeEvaluator, Notes, profile
+from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, Notes, profile
 from tests.tune.steady import steady_timings
 
 A, B = Candidate("a", Scheme()), Candidate("b", Scheme(per_channel=False))
@@ -131,6 +131,16 @@ def test_the_winner_can_be_unquantized(fake: Engine) -> None:
     assert outcome.fallback == "b"
 
 
+@pytest.mark.parametrize(("speed", "fallback"), [(1.3, "a"), (0.7, "")])
+def test_the_fallback_is_the_fastest_form_by_its_best_estimate(fake: Engine, speed: float, fallback: str) -> None:
+    """Some form must run without the engine, so the best estimate decides even if nothing is certain."""
+    facts = {"a": Fact(speed), "b": Fact(0.5), "a in fake": Fact(4.0), "unquantized in fake": Fact(0.1)}
+    evaluator = BusyWith({**facts, "a in fake:bf16": Fact(0.2), "unquantized in fake:bf16": Fact(0.2)})
+    evaluator.doubtful, evaluator.spread = "a", 0.5
+    outcome = search((A, B), profile(), evaluator, Goal(), Deadline(None), engines=Field((EngineChoice(fake),)))
+    assert (outcome.chosen, outcome.fallback) == ("a in fake", fallback)
+
+
 def test_where_no_int8_model_will_do_float32_is_the_fallback(fake: Engine) -> None:
     facts = {"a": Fact(3.0, loss=0.2), "b": Fact(0.8), "unquantized in fake:bf16": Fact(2.0, share=0.0)}
     outcome, _ = run(fake, facts)
@@ -186,7 +196,7 @@ def test_on_a_busy_machine_no_engine_is_dropped_as_slower(fake: Engine) -> None:
     outcome, evaluator = run(fake, facts, busy="the machine was busy")
     for name in ("a", "a in fake", "a in fake:bf16"):
         assert f"assess {name} 400" in evaluator.log
-        assert "not certainly faster than float32: a speed that is not known" in outcome.trial(name).reason
+        assert "its speed is not known: the machine was busy" in outcome.trial(name).reason
     assert not [trial for trial in outcome.trials if "times the latency" in trial.reason]
     quiet, _ = run(fake, facts)
     assert "times the latency of" in quiet.trial("a in fake").reason

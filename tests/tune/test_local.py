@@ -222,7 +222,7 @@ def test_what_holds_in_a_simulator_by_far_runs_few_samples(npu: Callable[[SlowEn
     assert found.samples == engine.runs == 5
     assert found.drop == pytest.approx(whole.drop)
     assert [found.low, found.high] == pytest.approx([whole.low, whole.high])
-    assert len(evaluator.simulated_samples(40)) == 40
+    assert len(evaluator.proof_samples(40)) == 40
 
 
 def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], LocalEvaluator]) -> None:

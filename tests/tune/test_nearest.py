@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from edgeq_device.claim import Claim
 
+from edgeq.report.tuning_record import Timing
+from edgeq.scheme import Scheme
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.search import search
-from edgeq.tune.trials import Outcome, Race, Runner
+from edgeq.tune.space import Candidate
+from edgeq.tune.trials import Outcome, Race, Runner, against_float
 from edgeq.tune.verdict import doubts, met, verdict
 from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import candidates
@@ -49,9 +53,9 @@ def test_on_a_busy_machine_the_fastest_by_its_estimate_is_chosen_and_its_speed_c
     assert not any(BUSY in trial.reason for trial in outcome.trials)
 
 
-def test_without_an_estimate_something_is_chosen_all_the_same() -> None:
+def test_without_an_estimate_something_is_chosen_but_the_goal_is_not_met() -> None:
     outcome = found(FakeEvaluator({"a": Fact(speed=2)}, busy=BUSY), "a")
-    assert (outcome.chosen, met(outcome, Goal())) == ("a", True)
+    assert (outcome.chosen, met(outcome, Goal())) == ("a", False)
     assert "a runs at a speed that is not known" in verdict(outcome, Goal())
 
 
@@ -129,3 +133,65 @@ def test_what_is_proven_comes_before_what_is_not() -> None:
 def test_where_nothing_can_be_built_nothing_is_chosen() -> None:
     outcome = found(FakeEvaluator({"a": Fact(error="it has no product")}), "a")
     assert (outcome.chosen, met(outcome, Goal())) == ("", False)
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize("speed", [0.65, 0.99, 1.04])
+def test_an_estimate_that_merely_reaches_float32_is_no_better_than_a_settled_figure(
+    speed: float, spread: float
+) -> None:
+    """The wider a spread is, the further it reaches. That must not let the least certain candidate win."""
+    settled = Fact(speed=0.96, structure="settled")
+    evaluator = BusyWith({"settled": settled, "rough": Fact(speed=speed, structure="rough")})
+    evaluator.doubtful, evaluator.spread = "rough", spread
+    outcome = found(evaluator, "settled", "rough")
+    assert not met(outcome, Goal())
+    assert outcome.chosen == ("rough" if speed > 0.96 else "settled")
+    assert verdict(outcome, Goal())[0].endswith(f"; {outcome.chosen} comes closest")
+
+
+@pytest.mark.parametrize("accurate", [True, False])
+def test_the_fastest_int8_form_is_kept_although_it_was_dropped_as_slower_than_float32(accurate: bool) -> None:
+    facts = {
+        "slow": Fact(speed=0.8, structure="slow"),
+        "fast": Fact(speed=0.95, structure="fast", loss=0.0 if accurate else 0.3),
+        "none": Fact(speed=0.5, structure="none"),
+    }
+    outcome = found(FakeEvaluator(facts), *facts)
+    assert "slower than float32: 0.80 times its speed" in outcome.trial("slow").reason
+    assert (outcome.chosen, met(outcome, Goal())) == ("fast" if accurate else "slow", False)
+
+
+def test_an_unquantized_form_is_not_the_nearest_while_there_is_one_in_int8() -> None:
+    int8, floating = candidates("int8")[0], Candidate("unquantized", Scheme(mode="float"))
+    evaluator = FakeEvaluator({"int8": Fact(speed=0.9), "unquantized": Fact(speed=0.99, sqnr_db=130)})
+    outcome = search((int8, floating), profile(), evaluator, Goal(), Deadline(None, Clock()))
+    assert (outcome.chosen, met(outcome, Goal())) == ("int8", False)
+
+
+@pytest.mark.parametrize(
+    ("claim", "text"),
+    [
+        (Claim(2.2, 1.9, 2.4, 0.95, 6), "faster than float32: 2.20 times its speed (1.90 to 2.40)"),
+        (Claim(0.8, 0.7, 0.9, 0.95, 6), "slower than float32: 0.80 times its speed (0.70 to 0.90)"),
+        (
+            Claim(1.02, 0.9, 1.1, 0.95, 6),
+            "no difference in speed from float32 is settled: 1.02 times its speed (0.90 to 1.10)",
+        ),
+        (
+            Claim(reason=BUSY, likely=(2.22, 1.61, 3.09)),
+            "faster than float32 only by an estimate: about 2.22 times its speed (estimated, 1.61 to 3.09)",
+        ),
+        (
+            Claim(reason=BUSY, likely=(0.6, 0.5, 0.8)),
+            "slower than float32 only by an estimate: about 0.60 times its speed (estimated, 0.50 to 0.80)",
+        ),
+        (
+            Claim(reason=BUSY, likely=(1.2, 0.9, 1.5)),
+            "it may be slower than float32: about 1.20 times its speed (estimated, 0.90 to 1.50)",
+        ),
+        (Claim(reason=BUSY), f"its speed is not known: {BUSY}"),
+    ],
+)
+def test_the_words_and_the_figures_agree(claim: Claim, text: str) -> None:
+    assert against_float(Timing({"p50_ms": 1.0}, claim, 2.0)) == text

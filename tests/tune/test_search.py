@@ -71,7 +71,7 @@ def test_slower_than_float_is_never_chosen_however_accurate() -> None:
 def test_as_fast_as_float_is_not_faster() -> None:
     outcome = run(FakeEvaluator({"a": Fact(speed=1.005)}), "a")
     assert outcome.chosen == ""
-    assert "not certainly faster than float32" in outcome.trial("a").reason
+    assert outcome.trial("a").reason.startswith("no difference in speed from float32 is settled: 1.00 times its speed")
 
 
 @pytest.mark.parametrize("objective", ["size", "memory"])
@@ -208,7 +208,7 @@ def test_where_no_finalist_is_fast_enough_the_next_ones_race() -> None:
     facts = {name: Fact(speed=1.0, structure=name, bytes=10) for name in "abcd"} | {"e": Fact(speed=2, bytes=50)}
     outcome = run(FakeEvaluator(facts, reach=0.03), *"abcde", goal=Goal("size"))
     assert outcome.chosen == "e"
-    assert outcome.trial("a").reason.startswith("not certainly faster than float32")
+    assert outcome.trial("a").reason.startswith("no difference in speed from float32 is settled")
 
 
 def test_what_is_far_behind_is_not_in_the_last_race() -> None:
@@ -292,26 +292,26 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
     outcome = run(evaluator, "a", threads=(0, 1))
     assert outcome.winner is None
     assert outcome.baseline_threads == 0
-    assert "not certainly faster than float32: a speed that is not known" in outcome.trial("a").reason
+    assert outcome.trial("a").reason == "its speed is not known: the machine was busy"
     assert "--resume on a quiet machine measures it again" in " ".join(verdict(outcome, Goal()))
 
 
 class BusyFor(FakeEvaluator):
-    """Keep the machine busy in all races that last less than half a minute."""
+    """Keep the machine busy in all races that last less than twenty seconds."""
 
     def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
         self.log.append(f"for {how['seconds']:g} s")
-        self.busy = "the machine was busy" if how["seconds"] < 30 else ""
+        self.busy = "the machine was busy" if how["seconds"] < 20 else ""
         return super().time(runners, baseline, **how)
 
 
 def test_the_last_race_goes_on_while_nothing_can_be_claimed() -> None:
     evaluator = BusyFor({"a": Fact(speed=2)})
     assert run(evaluator, "a").chosen == "a"
-    assert [line for line in evaluator.log if line.startswith("for ")][-3:] == ["for 12 s", "for 24 s", "for 48 s"]
+    assert [line for line in evaluator.log if line.startswith("for ")][-2:] == ["for 12 s", "for 24 s"]
 
 
-@pytest.mark.parametrize(("speed", "races"), [(1.5, 2), (3.0, 4)])
+@pytest.mark.parametrize(("speed", "races"), [(1.5, 2), (3.0, 3)])
 def test_the_last_race_goes_on_only_for_one_that_may_be_the_best(speed: float, races: int) -> None:
     evaluator = BusyWith({"a": Fact(speed=2), "b": Fact(speed=speed)})
     evaluator.doubtful = "b"
@@ -613,7 +613,7 @@ def test_what_cannot_be_timed_gives_way_to_nothing_for_its_median() -> None:
 
     outcome = run(QuietLater({"exact": Fact(sqnr_db=130), "int8": Fact(speed=2, sqnr_db=30)}), "exact", "int8")
     assert outcome.chosen == "int8"
-    assert "not certainly faster than float32" in outcome.trial("exact").reason
+    assert outcome.trial("exact").reason.startswith("slower than float32: 0.97 times its speed")
 
 
 def test_without_a_clock_the_most_int8_that_keeps_its_accuracy_wins_and_nothing_is_timed() -> None:

@@ -34,10 +34,12 @@ class Opener:
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.now, self.guest, self.opened = 0.0, Guest(), 0
+        self.places: list[int] = []
         self._seconds = seconds
 
-    def open(self, model: Path, settings: SessionSettings) -> Any:
+    def open(self, model: Path, settings: SessionSettings, place: int) -> Any:
         del model, settings
+        self.places.append(place)
         self.now += self._seconds
         self.opened += 1
         return Session(self.guest)

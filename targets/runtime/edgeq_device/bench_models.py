@@ -39,12 +39,20 @@ class BenchModel:
         memory: function that takes the number of threads and the input shapes, measures the memory use in a separate
             process, and returns it; None skips the measurement.
         sessions: number of sessions in which the model is timed; they take turns (see `latency.Runners`).
+        apart: function that takes the number of threads and the number of a process, 1 or more, and returns a session
+            in that process; None opens the further sessions with `open`.
     """
 
     name: str
     open: Callable[[int], Any]
     memory: Optional[Callable[[int, Shapes], MemoryUse]] = None
     sessions: int = 1
+    apart: Optional[Callable[[int, int], Any]] = None
+
+    def further(self, threads: int) -> List[Any]:
+        """Return the sessions after the first one."""
+        apart = self.apart or (lambda threads, process: self.open(threads))
+        return [apart(threads, process) for process in range(1, self.sessions)]
 
 
 def bench_models(
@@ -82,7 +90,7 @@ def bench_models(
     found: List[str] = []
     with pinned(settings.pin):
         sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
-        more = {m.name: [m.open(settings.threads) for _ in range(m.sessions - 1)] for m in models}
+        more = {m.name: m.further(settings.threads) for m in models}
         found += [note for session in sessions.values() for note in getattr(session, "notes", ())]
         _check_same_inputs(sessions)
         first = next(iter(sessions.values()))

@@ -27,7 +27,7 @@ from edgeq_device.latency import (
     warm_up_all,
 )
 
-FEWEST_SESSIONS = 6
+FEWEST_SESSIONS = 3
 """Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""
 
 # The two constants apply if there are too few rounds for the requested certainty. A runner then counts as slower if it
@@ -41,9 +41,11 @@ class Ratio:
     """Hold a paired latency ratio with its confidence interval.
 
     Attributes:
-        estimate: median over the pairs of (latency of a / latency of b), that is, how many times faster b is. It is one
-            of the observed ratios, never an average of two.
-        low, high: ends of the interval.
+        estimate: latency of a / latency of b, that is, how many times faster b is. It is the median over the pairs or,
+            if the pairs are sessions, the round next to their geometric mean. So it is one of the observed ratios,
+            never an average of two.
+        low, high: ends of the interval. If the pairs are sessions, the estimate of another, equally long measurement in
+            new sessions lies in this interval.
         confidence: actual coverage of the interval, 0 to 1. It is lower than requested if there are too few rounds.
         pairs: number of pairs, each of which gives one ratio.
         a_ms, b_ms: median latencies in milliseconds of the pair that gave `estimate`; None if there is no pair.
@@ -68,34 +70,83 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
     `confidence`.
 
     If `by_session` is set and both ran in at least `FEWEST_SESSIONS` sessions, each session instead gives one ratio:
-    the median of its rounds' ratios. All rounds of a session share the session's place in memory, so more rounds do not
-    predict the next session better.
+    the median of its rounds' ratios. All rounds of a session share the session's place in memory and its process, so
+    more rounds do not predict the next session better. The interval is then that of `_next_measurement`.
 
     If one runner was measured for longer and has more rounds than the other, the surplus rounds are left out.
     """
     rounds = min(len(a.rounds), len(b.rounds))
     times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
-    group = np.arange(rounds)
-    if by_session and a.sessions == b.sessions >= FEWEST_SESSIONS:
-        group %= a.sessions
     known = ~np.isnan(times).any(axis=0)
-    times, group = times[:, known], group[known]
-    quotients = times[0] / np.maximum(times[1], 1e-12)
-    # Take the middle round of each group, so that each ratio is that of two latencies that were observed together.
-    middles = [rows[_middle(quotients[rows])] for rows in (np.flatnonzero(group == g) for g in np.unique(group))]
-    pairs = len(middles)
-    if pairs == 0:
+    times, session = times[:, known], np.flatnonzero(known) % a.sessions
+    quotients = np.divide(*np.maximum(times, 1e-12))
+    if quotients.size == 0:
         return Ratio(float("nan"), 0.0, float("inf"), 0.0, 0)
-    centre = middles[_middle(quotients[middles])]
-    ordered = np.sort(quotients[middles])
-    k, covered = _interval_rank(pairs, confidence)
+    if by_session and a.sessions == b.sessions >= FEWEST_SESSIONS:
+        medians = np.array([np.median(np.log(quotients[session == each])) for each in np.unique(session)])
+        pairs = len(medians)
+        # The estimate is the ratio of two latencies that were observed together, so take the round next to the mean.
+        centre = int(np.abs(np.log(quotients) - medians.mean()).argmin())
+        if pairs >= FEWEST_SESSIONS:
+            low, high = _next_measurement(medians, confidence)
+        else:
+            low, high, confidence = float(quotients.min()), float(quotients.max()), 0.0
+    else:
+        pairs, ordered = len(quotients), np.sort(quotients)
+        centre = int(np.argsort(quotients, kind="stable")[pairs // 2])
+        k, confidence = _interval_rank(pairs, confidence)
+        low, high = float(ordered[k]), float(ordered[-1 - k])
+    estimate = float(quotients[centre])
     latencies = float(times[0][centre]), float(times[1][centre])
-    return Ratio(float(quotients[centre]), float(ordered[k]), float(ordered[-1 - k]), covered, pairs, *latencies)
+    return Ratio(estimate, min(low, estimate), max(high, estimate), confidence, pairs, *latencies)
 
 
-def _middle(values: np.ndarray) -> int:
-    """Return the position of the median. For an even number of values, take the upper of the two in the middle."""
-    return int(np.argsort(values, kind="stable")[len(values) // 2])
+def _next_measurement(logs: np.ndarray, confidence: float) -> Tuple[float, float]:
+    """Return the interval in which the mean ratio of as many new sessions lies with probability `confidence`.
+
+    The logarithm of a session's ratio is the sum of the models' true ratio, a deviation of the session, and the noise
+    of its rounds. With n sessions of m rounds each, the variance s^2 of the n observed values therefore estimates
+    (variance between sessions) + (variance within a session) / m, as in a one-way analysis of variance with random
+    effects. This measurement's mean and the next one's each have the variance s^2 / n. Their difference divided by
+    s sqrt(2 / n) has Student's t distribution with n - 1 degrees of freedom.
+
+    Args:
+        logs: float64[n], n >= 2: logarithm of each session's ratio.
+    """
+    count = len(logs)
+    reach = student_t(confidence, count - 1) * float(logs.std(ddof=1)) * math.sqrt(2 / count)
+    return math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
+
+
+def student_t(confidence: float, freedom: int) -> float:
+    """Return the t for which Student's t distribution is between -t and t with probability `confidence`.
+
+    The probability is a finite sum for a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    Bisection finds t.
+
+    Args:
+        confidence: probability, above 0 and below 1.
+        freedom: degrees of freedom, at least 1.
+    """
+
+    def between(t: float) -> float:
+        """Return the probability of a value between -t and t."""
+        angle = math.atan2(t, math.sqrt(freedom))
+        cosine, odd = math.cos(angle), freedom % 2
+        term, total = (cosine if odd else 1.0), 0.0
+        for k in range(1 + odd, freedom, 2):
+            total += term
+            term *= cosine**2 * k / (k + 1)
+        total *= math.sin(angle)
+        return 2 / math.pi * (angle + total) if odd else total
+
+    low, high = 0.0, 1.0
+    while between(high) < confidence:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if between(middle) < confidence else (low, middle)
+    return high
 
 
 def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
@@ -287,12 +338,10 @@ FEWEST_PAIRS = 6
 WIDEST = 1.6
 """Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
-"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time."""
-BUSY_ALLOWANCE = 1.15
-"""Factor by which the interval is widened at both ends on a busy machine, even if no run waited for a core. Other work
-shares the hyperthreads of a core, the cache and the clock, and so slows float and integer kernels unequally. Their
-slowdowns differed by up to 10 % on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other
-core."""
+"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time, or if more
+than this share of the runs waited for a core. No speed is then claimed, even if many runs did not wait: other work
+shares the hyperthreads of a core, the cache and the clock, so it slows float and integer kernels unequally, in all runs
+alike."""
 ESTIMATE_ALLOWANCE = 1.25
 """Factor by which the spread of an estimate extends, at both ends, beyond the interval of its ratios. If two models
 lose a core, they are not slowed by the same factor. The place of a session in memory changes its speed by a similar
@@ -312,9 +361,8 @@ class Claim:
     """Hold how many times faster a model is than a baseline, if that can be claimed.
 
     Attributes:
-        estimate: median of the ratios (baseline's latency / model's latency) of all pairs, which is one of the observed
-            ratios; None if nothing can be claimed.
-        low, high: ends of the estimate's confidence interval; None if `estimate` is None.
+        estimate: the estimate of `Ratio` (baseline's latency / model's latency); None if nothing can be claimed.
+        low, high: ends of the interval of `estimate` (see `Ratio`); None if `estimate` is None.
         confidence: coverage of the interval, 0 to 1.
         pairs: number of ratios in the estimate.
         baseline_ms, ms: median latencies in milliseconds of the pair that gave `estimate`; None if there was no pair.
@@ -350,7 +398,7 @@ class Claim:
         """
         if self.reason or self.estimate is None or self.low is None or self.high is None:
             return None
-        enough = self.pairs >= FEWEST_PAIRS and self.confidence >= CONFIDENCE
+        enough = self.pairs >= FEWEST_SESSIONS and self.confidence >= CONFIDENCE
         ordered = 0 < self.low <= self.estimate <= self.high < math.inf
         return (self.estimate, self.low, self.high) if enough and ordered else None
 
@@ -406,55 +454,57 @@ def claim(baseline: Distribution, model: Distribution) -> Claim:
     """Return what can be claimed about `model` against `baseline`. The two must have been measured together.
 
     Only undisturbed runs count, and only rounds (or sessions, see `ratio`) in which both models have undisturbed runs.
-    If there are too few for an interval, or if they contradict each other, nothing is claimed. An estimate from all
-    runs is then given instead.
+    If there are too few for an interval, if they contradict each other, or if the machine was busy, nothing is claimed.
+    An estimate is then given instead.
     """
     found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
-    rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
-    busy = max(baseline.busy, model.busy)
-    slack = BUSY_ALLOWANCE if busy > BUSY else 1.0
-    low, high = found.low / slack, found.high * slack
-    reason = _reason(found, low, high, baseline, model, busy)
+    reason = _reason(found, baseline, model)
     if reason:
-        return Claim(None, None, None, *rests_on, reason, _estimate(baseline, model))
-    return Claim(found.estimate, low, high, *rests_on)
+        rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
+        return Claim(None, None, None, *rests_on, reason, _estimate(found, baseline, model))
+    return Claim(found.estimate, found.low, found.high, found.confidence, found.pairs, found.a_ms, found.b_ms)
 
 
-def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
-    """Compute the ratio of mean latencies in each session (or round). Return the geometric mean of these ratios and the
-    ends of their spread, or None if there are too few.
+def _estimate(found: Ratio, baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
+    """Return an estimate and the ends of its spread, or None if there are too few runs.
 
-    Disturbed runs count too. The mean of a burst includes the time that other processes took. That time is the same
-    share of the mean for both models, so it cancels out. A median does not have this property: short runs mostly end
-    before another process gets the core, so their median contains no waits, but the median of longer runs does.
-    `benchmarks/busy.py` compares means with medians, low percentiles, minima and processor time.
+    If enough runs were undisturbed for an interval, it is their ratio `found`. Otherwise, compute the ratio of mean
+    latencies in each session (or round), and return the geometric mean of these ratios. Both spreads are the interval,
+    extended by `ESTIMATE_ALLOWANCE`.
+
+    Disturbed runs count in these means. The mean of a burst includes the time that other processes took. That time is
+    the same share of the mean for both models, so it cancels out. A median does not have this property: short runs
+    mostly end before another process gets the core, so their median contains no waits, but the median of longer runs
+    does. `benchmarks/busy.py` compares means with medians, low percentiles, minima and processor time.
     """
+    if found.confidence >= CONFIDENCE:
+        return found.estimate, found.low / ESTIMATE_ALLOWANCE, found.high * ESTIMATE_ALLOWANCE
     count = min(len(baseline.rounds), len(model.rounds))
     shared = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count
     means = []
     for side in (baseline, model):
         rounds = np.split(side.samples_ms, side.rounds[1:])[:count]
         groups = [rounds[first::shared] for first in range(min(shared, count))]
-        means.append(Distribution(np.array([np.concatenate(group).mean() for group in groups])))
-    found = ratio(*means, confidence=CONFIDENCE)
-    if found.pairs < FEWEST_ESTIMATED:
+        means.append(np.maximum([np.concatenate(group).mean() for group in groups], 1e-12))
+    logs = np.log(means[0] / means[1])
+    if len(logs) < FEWEST_ESTIMATED:
         return None
-    low, high = found.low / ESTIMATE_ALLOWANCE, found.high * ESTIMATE_ALLOWANCE
-    about = math.exp(float(np.log(means[0].samples_ms / means[1].samples_ms).mean()))
-    return min(max(about, low), high), low, high
+    low, high = _next_measurement(logs, CONFIDENCE)
+    return math.exp(logs.mean()), low / ESTIMATE_ALLOWANCE, high * ESTIMATE_ALLOWANCE
 
 
-def _reason(found: Ratio, low: float, high: float, baseline: Distribution, model: Distribution, busy: float) -> str:
+def _reason(found: Ratio, baseline: Distribution, model: Distribution) -> str:
     """Return why nothing can be claimed, or "" if something can."""
+    busy, stolen = max(baseline.busy, model.busy), max(baseline.stolen, model.stolen)
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
-    stolen = max(baseline.stolen, model.stolen)
     taken = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
     seen = [f"{who} {share:.0%} of it" for who, share in taken.items() if busy > BUSY and share > BUSY / 2]
     seen += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
     cause = f"the machine was busy ({' and '.join(seen)})" if seen else ""
-    if found.pairs < FEWEST_PAIRS or found.confidence < CONFIDENCE:
-        few = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of undisturbed runs, at least {FEWEST_PAIRS} needed"
+    if found.confidence < CONFIDENCE:
+        needed = FEWEST_SESSIONS if baseline.sessions == model.sessions >= FEWEST_SESSIONS else FEWEST_PAIRS
+        few = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of undisturbed runs, at least {needed} needed"
         return f"{cause}; {few}" if cause else f"{few}: measure longer"
-    if not high <= low * WIDEST:
-        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {low:.2f} to {high:.2f}"
-    return ""
+    if not found.high <= found.low * WIDEST:
+        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {found.low:.2f} to {found.high:.2f}"
+    return cause

@@ -4,10 +4,10 @@ All readings come from the files in which Linux shows them. On other systems, an
 reading is absent; it is never guessed. All functions that read take the root of the file system as an argument, so
 recorded machines can be replayed.
 
-`Precedence` gives this process precedence over others during a timing, if the system permits it. On Linux, a ready
-thread of niceness -20 gets a core before ordinary threads do, nearly always immediately. So the latencies of this
-process are those of an idle machine, even next to busy processes. Such a niceness needs root, CAP_SYS_NICE or a limit
-that permits it; otherwise nothing changes. Other processes wait while the timing lasts.
+`Precedence` gives this process precedence over others during a timing, if the user asks for it and the system permits
+it. On Linux, a ready thread of niceness -20 gets a core before ordinary threads do, nearly always immediately. Such a
+niceness needs root, CAP_SYS_NICE or a limit that permits it; otherwise nothing changes. Other processes wait while the
+timing lasts, so the figures of another measurement next to this one would be wrong: that is not the default.
 
 `Waits` finds the runs that other processes disturbed, and `Others` measures how busy these processes kept the machine.
 For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in
@@ -209,7 +209,7 @@ def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
 
 
 SETTING = "EDGEQ_NICE"
-"""Environment variable that sets the niceness during a timing; 0 leaves the niceness unchanged."""
+"""Environment variable that sets the niceness during a timing. Without it, or with 0, the niceness does not change."""
 _MOST = -20
 
 
@@ -267,14 +267,14 @@ class Precedence:
 
 
 def wanted_niceness() -> int:
-    """Return the niceness in `EDGEQ_NICE`, or -20 if the variable is not set.
+    """Return the niceness in `EDGEQ_NICE`, or 0 if the variable is not set.
 
     Raises:
         UsageError: the value is not a whole number from -20 to 0.
     """
     text = os.environ.get(SETTING, "").strip()
     try:
-        nice = int(text or _MOST)
+        nice = int(text or 0)
     except ValueError:
         nice = 1
     # Refuse a positive niceness: a process that may not take precedence could not undo it.
@@ -475,8 +475,8 @@ class Others:
 
 
 class Watch:
-    """Record waits and the activity of other processes during one measurement, and take precedence over those processes
-    meanwhile. Do nothing if the clock is not the machine's, as in tests.
+    """Record waits and the activity of other processes during one measurement. Take precedence over those processes
+    meanwhile if `EDGEQ_NICE` is set. Do nothing if the clock is not the machine's, as in tests.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
