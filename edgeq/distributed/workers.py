@@ -23,6 +23,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from edgeq_device.files import open_file, read_file
+
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
@@ -477,13 +479,13 @@ def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> File
     files = Files(path, names, _digest(path.parent, names))
     if workers.everywhere(Files.here, files):
         return files
-    return replace(files, contents={name: (path.parent / name).read_bytes() for name in names})
+    return replace(files, contents={name: read_file(path.parent / name) for name in names})
 
 
 def _digest(folder: Path, names: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
-        with (folder / name).open("rb") as stream:
+        with open_file(folder / name) as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
             # A name that is not UTF-8 contains lone surrogates, which plain UTF-8 cannot encode.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))

@@ -20,6 +20,7 @@ import onnx
 from edgeq_device.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
 from edgeq_device.budget import VARIABLE, largest_sample
 from edgeq_device.engines import EngineSpec, parse_version
+from edgeq_device.files import open_file
 from edgeq_device.package import MAIN
 from edgeq_device.serve import GuestSession, TensorInfo
 from msgspec import Meta
@@ -165,7 +166,7 @@ class BoardSession:
             raise BoardError(problem, self._clean())
         with progress.stage(f"sending to {self.board.name}", size) as advance:
             for sha, (source, length) in missing.items():
-                with source.open("rb") as stream:
+                with open_file(source) as stream:
                     self.ask({"do": "put", "keep": keep, "sha256": sha, "size": length}, stream)
                 advance(length)
         path = self._asked(tree).path

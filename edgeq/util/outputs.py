@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from edgeq_device.files import open_file, read_file
 from edgeq_device.places import exchange, move_new
 
 from edgeq import __version__
@@ -174,7 +175,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     if not is_plain(path) or path.lstat().st_size > _MOST_BYTES:
         return None
     try:
-        plain = json.loads(path.read_bytes())
+        plain = json.loads(read_file(path))
     except (ValueError, RecursionError):
         return None
     return plain if isinstance(plain, dict) else None
@@ -196,7 +197,7 @@ def sha256(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgeq_device.errors import DeviceError
+from edgeq_device.files import open_file, read_file
 from edgeq_device.places import move_new
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
@@ -96,7 +97,7 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
     if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
         raise _foreign(stage, f"{RECORD} is not a small file")
     try:
-        plain = parse_json(record.read_bytes(), RECORD)
+        plain = parse_json(read_file(record), RECORD)
     except DeviceError as error:
         raise _foreign(stage, error.problem) from error
     for name, value in plain.items():
@@ -116,7 +117,7 @@ def names(path: Path, sibling: str) -> bool:
     """Return whether the bytes of the file at `path` contain the name `sibling`."""
     if not path.is_file() or not path.stat().st_size:
         return False
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
+    with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
         return held.find(os.fsencode(sibling)) >= 0
 
 

@@ -21,6 +21,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tup
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import Evidence, gather, normalise_architecture, parse_identity
+from edgeq_device.files import read_file
 from edgeq_device.places import own_table
 
 
@@ -237,7 +238,7 @@ def stated_signature(model: Path) -> Optional[Dict[str, List[Dict[str, Any]]]]:
     engine = engine_of_file(model.name)
     if engine is None:
         return None
-    found = import_module(f"{__package__}.{engine.adapter}").read_signature(model.read_bytes(), str(model))
+    found = import_module(f"{__package__}.{engine.adapter}").read_signature(read_file(model), str(model))
     return {key: list(found.get(key, ())) for key in ("inputs", "outputs")}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from edgeq_device.files import open_file
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.emit_c import builder as emit
@@ -53,7 +54,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
             the message names the definition that differs.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(_LIMIT + 1)
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}", "Pass the gemmini_params.h of your chip") from error
