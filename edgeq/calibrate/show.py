@@ -87,7 +87,7 @@ def open_shown(
     """
     if path.is_dir() and not (path / FLATBUFFERS).exists():
         return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
-    if is_zipfile(path):
+    if path.is_file() and is_zipfile(path):
         with tempfile.TemporaryDirectory(prefix="edgeq-tables-") as folder:
             unpack_tables(path, Path(folder))
             table = read_tables(Path(folder))

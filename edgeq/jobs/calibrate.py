@@ -175,7 +175,7 @@ def parse_bytes(text: str) -> int:
     """Return the number of bytes in "500MB", "2 GiB", "1e9" or plain digits. Decimal prefixes are powers of ten, binary
     prefixes are powers of two.
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?", text.lower().strip())
     try:
         number = float(match[1]) if match else 0.0
     except ValueError:

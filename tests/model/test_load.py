@@ -503,7 +503,9 @@ class TestSave:
         referring = from_proto(proto, tmp_path)
         save_model(referring, tmp_path / "copy.onnx")
         kept = [value.const_value for value in referring.graph.initializers.values()]
-        assert [isinstance(tensor, ir.ExternalTensor) for tensor in kept] == [True], "the model that was given is left as it was"
+        assert [isinstance(tensor, ir.ExternalTensor) for tensor in kept] == [True], (
+            "the model that was given is left as it was"
+        )
         assert model_files(tmp_path / "copy.onnx") == (tmp_path / "copy.onnx",)
         assert np.array_equal(run(tmp_path / "copy.onnx", {"x": np.eye(4)[:1].astype(np.float32)})[0][0], rand(4, 4)[0])
 

@@ -410,9 +410,9 @@ class _Walk:
 
 
 # Texts that exporters write for a free size. They are not names, so two such sizes need not be equal.
-_PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?", re.IGNORECASE)
 
 
 def is_name(text: str) -> bool:
     """Return whether sizes with this name must be equal. If not, the name only marks a free size."""
-    return _PLACEHOLDER.fullmatch(text) is None
+    return _PLACEHOLDER.fullmatch(text.strip()) is None

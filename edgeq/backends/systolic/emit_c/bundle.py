@@ -61,7 +61,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     if len(raw) > _LIMIT or b"\0" in raw:
         raise HardwareError(f"{path} is not a C header", "Pass the gemmini_params.h of your chip")
     text = raw.decode("utf-8", "replace")
-    code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+    code = re.sub(r"/\*.*?(?:\*/|\Z)|//[^\n]*", " ", text, flags=re.DOTALL)
     dim = _number(code, "DIM")
     if dim is None:
         raise HardwareError(f"{path} does not define DIM", "Pass the gemmini_params.h of your chip")
@@ -105,8 +105,11 @@ def _number(code: str, name: str) -> int | None:
 
 
 def _type(code: str, name: str) -> str | None:
-    found = re.search(rf"\btypedef\s+([A-Za-z0-9_ ]+?)\s+{name}\s*;", code)
-    return found[1] if found else None
+    for statement in code.split(";"):
+        *before, last = statement.split() or [""]
+        if last == name and "typedef" in before:
+            return " ".join(before[len(before) - before[::-1].index("typedef") :])
+    return None
 
 
 def readme(program: Program, region: Region, builder: Builder) -> str:
