@@ -199,8 +199,8 @@ def killed_while_placing(output: Path, *, folder: bool) -> None:
             return
         for part in ("placing.json", "placing.json.draft"):
             (stage / part).unlink(missing_ok=True)
-        if (stage / "old").exists():
-            (stage / "old").rmdir()
+        for part in ("old", "proof"):
+            shutil.rmtree(stage / part, ignore_errors=True)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

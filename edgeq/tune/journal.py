@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from edgeq_device.claim import UNKNOWN
 from edgeq_device.errors import DeviceError
 from edgeq_device.files import open_file, read_file
+from edgeq_device.places import LOCK
 from edgeq_device.plainjson import parse_json
 
 from edgeq.calibrate.files import STATISTICS
@@ -262,8 +263,9 @@ JOURNAL, COLLECTED = "journal.jsonl", "statistics"
 _KIND = "tuning"
 # Files that remain if the run was killed while it wrote statistics.
 _LEFT = re.compile(
-    rf"\.{COLLECTED}\.[0-9a-f]+\.partial/"
-    rf"(?:placing\.json(?:\.draft)?|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?"
+    rf"\.{COLLECTED}\.[0-9a-f]+\.partial"
+    rf"(?:{re.escape(LOCK)}"
+    rf"|/(?:placing\.json(?:\.draft)?|proof/[0-9a-f]*|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?)"
 )
 
 

@@ -21,33 +21,48 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.files import open_file, read_file
-from edgeq_device.places import move_new
+from edgeq_device.places import LOCK, NO_LOCKS, move_new, remove_left
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 from edgeq.errors import OutputError
 
-NEW, OLD, RECORD = "new", "old", "placing.json"
+NEW, OLD, PROOF, RECORD = "new", "old", "proof", "placing.json"
 STEM = 100
-
-Identity = tuple[int, int]
-"""The inode number of a file and the time of its last change. A rename changes neither."""
 
 
 def stages(path: Path) -> Sequence[Path]:
     """Return the private folders next to `path` that belong to runs in progress or to killed runs."""
-    pattern = re.compile(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial")
+    pattern = _pattern(path)
     try:
         with os.scandir(path.parent) as entries:
             found = [entry.name for entry in entries if pattern.fullmatch(entry.name)]
     except OSError:  # the folder does not exist, or cannot be read
         return ()
     return [path.parent / name for name in sorted(found)]
+
+
+def _pattern(path: Path) -> re.Pattern[str]:
+    return re.compile(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial")
+
+
+def remove_ended(path: Path) -> None:
+    """Remove the private folders of `path` whose processes have ended, except folders with interrupted moves."""
+    try:
+        with os.scandir(path.parent) as entries:
+            left = [entry.name[: -len(LOCK)] for entry in entries if entry.name.endswith(LOCK)]
+    except OSError:  # the folder does not exist, or cannot be read
+        return
+    for stage in (path.parent / name for name in left if _pattern(path).fullmatch(name)):
+        if not is_open(stage):
+            remove_left(stage)
 
 
 def is_open(stage: Path) -> bool:
@@ -66,7 +81,7 @@ def check_own(stage: Path) -> None:
     Raises:
         OutputError: the folder or a folder in it is a link, belongs to somebody else, or can be written by others.
     """
-    for place in (stage, stage / NEW, stage / OLD):
+    for place in (stage, stage / NEW, stage / OLD, stage / PROOF):
         try:
             found = place.lstat()
         except FileNotFoundError:  # not created yet, or already removed
@@ -78,9 +93,9 @@ def check_own(stage: Path) -> None:
         raise _foreign(stage, "others can write into it")
 
 
-def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
-    """Return the files that the record in `stage` lists, with the identity of each new file. A file that is only
-    removed has None.
+def read_record(stage: Path, output: str | None) -> dict[str, Proof | None]:
+    """Return the files that the record in `stage` lists, with the proof of each new file. A file that is only removed
+    has None.
 
     Args:
         output: name of the output, which is moved last; None if the record is for all files of a folder, which may have
@@ -102,12 +117,11 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
         raise _foreign(stage, error.problem) from error
     for name, value in plain.items():
         leads_away = name in ("", ".", "..") or "\0" in name or Path(name).name != name
-        numbers = value is None or (isinstance(value, list) and [type(part) for part in value] == [int, int])
-        if leads_away or not numbers:
+        if leads_away or not (value is None or _is_proof(value)):
             raise _foreign(stage, f"{RECORD} does not have edgeq's format")
     if not plain:
         raise _foreign(stage, f"{RECORD} does not have edgeq's format")
-    drafts = {name: (value[0], value[1]) if value is not None else None for name, value in plain.items()}
+    drafts = {name: None if value is None else Proof(*value) for name, value in plain.items()}
     if output is not None:
         _check_names(stage, list(drafts), output)
     return drafts
@@ -157,8 +171,6 @@ try:
 except ImportError:  # on Windows, edgeq works without a lock
     fcntl = None  # type: ignore[assignment]
 
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
-
 
 @contextmanager
 def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
@@ -186,7 +198,7 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
         except BlockingIOError as error:
             raise OutputError(busy, "Wait until it has ended, or choose another output") from error
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
         yield
     finally:
@@ -198,16 +210,56 @@ def stage_name(path: Path) -> str:
     return f".{path.name[:STEM]}.{secrets.token_hex(8)}.partial"
 
 
-def identity(path: Path) -> Identity | None:
-    """Return the identity of the file at `path`, or None if there is no file. If the file is a link, this is the
-    identity of the link, not of its target.
+@dataclass(frozen=True)
+class Proof:
+    """Show that a file is the one that a run wrote, wherever it was moved.
+
+    A hard link in the folder PROOF is a second name of the file's content, so no other file can pass for it. For a
+    folder, the link is to a file in it.
+
+    Attributes:
+        link: random name of the hard link.
+        inside: path of the linked file in the folder, or "" if the link is to the file itself.
     """
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    # A directory's time changes with its content, so only its inode number is used.
-    return found.st_ino, 0 if stat.S_ISDIR(found.st_mode) else found.st_mtime_ns
+
+    link: str
+    inside: str
+
+    @classmethod
+    def of(cls, stage: Path, path: Path) -> Proof:
+        """Make the proof of the file or folder `path` in the private folder `stage`. If the file system has no hard
+        links, or if the folder contains no files, no file will have this proof.
+        """
+        inside = ""
+        if path.is_dir() and not path.is_symlink():
+            files = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.is_symlink())
+            inside = next((file.relative_to(path).as_posix() for file in files), "")
+        proof = cls(secrets.token_hex(16), inside)
+        try:
+            os.link(path / inside, stage / PROOF / proof.link, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        return proof
+
+    def holds(self, stage: Path, path: Path) -> bool:
+        """Return whether `path` is the file or folder of which this is the proof."""
+        try:
+            return os.path.samestat((path / self.inside).lstat(), (stage / PROOF / self.link).lstat())
+        except OSError:  # one of them does not exist
+            return False
+
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL, errno.EACCES)
+
+
+def _is_proof(value: Any) -> bool:
+    """Return whether a value of a record has the form of a proof, whose names lead out of no folder."""
+    if not isinstance(value, list) or [type(part) for part in value] != [str, str]:
+        return False
+    link, inside = value
+    parts = PurePosixPath(inside).parts
+    return re.fullmatch("[0-9a-f]{32}", link) is not None and ".." not in parts and not inside.startswith("/")
 
 
 def place(
@@ -230,9 +282,11 @@ def place(
     Raises:
         FileExistsError: a file with one of the names exists, or appeared in the meantime.
     """
-    drafts = {**dict.fromkeys(gone), **{name: identity(stage / NEW / name) for name in names}}
-    (stage / OLD).mkdir()
+    for made in (OLD, PROOF):
+        (stage / made).mkdir()
+    drafts = {**dict.fromkeys(gone), **{name: Proof.of(stage, stage / NEW / name) for name in names}}
     _write(stage, drafts)
+    moved: set[str] = set()
     try:
         for name in reversed(drafts):
             if force and os.path.lexists(folder / name):
@@ -240,8 +294,9 @@ def place(
                 check(stage / OLD / name)
         for name in names:
             move_new(stage / NEW / name, folder / name)
+            moved.add(name)
     except BaseException:
-        _undo(stage, folder, drafts)
+        _undo(stage, folder, drafts, moved)
         raise
     (stage / RECORD).unlink()
 
@@ -275,8 +330,8 @@ def settle(path: Path, *, filled: bool = False) -> None:
     """
     for stage in filter(is_open, stages(path)):
         drafts = read_record(stage, None if filled else path.name)
-        last = next(reversed(drafts))
-        if drafts[last] is None or identity(path.parent / last) != drafts[last]:
+        last, proof = next(reversed(drafts.items()))
+        if proof is None or not proof.holds(stage, path.parent / last):
             try:
                 _undo(stage, path.parent, drafts)
             except FileExistsError as error:
@@ -287,9 +342,14 @@ def settle(path: Path, *, filled: bool = False) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None:
-    for name, new in reversed(drafts.items()):
-        if new is None or identity(folder / name) != new:
+def _undo(stage: Path, folder: Path, drafts: Mapping[str, Proof | None], moved: Collection[str] = ()) -> None:
+    """Move the new files back to `stage`/new, and then the old files back to `folder`.
+
+    Args:
+        moved: names of new files that this process has moved, which needs no proof.
+    """
+    for name, proof in reversed(drafts.items()):
+        if proof is None or not (proof.holds(stage, folder / name) or name in moved):
             continue
         draft = stage / NEW / name
         if not os.path.lexists(draft):
@@ -303,7 +363,8 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None
     (stage / RECORD).unlink()
 
 
-def _write(stage: Path, drafts: dict[str, Identity | None]) -> None:
+def _write(stage: Path, drafts: Mapping[str, Proof | None]) -> None:
     draft = stage / f"{RECORD}.draft"
-    draft.write_text(json.dumps(drafts), "utf-8")
+    plain = {name: None if proof is None else [proof.link, proof.inside] for name, proof in drafts.items()}
+    draft.write_text(json.dumps(plain), "utf-8")
     os.replace(draft, stage / RECORD)

@@ -1,5 +1,9 @@
-"""Find places for the runner's files: tables next to its code, drafts that are renamed when complete, and temporary
+"""Find places for the runner's files: tables next to its code, drafts that are renamed when complete, and private
 folders.
+
+A private folder has a lock: a file next to it with the suffix LOCK. The process that made the folder holds the lock
+until it ends, even if it is killed. So a later process can tell whether a folder is still in use. It removes folders of
+processes that have ended.
 """
 
 from __future__ import annotations
@@ -16,10 +20,18 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
 
 from edgeq_device.errors import OutputError
 
+try:
+    import fcntl
+except ImportError:  # on Windows, folders of killed processes stay
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".edgeq-lock"
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+"""Errors of file systems without locks."""
 SET_TMPDIR = "Free some space, or set TMPDIR to a larger place that can be written"
 _SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
@@ -55,22 +67,143 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
         OutputError: no folder can be made.
     """
 
-    owner = os.getpid()
+    try:
+        return _scratch(name, Path(tempfile.gettempdir()))
+    except OSError as error:
+        raise OutputError(f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR) from error
 
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-        atexit.unregister(remove)
 
+@contextmanager
+def scratch_folder(name: str, parent: Optional[Path] = None) -> Iterator[Path]:
+    """Yield a new folder whose name begins with `name`, and remove it afterwards. Only the user can read it.
+
+    Args:
+        parent: the folder to make it in; None for the folder for temporary files.
+
+    Raises:
+        OSError: no folder can be made.
+    """
+    folder, remove = _scratch(name, parent or Path(tempfile.gettempdir()))
+    try:
+        yield folder
+    finally:
+        remove()
+
+
+def _scratch(name: str, parent: Path) -> Tuple[Path, Callable[[], None]]:
+    """Make a private folder in `parent`, after folders of killed processes are removed there. Return the folder and a
+    function that removes it. It is also removed when the process ends.
+    """
+    with os.scandir(parent) as entries:
+        left = [entry.name[: -len(LOCK)] for entry in entries if entry.name.endswith(LOCK)]
+    for other in left:
+        remove_left(parent / other)
     with _signals_wait():
+        folder = PrivateFolder(parent / f"{name}{os.urandom(8).hex()}")
         try:
-            folder = Path(tempfile.mkdtemp(prefix=name))
-        except OSError as error:
-            raise OutputError(
-                f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR
-            ) from error
+            folder.create()
+        except BaseException:
+            folder.remove()
+            raise
+
+        def remove() -> None:
+            folder.remove()
+            atexit.unregister(remove)
+
         atexit.register(remove)
-    return folder, remove
+    return folder.path, remove
+
+
+class PrivateFolder:
+    """Create a folder that only this user can read, hold its lock, and remove both.
+
+    Args:
+        path: the folder. It is created by `create`, so that a signal cannot come between the folder and this object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._owner, self._lock = os.getpid(), _lock_of(path)
+        self._held: Optional[int] = None
+
+    def create(self) -> None:
+        """Create the folder.
+
+        Raises:
+            OSError: the folder cannot be created.
+        """
+        # The lock comes first, so no kill can leave a folder without a lock.
+        self._held = _new_lock(self._lock)
+        self.path.mkdir(mode=0o700)
+
+    def remove(self) -> None:
+        """Remove the folder and the lock. A process forked from the creator removes nothing."""
+        if os.getpid() != self._owner:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock. Remove it if there is no folder."""
+        held, self._held = self._held, None
+        if held is not None:
+            if not os.path.lexists(self.path):
+                self._lock.unlink(missing_ok=True)
+            os.close(held)
+
+
+def remove_left(folder: Path) -> None:
+    """Remove a private folder and its lock if the process that made the folder has ended.
+
+    Nothing is removed if the process still runs, or if the folder or the lock is a link or belongs to another user.
+    """
+    lock = _lock_of(folder)
+    if fcntl is None:
+        return
+    try:
+        held = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # another process has just removed it, or it belongs to another user
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_mine(os.fstat(held), stat.S_ISREG) and os.path.samestat(os.fstat(held), lock.lstat()):
+            if os.path.lexists(folder) and _is_mine(folder.lstat(), stat.S_ISDIR):
+                shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.lexists(folder):
+                lock.unlink()
+    except OSError:  # the process still runs, or the file system has no locks
+        return
+    finally:
+        os.close(held)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{LOCK}")
+
+
+def _is_mine(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    return is_kind(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _new_lock(lock: Path) -> Optional[int]:
+    """Create the file `lock` and return its descriptor, which holds the lock. Return None if there are no locks here.
+
+    The descriptor is not inherited by programs that this process starts.
+    """
+    while fcntl is not None:
+        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if os.fstat(held).st_nlink:
+                return held
+        except OSError as error:
+            os.close(held)
+            lock.unlink(missing_ok=True)
+            if error.errno not in NO_LOCKS:
+                raise
+            return None
+        os.close(held)  # another process removed the file before it was locked
+    return None
 
 
 def private_cache(program: str, *names: str) -> Path:
