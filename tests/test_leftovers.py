@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from edgeq_device.places import stage_name
 
 from edgeq.errors import OutputError
 from edgeq.util import placement
@@ -180,7 +181,7 @@ def test_no_command_believes_a_forged_leftover(
 
 def killed_while_placing(output: Path, *, folder: bool) -> None:
     """Leave the files of a run that was killed after it had moved the old output and a companion file away."""
-    stage = output.with_name(placement.stage_name(output))
+    stage = output.with_name(stage_name(output))
     (stage / "new").mkdir(mode=0o700, parents=True)
     stage.chmod(0o700)
     names = [output.name] if folder else [f"{output.stem}.program.npz", "weights.bin", output.name]

@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from edgeq_device.files import open_file, read_file
+from edgeq_device.places import scratch_folder
 
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
@@ -76,7 +76,6 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
     """
     from distributed import LocalCluster
 
-    folder = tempfile.TemporaryDirectory(prefix="edgeq-workers-", ignore_cleanup_errors=True)
     cluster = LocalCluster(
         n_workers=count,
         threads_per_worker=1,
@@ -84,7 +83,7 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
         memory_limit=None,  # only the system's own limit applies, as in a run without workers
-        local_directory=stack.enter_context(folder),
+        local_directory=str(stack.enter_context(scratch_folder("edgeq-workers-"))),
         silence_logs=logging.CRITICAL,
         security=True,
         preload=["edgeq.distributed.plugin"],
@@ -353,7 +352,9 @@ def check_workers(given: str) -> None:
     Raises:
         UsageError: `given` is neither a number of processes nor an address.
     """
-    if not _ADDRESS.fullmatch(given) and not (given.isdecimal() and 1 <= int(given) <= _MOST):
+    if not _ADDRESS.fullmatch(given) and not (
+        given.isdecimal() and len(given) <= len(str(_MOST)) and 1 <= int(given) <= _MOST
+    ):
         raise UsageError(
             f"{given!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
             "Give a number of processes, or the address of a Dask scheduler, such as tcp://host:8786",
@@ -462,7 +463,7 @@ class Files:
         """
         if self.contents is None:
             return self.path
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
+        folder = stack.enter_context(scratch_folder("edgeq-worker-"))
         for name, content in self.contents.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)

@@ -5,11 +5,12 @@ machines.
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from edgeq_device.places import scratch_folder
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import check_directory, check_regular, load_statistics, save_statistics
@@ -92,7 +93,7 @@ def calibrate(
     if directory is not None:
         check_directory(directory, force=mine)
         check_apart(directory, [*model_files(model), *_existing(data)])
-    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder, open_workers(workers) as opened:
+    with scratch_folder("edgeq-calibrate-") as folder, open_workers(workers) as opened:
         prepared = prepare_model(model, Path(folder), fix=fix, progress=progress)
         samples = open_or_search(
             in_role(as_data(data) or Data(data), "calibration"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.engines import engine_of_file
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import ESTIMATE, backend_for
 from edgeq.backends.base import REGISTRY as BACKENDS
@@ -179,7 +179,7 @@ def quantize(
     if require_coverage is not None:
         check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
+        scratch_folder("edgeq-") as workdir,
         output_file(
             output,
             force=force,

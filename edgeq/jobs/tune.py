@@ -5,7 +5,6 @@ record of the search.
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.claim import UNKNOWN
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import backend_named
 from edgeq.calibrate.files import save_statistics
@@ -131,7 +131,7 @@ def plan(
     machine = detect_machine()
     chosen, timed = resolve_timed(target, machine)
     goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)
-    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
+    with scratch_folder("edgeq-tune-") as folder:
         prepared = prepare_model(model, Path(folder), progress=progress)
         first = kernel_choices(prepared, chosen, static=is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
@@ -369,7 +369,7 @@ def tune(
     if clock is not None:
         field = field.also_on(clock.engines, engines, progress)
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder,
+        scratch_folder("edgeq-tune-") as folder,
         Engines(keep=True) as opener,
         open_workers(workers) as pool,
         ExitStack() as held,

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +21,7 @@ from edgeq_device.budget import VARIABLE, largest_sample
 from edgeq_device.engines import EngineSpec, parse_version
 from edgeq_device.files import open_file
 from edgeq_device.package import MAIN
+from edgeq_device.places import scratch_folder
 from edgeq_device.serve import GuestSession, TensorInfo
 from msgspec import Meta
 
@@ -187,7 +187,7 @@ class BoardSession:
         Raises:
             BoardError: see `send`.
         """
-        with tempfile.TemporaryDirectory(prefix="edgeq-converted-") as folder:
+        with scratch_folder("edgeq-converted-") as folder:
             sent = EngineFiles(Path(folder)).file(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
             # Give the file a fixed name, because its own name may contain any characters.
@@ -204,7 +204,7 @@ class BoardSession:
         Raises:
             BoardError: see `send`.
         """
-        with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
+        with scratch_folder("edgeq-samples-") as folder, device_errors():
             files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
             for file, sample in zip(files.values(), samples, strict=True):
                 write_npz(file, sample)
@@ -218,7 +218,7 @@ class BoardSession:
             BundleError: the bundle is damaged.
             BoardError: see `send`.
         """
-        with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
+        with opened(bundle) as found, scratch_folder("edgeq-") as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
             files = {}
             for name, content in contents(found).items():
@@ -292,8 +292,8 @@ def open_board(board: Board) -> Iterator[BoardSession]:
     """
     with ExitStack() as stack:
         # The path of a socket must be short, and on some systems the path of the temporary folder is too long.
-        place = _SHORT if Path(_SHORT).is_dir() else None
-        sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="eq-", dir=place))
+        place = Path(_SHORT) if Path(_SHORT).is_dir() else None
+        sockets = stack.enter_context(scratch_folder("eq-", place))
         channel, said = stack.enter_context(bounds.open_channel(bounds.Link(board, Path(sockets))))
         hello = parse(said, Hello, board.name, BoardError)
         _check(board, hello)

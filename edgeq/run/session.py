@@ -24,6 +24,7 @@ from edgeq_device.options import (
     session_options,
     session_problem,
 )
+from edgeq_device.places import scratch_folder
 from edgeq_device.serve import GuestSession, import_path
 from numpy.typing import NDArray
 
@@ -411,14 +412,14 @@ class Engines:
     def __init__(self, *, keep: bool = False) -> None:
         self._stack = ExitStack()
         self._running: dict[str, Guest] = {}
-        made = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-compiled-")) if keep else None
+        made = self._stack.enter_context(scratch_folder("edgeq-compiled-")) if keep else None
         self._folder = Path(made) if made is not None else None
         self._files: EngineFiles | None = None
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
         """Return the same path as `EngineFiles.file`. The file exists until the `with` block ends."""
         if self._files is None:
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-converted-"))
+            folder = self._stack.enter_context(scratch_folder("edgeq-converted-"))
             self._files = EngineFiles(Path(folder))
         return self._files.file(model, engine)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeq_device.files import open_file, read_file
-from edgeq_device.places import PrivateFolder, exchange, move_new
+from edgeq_device.places import PrivateFolder, exchange, move_new, remove_ended, stage_name
 
 from edgeq import __version__
 from edgeq.errors import OutputError
@@ -266,7 +266,7 @@ def recover(path: Path) -> None:
         with alone_in(path.parent):
             placement.settle(inside, filled=True)
     for folder in {path, path.parent, work_folder() or path.parent}:
-        placement.remove_ended(folder / path.name)
+        remove_ended(folder / path.name, placement.is_open)
 
 
 def _check_free(path: Path, *, force: bool, kind: Kind | None) -> None:
@@ -428,7 +428,7 @@ def _is_mount(path: Path) -> bool:
 def _fill(path: Path, draft: Path) -> None:
     """Replace everything in the folder `path` with the content of `draft`, completely or not at all."""
     old = [entry.name for entry in path.iterdir()]
-    folder = PrivateFolder(path / placement.stage_name(path))
+    folder = PrivateFolder(path / stage_name(path))
     stage = folder.path
     try:
         folder.create()
@@ -474,7 +474,7 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
     # Choose the name before making the folder. Otherwise a signal between the two steps could leave the folder behind.
-    folder = PrivateFolder(_beside(path, kind) / placement.stage_name(path))
+    folder = PrivateFolder(_beside(path, kind) / stage_name(path))
     stage = folder.path
     parents: list[Path] = []
     try:

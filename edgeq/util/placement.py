@@ -21,7 +21,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,40 +29,22 @@ from typing import Any
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.files import open_file, read_file
-from edgeq_device.places import LOCK, NO_LOCKS, move_new, remove_left
+from edgeq_device.places import NO_LOCKS, is_stage, move_new
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 from edgeq.errors import OutputError
 
 NEW, OLD, PROOF, RECORD = "new", "old", "proof", "placing.json"
-STEM = 100
 
 
 def stages(path: Path) -> Sequence[Path]:
     """Return the private folders next to `path` that belong to runs in progress or to killed runs."""
-    pattern = _pattern(path)
     try:
         with os.scandir(path.parent) as entries:
-            found = [entry.name for entry in entries if pattern.fullmatch(entry.name)]
+            found = [entry.name for entry in entries if is_stage(entry.name, path)]
     except OSError:  # the folder does not exist, or cannot be read
         return ()
     return [path.parent / name for name in sorted(found)]
-
-
-def _pattern(path: Path) -> re.Pattern[str]:
-    return re.compile(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial")
-
-
-def remove_ended(path: Path) -> None:
-    """Remove the private folders of `path` whose processes have ended, except folders with interrupted moves."""
-    try:
-        with os.scandir(path.parent) as entries:
-            left = [entry.name[: -len(LOCK)] for entry in entries if entry.name.endswith(LOCK)]
-    except OSError:  # the folder does not exist, or cannot be read
-        return
-    for stage in (path.parent / name for name in left if _pattern(path).fullmatch(name)):
-        if not is_open(stage):
-            remove_left(stage)
 
 
 def is_open(stage: Path) -> bool:
@@ -205,11 +187,6 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
         os.close(handle)
 
 
-def stage_name(path: Path) -> str:
-    """Return a new name for the private folder of the output `path`."""
-    return f".{path.name[:STEM]}.{secrets.token_hex(8)}.partial"
-
-
 @dataclass(frozen=True)
 class Proof:
     """Show that a file is the one that a run wrote, wherever it was moved.
@@ -342,7 +319,7 @@ def settle(path: Path, *, filled: bool = False) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _undo(stage: Path, folder: Path, drafts: Mapping[str, Proof | None], moved: Collection[str] = ()) -> None:
+def _undo(stage: Path, folder: Path, drafts: dict[str, Proof | None], moved: Collection[str] = ()) -> None:
     """Move the new files back to `stage`/new, and then the old files back to `folder`.
 
     Args:
@@ -363,7 +340,7 @@ def _undo(stage: Path, folder: Path, drafts: Mapping[str, Proof | None], moved: 
     (stage / RECORD).unlink()
 
 
-def _write(stage: Path, drafts: Mapping[str, Proof | None]) -> None:
+def _write(stage: Path, drafts: dict[str, Proof | None]) -> None:
     draft = stage / f"{RECORD}.draft"
     plain = {name: None if proof is None else [proof.link, proof.inside] for name, proof in drafts.items()}
     draft.write_text(json.dumps(plain), "utf-8")

@@ -12,12 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from edgeq_device.places import scratch_folder
 from msgspec import Meta
 
 from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError
@@ -111,7 +111,7 @@ def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> E
         problem = f"vela needs {', '.join(missing)}"
         raise HardwareError(problem, "Set it in [device] engine_options of the target's file")
     program = find_vela()
-    with tempfile.TemporaryDirectory(prefix="edgeq-vela-") as place:
+    with scratch_folder("edgeq-vela-") as place:
         folder = Path(place)
         network = folder / "model.tflite"
         shutil.copyfile(model, network)
@@ -146,7 +146,7 @@ def version() -> str:
         RuntimeUnavailableError: vela is not installed.
         EngineError: vela does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-vela-") as folder:
+    with scratch_folder("edgeq-vela-") as folder:
         text = _run([find_vela(), "--version"], Path(folder), _VERSION_S)
     return f"vela {text.strip().splitlines()[-1]}" if text.strip() else "vela"
 

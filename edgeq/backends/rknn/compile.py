@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
+from edgeq_device.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.backends.rknn.data import chip_named, dialect, toolkit
@@ -191,7 +191,7 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
     `Backend.simulator`.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgeq-rknn-")))
+        folder = stack.enter_context(scratch_folder("edgeq-rknn-"))
         places = itertools.count()
 
         def opened(model: Path, settings: SessionSettings) -> Session:

@@ -1,15 +1,15 @@
-"""Open files of users: only regular files, which have an end, and only files inside their folder."""
+"""Open files of users: only regular files, which have an end."""
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import IO
 
 NOT_REGULAR = "it is a pipe, a socket or a device"
 
 
-def open_file(path: Path, *, follow: bool = True) -> IO[bytes]:
+def open_file(path: Path, *, follow: bool = True) -> io.BufferedReader:
     """Open a regular file for reading.
 
     Anything else is refused, because a pipe can wait for ever, and a device can have no end.
@@ -51,5 +51,7 @@ def check_file(path: Path) -> None:
 
 
 def _check_regular(found: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, NOT_REGULAR, str(path))

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import pkgutil
+import re
 import shutil
 import signal
 import stat
@@ -20,7 +21,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import OutputError
 
@@ -29,7 +30,7 @@ try:
 except ImportError:  # on Windows, folders of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".edgeq-lock"
+LOCK, STEM = ".edgeq-lock", 100
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 """Errors of file systems without locks."""
 SET_TMPDIR = "Free some space, or set TMPDIR to a larger place that can be written"
@@ -38,18 +39,19 @@ _SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 @contextmanager
 def draft_of(place: Path) -> Iterator[Path]:
-    """Return an empty file next to `place`. The caller writes the file and renames it to `place`. If the block fails,
-    the file is removed.
+    """Return an empty file in a private folder next to `place`. The caller writes the file and renames it to `place`.
 
     The mode of the file follows the umask, unlike the mode of tempfile's files (0600).
     """
-    draft = place.absolute().with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    remove_ended(place)
+    folder = PrivateFolder(place.absolute().with_name(stage_name(place)))
     try:
+        folder.create()
+        draft = folder.path / place.name
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield draft
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    finally:
+        folder.remove()
 
 
 def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
@@ -68,7 +70,7 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     """
 
     try:
-        return _scratch(name, Path(tempfile.gettempdir()))
+        return make_scratch(name)
     except OSError as error:
         raise OutputError(f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR) from error
 
@@ -83,23 +85,25 @@ def scratch_folder(name: str, parent: Optional[Path] = None) -> Iterator[Path]:
     Raises:
         OSError: no folder can be made.
     """
-    folder, remove = _scratch(name, parent or Path(tempfile.gettempdir()))
+    folder, remove = make_scratch(name, parent)
     try:
         yield folder
     finally:
         remove()
 
 
-def _scratch(name: str, parent: Path) -> Tuple[Path, Callable[[], None]]:
-    """Make a private folder in `parent`, after folders of killed processes are removed there. Return the folder and a
+def make_scratch(name: str, parent: Optional[Path] = None) -> Tuple[Path, Callable[[], None]]:
+    """Make the folder of `scratch_folder`, and remove folders of killed processes next to it. Return the folder and a
     function that removes it. It is also removed when the process ends.
+
+    Raises:
+        OSError: no folder can be made.
     """
-    with os.scandir(parent) as entries:
-        left = [entry.name[: -len(LOCK)] for entry in entries if entry.name.endswith(LOCK)]
-    for other in left:
-        remove_left(parent / other)
+    parent = parent or Path(tempfile.gettempdir())
+    for other in _locked_in(parent):
+        remove_left(other)
     with _signals_wait():
-        folder = PrivateFolder(parent / f"{name}{os.urandom(8).hex()}")
+        folder = PrivateFolder(parent / f"{name}{os.urandom(4).hex()}")
         try:
             folder.create()
         except BaseException:
@@ -175,6 +179,36 @@ def remove_left(folder: Path) -> None:
         return
     finally:
         os.close(held)
+
+
+def stage_name(path: Path) -> str:
+    """Return a new name for the private folder of the output `path`."""
+    return f".{path.name[:STEM]}.{os.urandom(8).hex()}.partial"
+
+
+def is_stage(name: str, path: Path) -> bool:
+    """Return whether `stage_name` gives names such as `name` to the private folders of the output `path`."""
+    return re.fullmatch(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial", name) is not None
+
+
+def remove_ended(path: Path, keep: Callable[[Path], bool] = lambda folder: False) -> None:
+    """Remove the private folders of the output `path` whose processes have ended.
+
+    Args:
+        keep: function that returns whether a folder contains files that are still needed.
+    """
+    for folder in _locked_in(path.absolute().parent):
+        if is_stage(folder.name, path) and not keep(folder):
+            remove_left(folder)
+
+
+def _locked_in(parent: Path) -> List[Path]:
+    """Return the private folders in `parent` that have a lock."""
+    try:
+        with os.scandir(parent) as entries:
+            return [parent / entry.name[: -len(LOCK)] for entry in entries if entry.name.endswith(LOCK)]
+    except OSError:  # the folder does not exist, or cannot be read
+        return []
 
 
 def _lock_of(folder: Path) -> Path:
