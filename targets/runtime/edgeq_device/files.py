@@ -1,5 +1,7 @@
 """Open files of users: only regular files, which have an end."""
 
+from __future__ import annotations
+
 import errno
 import io
 import os
