@@ -788,7 +788,8 @@ def _of_tflite(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
     if random.random() < 0.5:
         return of_bytes(random, data, others)
-    return tflite(of_json(random, json.dumps(STATED).encode(), ()))
+    stated = json.dumps(STATED).encode()
+    return tflite(of_json(random, stated, [stated]))
 
 
 @layer("tflite", _tflites, mutate=_of_tflite)
