@@ -8,7 +8,8 @@ itself is moved away first. So no process ever reads a model with the data of an
 edgeq trusts a private folder of a killed run only if a run of this user can have made it. Another user could leave a
 folder with a forged record. If the folder's `old` were a link, moving files "back" by that record could move files from
 anywhere on the disk. So the folder itself, `new` and `old` must be real folders of this user that nobody else can
-write. The record may name only the output and the files that accompany it.
+write. The record may name only the output and the files that accompany it. A new file is moved back only if `proof/`
+contains a hard link to it.
 """
 
 from __future__ import annotations
@@ -191,8 +192,8 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
 class Proof:
     """Show that a file is the one that a run wrote, wherever it was moved.
 
-    A hard link in the folder PROOF is a second name of the file's content, so no other file can pass for it. For a
-    folder, the link is to a file in it.
+    A hard link in the folder PROOF is a second name of the file's content, so no file that the user writes later can
+    pass for it. For a folder, the link is to a file in it.
 
     Attributes:
         link: random name of the hard link.
@@ -213,7 +214,8 @@ class Proof:
             inside = next((file.relative_to(path).as_posix() for file in files), "")
         proof = cls(secrets.token_hex(16), inside)
         try:
-            os.link(path / inside, stage / PROOF / proof.link, follow_symlinks=False)
+            # Windows has only the form that follows links.
+            os.link(path / inside, stage / PROOF / proof.link, follow_symlinks=os.name == "nt")
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -326,7 +328,8 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, Proof | None], moved: Col
         moved: names of new files that this process has moved, which needs no proof.
     """
     for name, proof in reversed(drafts.items()):
-        if proof is None or not (proof.holds(stage, folder / name) or name in moved):
+        ours = name in moved and os.path.lexists(folder / name)
+        if proof is None or not (ours or proof.holds(stage, folder / name)):
             continue
         draft = stage / NEW / name
         if not os.path.lexists(draft):
