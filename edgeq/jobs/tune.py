@@ -125,9 +125,7 @@ def plan(
         DataError: there is no file at the path of the samples.
         HardwareError: the target is unknown, or cannot run or be simulated here.
     """
-    for given in (data, val):
-        if given is not None and isinstance(given.source, str | Path):
-            check_there(given.source)
+    _check_samples(data, val)
     machine = detect_machine()
     chosen, timed = resolve_timed(target, machine)
     goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)
@@ -145,6 +143,13 @@ def plan(
         threads=thread_counts(machine.usable_threads) if timed else (),
         engines=raced,
     )
+
+
+def _check_samples(*data: Data | None) -> None:
+    """Refuse samples that do not exist, before hours of work."""
+    for given in data:
+        if given is not None and isinstance(given.source, str | Path):
+            check_there(given.source)
 
 
 def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
@@ -360,6 +365,7 @@ def tune(
     deadline = Deadline(goal.budget_s)
     request.check_output(output, force=force)
     check_folder(output, request.paths())
+    _check_samples(request.data, request.validation)
     here = detect_machine()
     machine = here if clock is None else clock.machine
     chosen, timed = resolve_timed(target, machine)

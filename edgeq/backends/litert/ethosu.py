@@ -7,6 +7,7 @@ with it, and edgeq checks the answers of the uncompiled file.
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from edgeq_device.files import open_file
 from edgeq_device.places import scratch_folder
 from msgspec import Meta
 
@@ -179,7 +181,7 @@ def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
     """Return the estimate from vela's summary file, which has one row, and from vela's log."""
     counts = dict(_COUNTS.findall(text))
     try:
-        with summary.open(encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_file(summary), "utf-8", newline="") as file:
             row = next(csv.DictReader(file))
         return Estimate(
             basis=f"{version()}'s estimate",
@@ -198,6 +200,6 @@ def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
             cpu_operators=int(counts["CPU"]),
             on_cpu=tuple(CpuOperator(*found) for found in _ON_CPU.findall(text)),
         )
-    except (KeyError, ValueError, StopIteration) as error:
+    except (KeyError, OSError, ValueError, StopIteration) as error:
         problem = f"{version()} writes another summary than version 5.2.0 ({type(error).__name__}: {error})"
         raise EngineError(problem, "Try vela 5.2.0") from error

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
+from edgeq_device.files import open_file
 from edgeq_device.places import scratch_folder
 from numpy.typing import NDArray
 
@@ -276,9 +278,9 @@ def _lines(text: str) -> list[str]:
 
 def _arrays(file: Path) -> tuple[NDArray[Any], ...]:
     try:
-        with np.load(file, allow_pickle=False) as held:
+        with open_file(file) as stream, np.load(stream, allow_pickle=False) as held:
             return tuple(held[name] for name in held.files)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise EngineError(f"{toolkit().needs} left an answer that cannot be read: {error}", "Try again") from error
 
 
