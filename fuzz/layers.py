@@ -6,9 +6,12 @@ import hashlib
 import io
 import json
 import os
+import select
+import subprocess
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -770,6 +773,122 @@ def _read_registry(path: Path) -> None:
 
     layers_of(parse_json(path.read_bytes(), path.name), path.name)
     parse_reference(f"localhost:5000/{path.name}")
+
+
+def _tflites(folder: Path) -> None:
+    from tests.device.test_direct_litert import STATED, tflite
+
+    (folder / "stated.tflite").write_bytes(tflite(STATED))
+    (folder / "whole.tflite").write_bytes(tflite({**STATED, "inputs": STATED["inputs"] * 2}))
+
+
+def _of_tflite(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """Change the description in a file's metadata, or the bytes of the file."""
+    from tests.device.test_direct_litert import STATED, tflite
+
+    if random.random() < 0.5:
+        return of_bytes(random, data, others)
+    stated = json.dumps(STATED).encode()
+    return tflite(of_json(random, stated, [stated]))
+
+
+@layer("tflite", _tflites, mutate=_of_tflite)
+def _read_tflite(path: Path) -> None:
+    from edgeq.model.load import model_digest, model_signature
+
+    model_signature(path)
+    model_digest(path)
+
+
+_WEB_FILES = {"model.onnx": b"a model", "selftest.bin": bytes(64)}
+_WEB = """
+import readline from "node:readline";
+import { pathToFileURL } from "node:url";
+
+const { load, prepare, sessionOptions } = await import(pathToFileURL(process.argv[2]));
+const item = () => ({ type: "uint8", shape: [4, 4, 3], data: new Uint8Array(48) });
+const steps = {
+  load: (folder) => load(pathToFileURL(`${folder}/`)),
+  prepare: (folder, manifest) => prepare({ manifest }, item()),
+  session: (folder, manifest) => sessionOptions({ ...manifest.session }),
+};
+const before = Object.getOwnPropertyNames(Object.prototype).length;
+for await (const line of readline.createInterface({ input: process.stdin })) {
+  const [folder, text] = JSON.parse(line);
+  const answer = { problems: [], changed: false };
+  for (const step of Object.values(steps)) {
+    try {
+      await step(folder, JSON.parse(text));
+    } catch (error) {
+      answer.problems.push(error instanceof Error ? error.message : null);
+    }
+  }
+  answer.changed = Object.getOwnPropertyNames(Object.prototype).length !== before;
+  console.log(JSON.stringify(answer));
+}
+"""
+_ANSWERS_WITHIN = 10
+
+
+def _web_folders(folder: Path) -> None:
+    from edgeq.backends.web.folder import MANIFEST, write_module
+
+    def record(name: str) -> dict[str, Any]:
+        content = _WEB_FILES[name]
+        return {"path": name, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+    tensor = {"type": "float32", "shape": [1, 3], "offset": 0}
+    preprocessing = {
+        "input": "x",
+        "type": "float32",
+        "axes": "HWC",
+        "steps": [
+            {"op": "crop", "size": [2, 2], "rounding": "floor"},
+            {"op": "divide", "value": [255, 254, 253]},
+            {"op": "layout", "axes": "NCHW"},
+        ],
+    }
+    manifest = {
+        "title": "a",
+        "model": [record("model.onnx")],
+        "session": {"config": {"session.a.b": "1", "optimization.c": "2"}},
+        "selftest": {**record("selftest.bin"), "cases": [{"inputs": {"x": tensor}, "outputs": {"y": tensor}}]},
+        "preprocessing": preprocessing,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / "code").mkdir()
+    write_module(folder / "code")
+    (folder / "code" / "read.mjs").write_text(_WEB)
+
+
+@cache
+def _web_reader(code: Path) -> subprocess.Popen[str]:
+    """Start node, which reads one folder after another."""
+    command = ["node", str(code / "read.mjs"), str(code / "edgeq.mjs")]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@layer("web", _web_folders, mutate=of_json)
+def _read_web(path: Path) -> None:
+    from edgeq.errors import EngineError
+
+    for name, content in _WEB_FILES.items():
+        (path.parent / name).write_bytes(content)
+    running = _web_reader(seed_folder("web") / "code")
+    assert running.stdin is not None
+    assert running.stdout is not None
+    running.stdin.write(json.dumps([str(path.parent), path.read_text("utf-8", "replace")]) + "\n")
+    running.stdin.flush()
+    ready, _, _ = select.select([running.stdout], [], [], _ANSWERS_WITHIN)
+    if not ready:
+        running.kill()
+        raise TimeoutError("node does not answer")
+    answer = json.loads(running.stdout.readline())
+    if answer["changed"] or None in answer["problems"]:
+        raise AssertionError(f"node: {answer}")
+    # The package of the runtime is missing, so a good folder is refused only for that.
+    if problems := [problem for problem in answer["problems"] if "node_modules" not in problem]:
+        raise EngineError(problems[0])
 
 
 def expected(error: BaseException) -> bool:

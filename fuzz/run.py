@@ -177,6 +177,7 @@ def _run_batch(
     tempfile.tempdir = str(temporary)
     os.environ.update(TMPDIR=str(temporary), HOME=str(work))
     os.environ[VARIABLE] = "off"  # the limits that are set below apply instead
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # edgeq's programs set this too
     confine("fuzz")
     if layer.native:
         _let_onnxruntime_warn()

@@ -225,6 +225,20 @@ def test_nothing_unpickles() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_temporary_folders_have_locks() -> None:
+    """Without a lock, the next run could not tell whether a folder is still in use, and it would stay after a kill."""
+    makers = {"TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile"}
+    wrong = [
+        f"{where(path, node)}: {name} without dir: use edgeq_device.places"
+        for path in everything_shipped()
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in makers
+        and "dir" not in {keyword.arg for keyword in node.keywords}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_error_is_swallowed() -> None:
     wrong = []
     for path in everything_shipped():

@@ -526,9 +526,9 @@ def test_a_kill_before_any_change_loses_nothing(write: Any, old: str, tmp_path: 
         assert held(target) in (old, "new"), number
         write(target, "last", force=True)
         assert held(target) == "last", number
+        assert list(target.parent.glob(".*")) == [], number
         if not killed:
             assert left == "new"
-            assert list(target.parent.glob(".*")) == []
             return
 
 
@@ -559,6 +559,7 @@ def test_a_kill_while_a_mount_point_is_filled_loses_nothing(
         assert found in whole, number
         write_directory(target, "last", force=True)
         assert contents(target) == {"one": "last", "two": "last"}, number
+        assert list(target.parent.glob(".*")) == [], number
         if not killed:
             assert left == {"one": "new", "two": "new"}
             return

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from edgeq_device.places import LOCK, PrivateFolder, scratch_folder, stage_name
 
 from edgeq.errors import OutputError
 from edgeq.util import placement
-from edgeq.util.outputs import check_free
+from edgeq.util.outputs import check_free, output_directory, output_file
 from tests.cli.workspace import Workspace, contents, fill
 from tests.crashes import killed_before
 
@@ -180,7 +185,7 @@ def test_no_command_believes_a_forged_leftover(
 
 def killed_while_placing(output: Path, *, folder: bool) -> None:
     """Leave the files of a run that was killed after it had moved the old output and a companion file away."""
-    stage = output.with_name(placement.stage_name(output))
+    stage = output.with_name(stage_name(output))
     (stage / "new").mkdir(mode=0o700, parents=True)
     stage.chmod(0o700)
     names = [output.name] if folder else [f"{output.stem}.program.npz", "weights.bin", output.name]
@@ -199,8 +204,8 @@ def killed_while_placing(output: Path, *, folder: bool) -> None:
             return
         for part in ("placing.json", "placing.json.draft"):
             (stage / part).unlink(missing_ok=True)
-        if (stage / "old").exists():
-            (stage / "old").rmdir()
+        for part in ("old", "proof"):
+            shutil.rmtree(stage / part, ignore_errors=True)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -231,3 +236,119 @@ def test_resuming_follows_no_link(name: str, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "theirs" / "out" / name).symlink_to(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)
     Workspace(tmp_path / "theirs" / "out").refused(6, *COMMANDS["calibrate --resume"], says=f"{name} is a link")
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run `work` in a child process, and return its exit code, which is negative if a signal ended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # newer Pythons warn of threads, which the child does not use
+        child = os.fork()
+    if not child:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_here() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+@FORKS
+@pytest.mark.parametrize("write", [output_file, output_directory])
+def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path, write: Any) -> None:
+    def killed() -> None:
+        with write(tmp_path / "out") as draft:
+            (draft.parent / "half").write_text("half")
+            kill_here()
+
+    for _ in range(3):
+        assert in_child(killed) == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".out.*.partial"))) == 1, "each run removes what the last one left"
+    check_free(tmp_path / "other", force=False)
+    assert len(list(tmp_path.glob(".out.*.partial"))) == 1, "another output"
+    check_free(tmp_path / "out", force=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@FORKS
+def test_what_a_running_process_uses_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def other() -> None:
+        check_free(tmp_path / "out", force=True)
+        with scratch_folder("edgeq-"):
+            pass
+
+    with output_file(tmp_path / "out") as draft, scratch_folder("edgeq-") as scratch:
+        draft.write_text("new")
+        (scratch / "file").write_text("kept")
+        for _ in range(2):
+            assert in_child(other) == 0
+        assert (scratch / "file").read_text() == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@FORKS
+def test_temporary_folders_of_killed_runs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def killed() -> None:
+        with scratch_folder("edgeq-a-") as folder:
+            (folder / "big").write_text("big")
+            kill_here()
+
+    (tmp_path / "edgeq-mine").mkdir()
+    assert in_child(killed) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 3
+    with scratch_folder("edgeq-b-"):
+        assert list(tmp_path.glob("edgeq-a-*")) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["edgeq-mine"]
+
+
+@FORKS
+@pytest.mark.parametrize("number", range(1, 12))
+def test_a_kill_at_any_moment_of_a_private_folder_leaves_nothing(tmp_path: Path, number: int) -> None:
+    def work() -> None:
+        folder = PrivateFolder(tmp_path / stage_name(tmp_path / "out"))
+        folder.create()
+        (folder.path / "deep").mkdir()
+        (folder.path / "deep" / "file").write_text("")
+        folder.remove()
+
+    killed_before(work, tmp_path, number)
+    check_free(tmp_path / "out", force=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links of POSIX")
+@pytest.mark.parametrize("kind", ["linked folder", "linked lock", "no lock", "pipe", "named otherwise"])
+def test_removes_only_folders_as_edgeq_leaves_them(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    stage = tmp_path / f".out.{'0' * 16}.partial"
+    lock = stage.with_name(f"{stage.name}{LOCK}")
+    if kind == "linked folder":
+        stage.symlink_to("mine")
+        lock.touch()
+    else:
+        if kind == "named otherwise":
+            stage, lock = (place.with_name(place.name.replace("out", "other")) for place in (stage, lock))
+        stage.mkdir()
+        (stage / "link").symlink_to("../mine")
+        if kind == "linked lock":
+            lock.symlink_to("mine/file")
+        elif kind == "pipe":
+            os.mkfifo(lock)
+        elif kind != "no lock":
+            lock.touch()
+    check_free(tmp_path / "out", force=False)
+    assert (tmp_path / "mine" / "file").read_text() == "mine"
+    assert os.path.lexists(stage)

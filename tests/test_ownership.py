@@ -192,7 +192,7 @@ def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None
 def test_what_a_kill_left_of_a_tuning_run_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "t.tuning"
     tuning(folder)
-    monkeypatch.setattr(outputs, "_remove", lambda stage, parents: None)
+    monkeypatch.setattr(outputs, "_remove", lambda folder, parents: None)
     save_statistics(statistics(), folder / "statistics", force=True)
     (folder / "journal.jsonl").write_text('{"format": "edgeq-tun')
     (folder / MARKER).write_text("")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from edgeq_device.connection import LIMITS, Limits, Request, connected
 from edgeq_device.package import Bundle
+from edgeq_device.places import scratch_folder
 from edgeq_device.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
 from edgeq_device.trust import check_signature, trust_for
 
@@ -141,7 +141,7 @@ def pull_bundle(
         with progress.stage(f"pulling {reference}"), ExitStack() as stack:
             if archived:
                 draft = stack.enter_context(output_file(output, force=force))
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-")))
+                folder = stack.enter_context(scratch_folder("edgeq-"))
             else:
                 folder = stack.enter_context(output_directory(output, force=force, check=BUNDLE.check))
             fetch(place, folder, limits)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from edgeq_device.arrays import plain_entry
 from edgeq_device.errors import DeviceError
+from edgeq_device.files import open_file, read_file
 from edgeq_device.manifest import MANIFEST, FileRecord, parse_manifest
 from edgeq_device.package import open_bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
@@ -86,7 +87,7 @@ def is_signature(path: Path) -> bool:
     if not is_plain(path) or path.stat().st_size > MAX_BYTES:
         return False
     try:
-        parse_signature(path.read_bytes(), str(path))
+        parse_signature(read_file(path), str(path))
     except DeviceError:
         return False
     return True
@@ -96,7 +97,7 @@ def _records(manifest: Path) -> dict[str, FileRecord] | None:
     if not is_plain(manifest) or manifest.stat().st_size > MAX_BYTES:
         return None
     try:
-        return dict(parse_manifest(parse_json(manifest.read_bytes(), str(manifest)), str(manifest)).files)
+        return dict(parse_manifest(parse_json(read_file(manifest), str(manifest)), str(manifest)).files)
     except (DeviceError, RecursionError):
         return None
 
@@ -173,7 +174,7 @@ def write_archive(files: Mapping[str, Content], path: Path) -> None:
             else:
                 entry.file_size = content.stat().st_size
                 with (
-                    content.open("rb") as source,
+                    open_file(content) as source,
                     archive.open(entry, "w", force_zip64=entry.file_size >= _LARGE) as sink,
                 ):
                     shutil.copyfileobj(source, sink, 1 << 20)
@@ -281,7 +282,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
 
     password = os.environ.get(PASSWORD)
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         private = load_pem_private_key(data, password.encode() if password and b"ENCRYPTED" in data else None)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})", "Name a private key") from error
@@ -297,7 +298,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
     chain: list[bytes] = []
     for file in certificates:
         try:
-            found = x509.load_pem_x509_certificates(file.read_bytes())
+            found = x509.load_pem_x509_certificates(read_file(file))
         except (OSError, ValueError) as error:
             raise DataError(f"{file} has no readable certificate in PEM") from error
         if not chain and found[0].public_key() != private.public_key():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ import numpy as np
 import onnx_ir as ir
 from edgeq_device.basis import NO_PADDING, Padding
 from edgeq_device.pairs import visible_elements
+from edgeq_device.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, Seen
@@ -340,7 +340,7 @@ def observe_on(
     """Yield the statistics of each shard, in order, beginning with sample `first`. Histograms that can be derived are
     left empty.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
+    with scratch_folder("edgeq-calibrate-") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
         files = files_for(workers, path, model_files(path)[1:])

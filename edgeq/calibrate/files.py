@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from edgeq_device.arrays import write_npz
 from edgeq_device.budget import largest_sample
+from edgeq_device.files import open_file, read_file
 from numpy.typing import NDArray
 
 from edgeq.calibrate.statistics import (
@@ -107,7 +108,7 @@ def _judge(directory: Path) -> Judge | None:
 
 def _are_arrays(path: Path) -> bool:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             return sorted(archive.namelist()) == sorted(f"{name}.npy" for name in _TYPES)
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
         return False
@@ -257,7 +258,7 @@ def _split(values: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]
 def _description(path: Path) -> _Description:
     if is_longer(path, MAX_JSON_BYTES):
         raise ValueError(f"{path.name} is too large")
-    described = json.loads(path.read_text("utf-8"))
+    described = json.loads(read_file(path).decode("utf-8"))
     version = described.get("version", VERSION) if isinstance(described, dict) else VERSION
     if version != VERSION:
         raise ValueError(f"{path.name} has version {version}, this edgeq reads version {VERSION}")
@@ -266,7 +267,7 @@ def _description(path: Path) -> _Description:
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
-    with zipfile.ZipFile(path) as archive:
+    with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
         # Half of the budget's `sample`, because the running sums of the unpacked numbers need twice as many bytes.
         if size > min(MAX_BYTES, 16 * path.stat().st_size + largest_sample() // 2):

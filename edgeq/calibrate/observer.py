@@ -23,8 +23,6 @@ returns the sum, which is NaN if an element is NaN.
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -37,6 +35,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.arrays import one_array
+from edgeq_device.places import make_scratch
 from numpy.typing import NDArray
 
 from edgeq.calibrate.statistics import (
@@ -112,8 +111,8 @@ class InstrumentedModel:
         if weight_bytes(graph.model) > _LARGEST or not any(node.op_type == "Conv" for node in graph.graph):
             self._session = observed.open(settings)
             return
-        self.folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrate-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.folder, remove = make_scratch("edgeq-calibrate-")
+        weakref.finalize(self, remove)
         written = self.folder / "optimised.onnx"
         self._session = observed.open(replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=written))
         self.optimised = onnx.load(written, load_external_data=False)

@@ -6,7 +6,6 @@ figure.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from xml.sax.saxutils import escape
 from zipfile import is_zipfile
 
 import numpy as np
+from edgeq_device.places import scratch_folder
 
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
@@ -87,8 +87,8 @@ def open_shown(
     """
     if path.is_dir() and not (path / FLATBUFFERS).exists():
         return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
-    if is_zipfile(path):
-        with tempfile.TemporaryDirectory(prefix="edgeq-tables-") as folder:
+    if path.is_file() and is_zipfile(path):
+        with scratch_folder("edgeq-tables-") as folder:
             unpack_tables(path, Path(folder))
             table = read_tables(Path(folder))
     else:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import flatbuffers
 import numpy as np
+from edgeq_device.files import open_file, read_file
 
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, OutputError
@@ -216,7 +217,7 @@ def unpack_tables(path: Path, folder: Path) -> None:
         CalibrationError: the file does not contain the three tables.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             for name in (FLATBUFFERS, JSON, CACHE):
                 with archive.open(f"calibration/{name}") as member:
                     content = member.read(MAX_BYTES + 1)
@@ -393,6 +394,6 @@ def _read(path: Path) -> bytes:
     try:
         if is_longer(path, MAX_BYTES):
             raise CalibrationError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Give a calibration table")
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}", "Check the path") from error

@@ -8,8 +8,6 @@ the graph itself, and gets a session of the model that it wrote.
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from edgeq_device.places import make_scratch, scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.calibrate.collect import collect
@@ -302,7 +301,7 @@ def calibrate(
             the tensor gets the range of that node's output, so that the node can be dropped.
     """
     del augmented_model_path
-    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
+    with scratch_folder("edgeq-calibrate-") as folder:
         prepared = as_given(model_path, Path(folder))
         graph = prepared.model.graph
         warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
@@ -345,8 +344,8 @@ class CalibraterBase:
         use_external_data_format: bool = False,
         per_channel: bool = False,
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrater-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder, remove = make_scratch("edgeq-calibrater-")
+        weakref.finalize(self, remove)
         self.model_path = as_file(model_path, self._folder)
         self.model: onnx.ModelProto = onnx.shape_inference.infer_shapes(load_model(self.model_path))
         self.op_types_to_calibrate = None if op_types_to_calibrate is None else listed(op_types_to_calibrate)

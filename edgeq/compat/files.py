@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from edgeq_device.places import scratch_folder
 
 from edgeq.calibrate.ranges import Range
 from edgeq.compat.calibrators import CalibraterBase, CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
@@ -169,7 +169,7 @@ def quantize_static(
     output = path_of(model_output, "output")
     included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-static-") as folder,
+        scratch_folder("edgeq-static-") as folder,
         output_file(output, force=True, beside=siblings(model_input, output)) as draft,
     ):
         prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
@@ -265,7 +265,7 @@ def _ranges(
 
 def _by_users_calibrator(prepared: PreparedModel, reader: Any, method: Any) -> dict[str, Range]:
     if isinstance(method, type):
-        with tempfile.TemporaryDirectory(prefix="edgeq-calibrator-") as folder:
+        with scratch_folder("edgeq-calibrator-") as folder:
             augmented = Path(folder) / "augmented_model.onnx"
             calibrator = method(str(prepared.path), [], augmented_model_path=str(augmented))
             calibrator.augment_graph()
@@ -326,7 +326,7 @@ def quantize_dynamic(
     output = path_of(model_output, "output")
     included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder,
+        scratch_folder("edgeq-dynamic-") as folder,
         output_file(output, force=True, beside=siblings(model_input, output)) as draft,
     ):
         prepared = as_given(model_input, Path(folder))
@@ -393,7 +393,7 @@ def quantize_qat(
             and node.name not in excluded
         )
 
-    with tempfile.TemporaryDirectory(prefix="edgeq-qat-") as folder:
+    with scratch_folder("edgeq-qat-") as folder:
         result = retarget(
             as_file(model_input, Path(folder)),
             model_output,

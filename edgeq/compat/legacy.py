@@ -11,7 +11,6 @@ three faults of the old function:
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from edgeq_device.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.compat.source import LOG, as_given, checked, member, warn_unknown_nodes
@@ -185,7 +185,7 @@ def quantize_model(
     mode = str(member("QuantizationMode", quantization_mode).name)
     if nbits not in (7, 8):
         raise UsageError(f"nbits is {nbits}", "It can be 8, or 7 for weights of 7 bits")
-    with tempfile.TemporaryDirectory(prefix="edgeq-quantize-") as folder:
+    with scratch_folder("edgeq-quantize-") as folder:
         prepared = as_given(model, Path(folder))
         graph = prepared.model.clone()
         _warn_of_conversion(model, opset_of(graph))

@@ -10,13 +10,13 @@ other algorithms, and float16.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
+from edgeq_device.places import scratch_folder
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._names import find, quantization_tools
@@ -111,7 +111,7 @@ class MatMulNBitsQuantizer:
         """
         model = self._source
         if self._searches():
-            with tempfile.TemporaryDirectory(prefix="edgeq-nbits-") as folder:
+            with scratch_folder("edgeq-nbits-") as folder:
                 model = self._in_searched_blocks(Path(folder))
             self.model.model.CopyFrom(model)
             others = set(self.algo_config.op_types_to_quantize) - {"MatMul"}

@@ -11,7 +11,6 @@ the result loads and gives the same outputs as the original model.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 
 import click
 import onnx
+from edgeq_device.places import scratch_folder
 
 from edgeq.compat._command import SETTINGS, ArgumentParser, Command, PrintedProgress, run_program, say
 from edgeq.compat.preprocess import quant_pre_process
@@ -58,7 +58,7 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
         UsageError: the installed onnxruntime does not support an option.
         RuntimeUnavailableError: the options need PyTorch.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
+    with scratch_folder("edgeq-optimizer-") as folder:
         path = as_file(input, Path(folder))
         read_model(path)
         source, level = _prepared(path, model_type, options.get("opt_level"), Path(folder))
@@ -157,7 +157,7 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder,
+        scratch_folder("edgeq-optimizer-") as folder,
         output_file(output, force=True, beside=data_beside(output, source)) as draft,
     ):
         read = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)

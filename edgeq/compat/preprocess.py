@@ -7,13 +7,13 @@ docs/migration-tools.md lists the differences from the older tool.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 import onnx
 import onnx_ir as ir
+from edgeq_device.places import scratch_folder
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, switch
 from edgeq.compat._names import find
@@ -84,7 +84,7 @@ def quant_pre_process(
         raise UsageError("the model or the path of the result is missing", "Give input_model and output_model_path")
     symbolic = None if skip_symbolic_shape else SymbolicOptions(int_max, guess_output_rank, verbose)
     output = path_of(output_model_path, "output")
-    with tempfile.TemporaryDirectory(prefix="edgeq-preprocess-") as folder:
+    with scratch_folder("edgeq-preprocess-") as folder:
         path = as_file(source, Path(folder))
         model = preprocessed(
             path,
@@ -111,7 +111,7 @@ def load_model_with_shape_infer(model_path: str | Path) -> onnx.ModelProto:
     Raises:
         ModelError: the file cannot be read, or is damaged.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
+    with scratch_folder("edgeq-shapes-") as folder:
         inferred = Path(folder) / "model.onnx"
         quant_pre_process(Path(model_path), inferred, skip_optimization=True, skip_symbolic_shape=True)
         return load_model(inferred, external_data="all")

@@ -6,11 +6,11 @@ For each weight and each activation, the command prints how close the quantized 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from edgeq_device.places import scratch_folder
 
 from edgeq.compat import qdq_loss_debug as debug
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
@@ -39,7 +39,7 @@ def command(
         yield f"  {name}: {error:.2f} dB"
     preprocess = preprocess or images_or_arrays(calibrate_dataset, RESNET50)
     activations = []
-    with tempfile.TemporaryDirectory(prefix="edgeq-debug-") as folder:
+    with scratch_folder("edgeq-debug-") as folder:
         for model in (qdq_model, float_model):
             augmented = Path(folder) / "augmented.onnx"
             debug.modify_model_output_intermediate_tensors(model, augmented)

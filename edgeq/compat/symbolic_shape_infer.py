@@ -6,11 +6,11 @@ command prints a note and writes the result of onnx's own inference.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
+from edgeq_device.places import scratch_folder
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, says
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
@@ -33,7 +33,7 @@ def command(
     **saved: Any,
 ) -> list[str]:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
-    with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
+    with scratch_folder("edgeq-shapes-") as folder:
         model = preprocessed(
             source,
             Path(folder),

@@ -23,6 +23,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 import onnx
 from edgeq_device import arrays
+from edgeq_device.files import open_file, read_file
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
@@ -100,7 +101,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
     with damage(path):
         if is_longer(path, MAX_BYTES):
             raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Split it into several cases")
-        data = path.read_bytes()
+        data = read_file(path)
     tensor = onnx.TensorProto()
     try:
         tensor.ParseFromString(data)
@@ -208,7 +209,7 @@ class ArrayFile:
         return f"{self.path}[{key}]" if key else str(self.path)
 
     def _open_archive(self) -> None:
-        self._archive = self._stack.enter_context(zipfile.ZipFile(self.path))
+        self._archive = self._stack.enter_context(zipfile.ZipFile(self._stack.enter_context(open_file(self.path))))
         members = [m for m in self._archive.infolist() if m.filename.endswith(".npy")]
         if len(members) > MAX_MEMBERS:
             raise DataError(f"{self.path} holds {len(members)} arrays", f"At most {MAX_MEMBERS} are read")
@@ -223,10 +224,10 @@ class ArrayFile:
             with self._archive.open(f"{key}.npy") as member:
                 yield member
         elif is_idx(self.path) and self.path.suffix.lower() == ".gz":
-            with gzip.open(self.path) as packed:
+            with open_file(self.path) as plain, gzip.open(plain) as packed:
                 yield packed  # type: ignore[misc]  # GzipFile reads and seeks as any binary stream
         else:
-            with self.path.open("rb") as plain:
+            with open_file(self.path) as plain:
                 yield plain
 
     def _header(self, stream: IO[bytes], size: int) -> Header:

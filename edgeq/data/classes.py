@@ -210,7 +210,7 @@ def _lines(text: str, where: str) -> list[tuple[str, int]]:
     lines = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("#")]
     for pattern, number, name in (
         (re.compile(r"(\d{1,9})[\s,:]+(.+)"), 1, 2),
-        (re.compile(r"(.+?)[\s,:]+(\d{1,9})"), 2, 1),
+        (re.compile(r"(.*[^\s,:])[\s,:]+(\d{1,9})"), 2, 1),
     ):
         found = [match for line in lines if (match := pattern.fullmatch(line))]
         if len(found) == len(lines) and len({int(match[number]) for match in found}) == len(lines) > 1:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from edgeq_device.files import check_file
 from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
@@ -45,8 +46,11 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
         DataError: the file is not an image, is damaged, truncated or too large, or has more than 8 bits per channel.
     """
     try:
-        held = stream.stat().st_size if isinstance(stream, Path) else stream.seek(0, io.SEEK_END)
-        if not isinstance(stream, Path):
+        if isinstance(stream, Path):
+            check_file(stream)
+            held = stream.stat().st_size
+        else:
+            held = stream.seek(0, io.SEEK_END)
             stream.seek(0)
         with warnings.catch_warnings():
             # Pillow warns of large images and odd metadata. This code checks the size itself and does not use the

@@ -365,14 +365,25 @@ class _Search:
 
 
 def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    if not pattern:
-        return not names
-    first, rest = pattern[0], pattern[1:]
-    if first == _ANY_DEPTH:
-        return _fits(names, rest) or (bool(names) and not names[0].startswith(".") and _fits(names[1:], pattern))
-    if not names or (names[0].startswith(".") and not first.startswith(".")):
-        return False
-    return fnmatch.fnmatch(names[0], first) and _fits(names[1:], rest)
+    # Keep the numbers of names that the parts so far can match. A recursion would try each division of the names, and
+    # their number grows exponentially with the number of `**`.
+    matched = {0}
+    for part in pattern:
+        if part == _ANY_DEPTH:
+            for count in range(min(matched), len(names)):
+                if count in matched and not names[count].startswith("."):
+                    matched.add(count + 1)
+        else:
+            matched = {
+                count + 1
+                for count in matched
+                if count < len(names)
+                and (part.startswith(".") or not names[count].startswith("."))
+                and fnmatch.fnmatch(names[count], part)
+            }
+        if not matched:
+            return False
+    return len(names) in matched
 
 
 @dataclass(frozen=True)

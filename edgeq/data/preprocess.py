@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from edgeq_device.files import read_file
 
 from edgeq.data.files import decode
 from edgeq.data.records import Array, Geometry, Picture, SourceOptions, State, assumed_axes, check_size
@@ -394,7 +395,7 @@ def _from_python(text: str) -> Preprocess:
     # This is the file name without its folder, because the stored identity must be the same on all machines.
     short = f"{file.name}:{name}"
     entry = known or Preprocess(short, SourceOptions(), function=function)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hashlib.sha256(read_file(file)).hexdigest()
     return replace(entry, identity={"function": short, "sha256": digest})
 
 

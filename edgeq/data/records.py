@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from edgeq_device.budget import VARIABLE, largest_sample
+from edgeq_device.files import open_file, read_file
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
@@ -171,7 +172,7 @@ def read_text(path: Path, fix: str = "Split it") -> str:
     try:
         if is_longer(path, MAX_TEXT_BYTES):
             raise DataError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", fix)
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
     except ValueError as error:
@@ -206,7 +207,7 @@ def update_with_file(digest: Hash, path: Path, name: str) -> None:
     try:
         # Names that are not UTF-8 contain lone surrogates.
         digest.update(f"{name}\0{path.stat().st_size}\0".encode("utf-8", "surrogatepass"))
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
     except OSError as error:

@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from edgeq_device.files import open_file, read_file
+from edgeq_device.places import scratch_folder
 
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
@@ -74,7 +76,6 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
     """
     from distributed import LocalCluster
 
-    folder = tempfile.TemporaryDirectory(prefix="edgeq-workers-", ignore_cleanup_errors=True)
     cluster = LocalCluster(
         n_workers=count,
         threads_per_worker=1,
@@ -82,7 +83,7 @@ def _local_cluster(count: int, stack: ExitStack) -> Any:
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
         memory_limit=None,  # only the system's own limit applies, as in a run without workers
-        local_directory=stack.enter_context(folder),
+        local_directory=str(stack.enter_context(scratch_folder("edgeq-workers-"))),
         silence_logs=logging.CRITICAL,
         security=True,
         preload=["edgeq.distributed.plugin"],
@@ -351,7 +352,9 @@ def check_workers(given: str) -> None:
     Raises:
         UsageError: `given` is neither a number of processes nor an address.
     """
-    if not _ADDRESS.fullmatch(given) and not (given.isdecimal() and 1 <= int(given) <= _MOST):
+    if not _ADDRESS.fullmatch(given) and not (
+        given.isdecimal() and len(given) <= len(str(_MOST)) and 1 <= int(given) <= _MOST
+    ):
         raise UsageError(
             f"{given!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
             "Give a number of processes, or the address of a Dask scheduler, such as tcp://host:8786",
@@ -460,7 +463,7 @@ class Files:
         """
         if self.contents is None:
             return self.path
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
+        folder = stack.enter_context(scratch_folder("edgeq-worker-"))
         for name, content in self.contents.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -477,13 +480,13 @@ def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> File
     files = Files(path, names, _digest(path.parent, names))
     if workers.everywhere(Files.here, files):
         return files
-    return replace(files, contents={name: (path.parent / name).read_bytes() for name in names})
+    return replace(files, contents={name: read_file(path.parent / name) for name in names})
 
 
 def _digest(folder: Path, names: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
-        with (folder / name).open("rb") as stream:
+        with open_file(folder / name) as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
             # A name that is not UTF-8 contains lone surrogates, which plain UTF-8 cannot encode.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))

@@ -11,7 +11,6 @@ same.
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from edgeq_device.engines import FLOAT
+from edgeq_device.places import scratch_folder
 from edgeq_device.variants import EXTERNAL_FOLDER
 from numpy.typing import NDArray
 
@@ -156,7 +156,7 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
+    with scratch_folder("edgeq-optimised-") as folder:
         path = Path(folder) / "model.onnx"
         open_session(model, replace(settings, save_optimized_to=path))
         # onnxruntime copies the references to external weights unchanged, so the weights are read from the original

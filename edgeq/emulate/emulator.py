@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 from edgeq_device.engines import EngineSpec
+from edgeq_device.places import scratch_folder
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -255,7 +255,7 @@ def integer_model(weights: NDArray[np.int8]) -> bytes:
 @contextmanager
 def probe_file(content: bytes = b"") -> Iterator[Path]:
     """Yield a file with the probe model, or with `content` if it is not empty. The file is removed after the block."""
-    with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
+    with scratch_folder("edgeq-probe-") as folder:
         file = Path(folder) / "probe.onnx"
         file.write_bytes(content or probe_model())
         yield file

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.features import FEATURES, bit_of
-from edgeq_device.places import move_new
+from edgeq_device.places import move_new, scratch_folder
 from edgeq_device.serve import import_path
 
 from edgeq.emulate.emulator import (
@@ -369,7 +369,7 @@ def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any
     known = load_proof(file)
     if known is not None and known.instructions is not None:
         return known.instructions
-    with tempfile.TemporaryDirectory(prefix="edgeq-watch-") as folder:
+    with scratch_folder("edgeq-watch-") as folder:
         watch = Watch(emulator.kernels, Path(folder))
         try:
             with start_guest(emulated_command(emulator, cpu, log=watch.pipe), how) as guest:

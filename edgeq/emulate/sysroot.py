@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
+from edgeq_device.files import open_file
+
 from edgeq.emulate.emulator import Emulator, Recipe, home
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
@@ -576,7 +578,7 @@ def _fits(path: Path, emulator: Emulator) -> bool:
     """Return whether a file is a 64-bit ELF program of the emulator's architecture."""
     if not path.is_file():
         return False
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         head = stream.read(20)
     return head[:5] == b"\x7fELF\x02" and len(head) == 20 and struct.unpack("<H", head[18:])[0] == emulator.elf_machine
 

@@ -5,11 +5,12 @@ machines.
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from edgeq_device.places import scratch_folder
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import check_directory, check_regular, load_statistics, save_statistics
@@ -92,7 +93,7 @@ def calibrate(
     if directory is not None:
         check_directory(directory, force=mine)
         check_apart(directory, [*model_files(model), *_existing(data)])
-    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder, open_workers(workers) as opened:
+    with scratch_folder("edgeq-calibrate-") as folder, open_workers(workers) as opened:
         prepared = prepare_model(model, Path(folder), fix=fix, progress=progress)
         samples = open_or_search(
             in_role(as_data(data) or Data(data), "calibration"),
@@ -175,7 +176,7 @@ def parse_bytes(text: str) -> int:
     """Return the number of bytes in "500MB", "2 GiB", "1e9" or plain digits. Decimal prefixes are powers of ten, binary
     prefixes are powers of two.
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?", text.lower().strip())
     try:
         number = float(match[1]) if match else 0.0
     except ValueError:

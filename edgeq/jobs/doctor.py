@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -18,6 +17,7 @@ from edgeq_device.cuda import read_gpus
 from edgeq_device.errors import DeviceError
 from edgeq_device.opening import run_selftest
 from edgeq_device.package import open_bundle
+from edgeq_device.places import scratch_folder
 from edgeq_device.select import judge
 from edgeq_device.sessions import open_session as open_on_device
 from edgeq_device.sessions import read_device
@@ -114,7 +114,7 @@ def _on_gpu(progress: Progress) -> Iterator[Check]:
         yield Check("GPU run", "not run", f"there is no profile for {best.name}")
         return
     target = max(fitting, key=lambda profile: profile.rank).name
-    with tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+    with scratch_folder("edgeq-doctor-") as folder:
         bundle = Path(folder) / "bundle"
         package(demo.MODEL, Data(demo.CALIBRATION), bundle, targets=(target,), timed=False, progress=progress)
         with open_bundle(bundle) as opened:

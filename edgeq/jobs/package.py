@@ -5,12 +5,13 @@ for each.
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import backend_for, backend_named
 from edgeq.bundle.write import check_archive
@@ -228,7 +229,7 @@ def package(
     if require_coverage is not None:
         check_measurable(chosen, machine, emulate=emulate)
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-") as folder,
+        scratch_folder("edgeq-") as folder,
         open_workers(workers) if workers is not None else nullcontext() as pool,
     ):
         job = request.prepare(

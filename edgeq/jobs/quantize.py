@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import ESTIMATE, ONNX, REGISTRY, backend_for, check_suffix, file_suffix
 from edgeq.data.open_source import Data
@@ -175,7 +176,7 @@ def quantize(
         check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
     with (
         _naming(output),
-        tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
+        scratch_folder("edgeq-") as workdir,
         output_file(
             output,
             force=force,

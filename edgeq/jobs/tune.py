@@ -5,7 +5,6 @@ record of the search.
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.claim import UNKNOWN
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import backend_named
 from edgeq.calibrate.files import save_statistics
@@ -125,13 +125,11 @@ def plan(
         DataError: there is no file at the path of the samples.
         HardwareError: the target is unknown, or cannot run or be simulated here.
     """
-    for given in (data, val):
-        if given is not None and isinstance(given.source, str | Path):
-            check_there(given.source)
+    _check_samples(data, val)
     machine = detect_machine()
     chosen, timed = resolve_timed(target, machine)
     goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)
-    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
+    with scratch_folder("edgeq-tune-") as folder:
         prepared = prepare_model(model, Path(folder), progress=progress)
         first = kernel_choices(prepared, chosen, static=is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
@@ -145,6 +143,13 @@ def plan(
         threads=thread_counts(machine.usable_threads) if timed else (),
         engines=raced,
     )
+
+
+def _check_samples(*data: Data | None) -> None:
+    """Refuse samples that do not exist, before hours of work."""
+    for given in data:
+        if given is not None and isinstance(given.source, str | Path):
+            check_there(given.source)
 
 
 def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
@@ -364,6 +369,7 @@ def tune(
     deadline = Deadline(goal.budget_s)
     request.check_output(output, force=force)
     check_folder(output, request.paths())
+    _check_samples(request.data, request.validation)
     here = detect_machine()
     machine = here if clock is None else clock.machine
     chosen, timed = resolve_timed(target, machine)
@@ -373,7 +379,7 @@ def tune(
     if clock is not None:
         field = field.also_on(clock.engines, engines, progress)
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder,
+        scratch_folder("edgeq-tune-") as folder,
         Engines(keep=True) as opener,
         open_workers(workers) as pool,
         ExitStack() as held,

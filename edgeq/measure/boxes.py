@@ -31,6 +31,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+from edgeq_device.files import read_file
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError, RuntimeUnavailableError
@@ -347,7 +348,7 @@ def load_annotations(path: Path) -> CocoAnnotations:
     try:
         if is_longer(path, MAX_FILE_BYTES):
             raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", fix)
-        plain = json.loads(path.read_bytes())
+        plain = json.loads(read_file(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", fix) from error
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import statistics
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.engines import engine_of_file
+from edgeq_device.places import scratch_folder
 
 from edgeq.measure.agreement import run_feed
 from edgeq.model.graph import (
@@ -95,7 +95,7 @@ def profile(
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-profile-") as folder:
+    with scratch_folder("edgeq-profile-") as folder:
         optimized = Path(folder) / "optimized.onnx"
         profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile", draws=True)
         session = opener(model, profiled)
@@ -200,7 +200,7 @@ def engine_profile(
     Raises:
         EngineError: the engine crashes or refuses the model.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-profile-") as folder, ExitStack() as stack:
+    with scratch_folder("edgeq-profile-") as folder, ExitStack() as stack:
         watched = replace(settings, engine=engine.watched(), profile_prefix=Path(folder) / "profile", draws=True)
         session = (opener or stack.enter_context(Engines()).open)(model, watched)
         session.run(None, dict(feed))

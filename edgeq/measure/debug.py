@@ -10,7 +10,6 @@ on the tensors that the CPU's kernels computed.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import onnx_ir as ir
 from edgeq_device.basis import Basis
 from edgeq_device.engines import engine_of_file
+from edgeq_device.places import scratch_folder
 
 from edgeq.data.open_source import Data, as_data
 from edgeq.data.samples import Samples, spread_over
@@ -302,7 +302,7 @@ def debug(
     refuse_ignored(settings, quantized)
     with (
         open_model(quantized, settings, variant=variant) as loaded,
-        tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
+        scratch_folder("edgeq-debug-") as workdir,
     ):
         own = engine_of_file(loaded.model.name)
         if own is not None:

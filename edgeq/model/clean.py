@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from edgeq_device.files import open_file
 from edgeq_device.manifest import MANIFEST
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
 
@@ -179,7 +180,7 @@ def is_archived_bundle(path: Path) -> bool:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         if stream.read(len(_ZIP)) != _ZIP:
             return False
         try:

@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
+from edgeq_device.files import check_file
 from numpy.typing import NDArray
 
 from edgeq.errors import ModelError, one_line
-from edgeq.model.graph import MAIN_DOMAINS, is_op, maker, named_values, node_input, reads
+from edgeq.model.graph import MAIN_DOMAINS, every_node, is_op, maker, named_values, node_input, reads
 from edgeq.model.quant_params import QuantParams
 
 
@@ -304,8 +305,85 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
         text = one_line(cause, most=300) or type(cause).__name__
         raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
     if base is not None:
-        ir.external_data.set_base_dir(model.graph, base)
+        _read_from(model, base)
     return model
+
+
+class DataTensor(ir.ExternalTensor):
+    """Read a tensor from a data file in the model's folder. The file may have several hard links, as in the stores of
+    DVC, Nix and Bazel. onnx_ir refuses such files.
+    """
+
+    @functools.cached_property
+    def _file(self) -> ir.ExternalTensor:
+        """The same tensor at an absolute path. onnx_ir checks only relative paths.
+
+        Raises:
+            ModelError: the file is not a regular file in the folder. It was one when the model was loaded.
+        """
+        folder = Path(self.base_dir).resolve()
+        file = (folder / self.location).resolve()
+        try:
+            check_file(file)
+        except OSError as error:
+            raise ModelError(
+                f"{file} cannot be read: {error.strerror}", "Copy the data file next to the model"
+            ) from error
+        if not file.is_relative_to(folder):
+            raise ModelError(f"{file} is not in {folder}", "External data must be in the model's folder or below")
+        return ir.ExternalTensor(file, self.offset, self.length, self.dtype, shape=self.shape, name=self.name or "")
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the values. They are mapped into memory and not copied."""
+        return self._file.numpy()
+
+    def __array__(self, dtype: Any = None) -> NDArray[Any]:
+        return self._file.__array__(dtype)
+
+    def tobytes(self) -> bytes:
+        """Return the bytes of the values."""
+        return self._file.tobytes()
+
+    def tofile(self, file: Any) -> None:
+        """Write the bytes of the values to a binary stream."""
+        self._file.tofile(file)
+
+    def release(self) -> None:
+        """Free the mapped memory."""
+        self.__dict__.pop("_file", None)
+
+
+def _read_from(model: ir.Model, base: Path) -> None:
+    """Let all external tensors of a model read from data files in the folder `base`, in place."""
+
+    def moved(tensor: Any) -> Any:
+        if not isinstance(tensor, ir.ExternalTensor):
+            return tensor
+        kept = DataTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=tensor.shape,
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=tensor.metadata_props,
+            base_dir=base,
+        )
+        kept.meta.update(tensor.meta)
+        return kept
+
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            value.const_value = moved(value.const_value)
+    for node in every_node(model):
+        for name, attribute in node.attributes.items():
+            if attribute.is_ref():
+                continue
+            if attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, moved(attribute.value))
+            elif attribute.type is ir.AttributeType.TENSORS:
+                node.attributes[name] = ir.AttrTensors(name, [moved(tensor) for tensor in attribute.value])
 
 
 def external_folder(model: ir.Model) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.places import scratch_folder
 
 from edgeq.errors import UsageError
 from edgeq.model.clean import node_names
@@ -192,7 +192,7 @@ def inspect_model(
     if quantized and rules:
         notes.append("quantized already: a prediction needs the float32 model that it was made from")
     elif rules:
-        with tempfile.TemporaryDirectory() as workdir:
+        with scratch_folder("edgeq-") as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
             whole = sized(prepared.model, assumed)

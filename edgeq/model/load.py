@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from edgeq_device.engines import engine_of_file, stated_signature
 from edgeq_device.errors import BundleError
+from edgeq_device.files import open_file
 from edgeq_device.onnxfile import DTYPES, is_name, read_onnx
 from numpy.typing import NDArray
 
@@ -461,7 +462,7 @@ def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
 
 def _file_digest(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
@@ -574,7 +575,7 @@ def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
     """
     digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
     for file in model_files(model):
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.budget import largest_sample
+from edgeq_device.files import open_file, read_file
 from edgeq_device.onnxfile import ELEMENT_BITS
 
 from edgeq.errors import ModelError, UsageError
@@ -43,7 +44,7 @@ class ExternalSpan:
 
     def read(self) -> bytes:
         """Return the tensor's bytes."""
-        with self.file.open("rb") as stream:
+        with open_file(self.file) as stream:
             stream.seek(self.offset)
             return stream.read(self.length)
 
@@ -573,7 +574,7 @@ def _read(path: Path) -> bytes:
                 f"{path} has {size} bytes, more than a protobuf can have (2 GiB)",
                 "If it is an ONNX model, save it with external data (onnx.save with save_as_external_data=True)",
             )
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from edgeq_device.engines import FLOAT
+from edgeq_device.places import scratch_folder
 
 from edgeq import demo
 from edgeq.backends.base import Check
@@ -60,7 +60,7 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
     if _CPU not in engine.devices or engine.suffix:
         return _check_elsewhere(engine, precisions)
     try:
-        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+        with start_engine(engine) as guest, scratch_folder("edgeq-doctor-") as folder:
             exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
             db = {name: _agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
     except EdgeqError as error:
@@ -88,7 +88,7 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
     model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
     try:
-        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+        with start_engine(engine) as guest, scratch_folder("edgeq-doctor-") as folder:
             file = Path(folder) / "pairs.onnx"
             file.write_bytes(model)
             session = guest.open(EngineFiles(Path(folder)).file(file, engine), SessionSettings(engine=engine))

@@ -22,6 +22,7 @@ from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.bench import open_model, refuse_ignored
+from edgeq.model.load import model_signature
 from edgeq.model.products import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
 from edgeq.prove.builds import Builds, artifact_key, full_range, mitigation_costs
@@ -411,6 +412,8 @@ def audit_saturation(
     """
     if reference is not None and data is None:
         raise UsageError("the comparison with a float model needs samples", "Give --data")
+    if reference is not None:
+        model_signature(reference)  # checks the file before onnxruntime opens it
     settings = SessionSettings(config=config or {})
     refuse_ignored(settings, path)
     with open_model(path, settings, variant=variant) as loaded:

@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import secrets
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,6 +32,7 @@ import onnx
 import onnx_ir as ir
 from edgeq_device.engines import parse_version
 from edgeq_device.options import KEY as CARRIED
+from edgeq_device.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.calibrate.ranges import Range
@@ -303,7 +303,7 @@ def quantize_with_ranges(
 
     # The folder is private, because the quantizer leaves shape-inferred copies of big models next to the file that it
     # reads.
-    with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
+    with scratch_folder("edgeq-ranges-") as folder:
         cache = Path(folder) / "ranges.json"
         # quantize_static accepts given ranges only as "MinMax". It uses nothing but the two ends of each range, so the
         # method that derived them does not matter.

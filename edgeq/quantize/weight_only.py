@@ -30,13 +30,13 @@ and 39 dB.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
+from edgeq_device.places import scratch_folder
 from numpy.typing import ArrayLike, NDArray
 
 from edgeq.data.samples import Samples
@@ -346,7 +346,7 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
     # The quantizer accepts one weight type per call. So there is one pass for each type, over the nodes that the
     # previous pass left in float.
     source = prepared.path
-    with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
+    with scratch_folder("edgeq-dynamic-") as folder:
         for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
             target = destination if step == len(by_type) - 1 else Path(folder) / f"pass{step}.onnx"
             quantize_types(prepared, source, target, op_types, weight_type, scheme)

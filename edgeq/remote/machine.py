@@ -10,7 +10,6 @@ import io
 import json
 import re
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from edgeq_device.cuda import Gpu
 from edgeq_device.engines import parse_version
 from edgeq_device.errors import DeviceError
 from edgeq_device.features import Answers, Evidence
+from edgeq_device.places import scratch_folder
 from edgeq_device.plainjson import parse_json
 from google.protobuf.message import DecodeError
 from msgspec import Meta
@@ -205,7 +205,7 @@ def _system(found: _Described, python: str) -> Machine:
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
         for gpu in found.gpus
     )
-    with tempfile.TemporaryDirectory(prefix="edgeq-board-") as folder:
+    with scratch_folder("edgeq-board-") as folder:
         root = Path(folder)
         for name, text in found.files.items():
             if _SYSTEM_FILE.fullmatch(name):

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,7 +19,9 @@ import onnx
 from edgeq_device.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
 from edgeq_device.budget import VARIABLE, largest_sample
 from edgeq_device.engines import EngineSpec, parse_version
+from edgeq_device.files import open_file
 from edgeq_device.package import MAIN
+from edgeq_device.places import scratch_folder
 from edgeq_device.serve import GuestSession, TensorInfo
 from msgspec import Meta
 
@@ -166,7 +167,7 @@ class BoardSession:
             raise BoardError(problem, self._clean())
         with progress.stage(f"sending to {self.board.name}", size) as advance:
             for sha, (source, length) in missing.items():
-                with source.open("rb") as stream:
+                with open_file(source) as stream:
                     self.ask({"do": "put", "keep": keep, "sha256": sha, "size": length}, stream)
                 advance(length)
         path = self._asked(tree).path
@@ -187,7 +188,7 @@ class BoardSession:
         Raises:
             BoardError: see `send`.
         """
-        with tempfile.TemporaryDirectory(prefix="edgeq-converted-") as folder:
+        with scratch_folder("edgeq-converted-") as folder:
             sent = EngineFiles(Path(folder)).file(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
             # Give the file a fixed name, because its own name may contain any characters.
@@ -204,7 +205,7 @@ class BoardSession:
         Raises:
             BoardError: see `send`.
         """
-        with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
+        with scratch_folder("edgeq-samples-") as folder, device_errors():
             files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
             for file, sample in zip(files.values(), samples, strict=True):
                 write_npz(file, sample)
@@ -218,7 +219,7 @@ class BoardSession:
             BundleError: the bundle is damaged.
             BoardError: see `send`.
         """
-        with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
+        with opened(bundle) as found, scratch_folder("edgeq-") as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
             files = {}
             for name, content in contents(found).items():
@@ -292,8 +293,8 @@ def open_board(board: Board) -> Iterator[BoardSession]:
     """
     with ExitStack() as stack:
         # The path of a socket must be short, and on some systems the path of the temporary folder is too long.
-        place = _SHORT if Path(_SHORT).is_dir() else None
-        sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="eq-", dir=place))
+        place = Path(_SHORT) if Path(_SHORT).is_dir() else None
+        sockets = stack.enter_context(scratch_folder("eq-", place))
         channel, said = stack.enter_context(bounds.open_channel(bounds.Link(board, Path(sockets))))
         hello = parse(said, Hello, board.name, BoardError)
         _check(board, hello)
@@ -467,7 +468,7 @@ class BoardModels:
             RuntimeUnavailableError: the board's runtime refuses the model.
         """
         settings = with_carried(model, settings)
-        with tempfile.TemporaryDirectory(prefix="edgeq-draws-") as folder:
+        with scratch_folder("edgeq-draws-") as folder:
             copy = model if settings.draws else write_with_same_draws(model, Path(folder))
             place = self._session.send_model(copy, settings.engine, progress=self._progress)
         request = open_request(place, settings)

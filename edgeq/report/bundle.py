@@ -12,6 +12,7 @@ from edgeq_device.arrays import read_arrays
 from edgeq_device.bench import BenchSettings
 from edgeq_device.bench_models import bundle_variants
 from edgeq_device.engines import plugin_of
+from edgeq_device.files import read_file
 from edgeq_device.package import FLOAT, MAIN, Bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.sessions import read_device
@@ -176,7 +177,7 @@ def _float_bytes(bundle: Bundle) -> int | None:
 def _json_in(bundle: Bundle, name: str) -> Mapping[str, Any]:
     if name not in bundle.files or bundle.files[name].size > MAX_BYTES:
         return {}
-    return parse_json((bundle.root / name).read_bytes(), f"{bundle.source}: {name}")
+    return parse_json(read_file(bundle.root / name), f"{bundle.source}: {name}")
 
 
 def _body(value: object) -> dict[str, Any]:
@@ -311,7 +312,7 @@ def _is_report(place: Path) -> bool:
     """Return whether the file at `place` is an unchanged report of edgeq, which a newer report may replace."""
     if not is_plain(place) or place.stat().st_size > _MOST_BYTES:
         return False
-    page = place.read_bytes()
+    page = read_file(place)
     return page == _sealed(page[: -len(_sealed(b""))])
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
+from edgeq_device.relay import printable
+
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.bench import is_bundle
@@ -248,7 +250,7 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    return printable(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
 
 
 def junit(found: Gated) -> bytes:
@@ -259,12 +261,14 @@ def junit(found: Gated) -> bytes:
     failed, skipped = len(cases[MISSED]), len(cases[UNSETTLED])
     totals: Mapping[str, int] = {"tests": len(found.checks), "failures": failed, "skipped": skipped, "errors": 0}
     name = f"edgeq gate{f' on {found.on}' if found.on else ''}"
-    suite = ElementTree.Element("testsuite", {"name": name, **{key: str(n) for key, n in totals.items()}})
+    suite = ElementTree.Element("testsuite", {"name": printable(name), **{key: str(n) for key, n in totals.items()}})
     for check in found.checks:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": f"edgeq.gate.{found.model}", "name": check.what})
+        # XML has no form for control characters, so they are written as escapes.
+        sentence, own = printable(check.sentence), {"classname": printable(f"edgeq.gate.{found.model}")}
+        case = ElementTree.SubElement(suite, "testcase", {**own, "name": printable(check.what)})
         if check.outcome == MISSED:
-            ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": check.sentence})
+            ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": sentence})
         elif check.outcome == UNSETTLED:
-            ElementTree.SubElement(case, "skipped", {"message": check.sentence})
+            ElementTree.SubElement(case, "skipped", {"message": sentence})
     written: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
     return written

@@ -13,7 +13,6 @@ lost: the integers, scales and zero points are still those of the operator.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from edgeq_device.engines import known_wrong
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import ONNX, SIMULATORS, backend_for, check_suffix
 from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError
@@ -435,7 +435,7 @@ def retarget(
     for written in (output, output.with_name(data_name(output))):
         check_apart(written, model_files(model))
     with (
-        tempfile.TemporaryDirectory(prefix="edgeq-retarget-") as folder,
+        scratch_folder("edgeq-retarget-") as folder,
         output_file(output, force=force, beside=data_beside(output, model)) as written_file,
     ):
         draft = written_file if suffix == ONNX else Path(folder) / f"{written_file.stem}{ONNX}"

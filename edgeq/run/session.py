@@ -24,6 +24,7 @@ from edgeq_device.options import (
     session_options,
     session_problem,
 )
+from edgeq_device.places import make_scratch, scratch_folder
 from edgeq_device.serve import GuestSession, import_path
 from edgeq_device.variants import EXTERNAL_FOLDER
 from numpy.typing import NDArray
@@ -277,7 +278,7 @@ class Command:
 class Guest(edgeq_device.serve.Guest):
     """Control a running guest program. `start_guest` makes this object."""
 
-    _copies: tempfile.TemporaryDirectory[str] | None = None
+    _copies: tuple[Path, Callable[[], None]] | None = None
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
@@ -308,14 +309,14 @@ class Guest(edgeq_device.serve.Guest):
         if settings.draws or not _is_onnx(model):
             return model
         if self._copies is None:
-            self._copies = tempfile.TemporaryDirectory(prefix="edgeq-draws-")
-        return write_with_same_draws(model, Path(self._copies.name))
+            self._copies = make_scratch("edgeq-draws-")
+        return write_with_same_draws(model, self._copies[0])
 
     def end(self) -> None:
         """Kill the program. A second call does nothing."""
         super().end()
         if self._copies is not None:
-            self._copies.cleanup()
+            self._copies[1]()
 
 
 def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
@@ -447,14 +448,14 @@ class Engines:
     def __init__(self, *, keep: bool = False) -> None:
         self._stack = ExitStack()
         self._running: dict[tuple[str, int], Guest] = {}
-        made = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-compiled-")) if keep else None
+        made = self._stack.enter_context(scratch_folder("edgeq-compiled-")) if keep else None
         self._folder = Path(made) if made is not None else None
         self._files: EngineFiles | None = None
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
         """Return the same path as `EngineFiles.file`. The file exists until the `with` block ends."""
         if self._files is None:
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-converted-"))
+            folder = self._stack.enter_context(scratch_folder("edgeq-converted-"))
             self._files = EngineFiles(Path(folder))
         return self._files.file(model, engine)
 

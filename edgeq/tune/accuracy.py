@@ -11,7 +11,6 @@ import dataclasses
 import math
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 from edgeq_device.basis import EVERYTHING, Basis
 from edgeq_device.pairs import pair_outputs
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import Artifact
 from edgeq.data.records import Sample
@@ -443,7 +443,7 @@ class AssessmentJob:
 
     def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
         """See `edgeq.distributed.workers.Job`."""
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
+        folder = stack.enter_context(scratch_folder("edgeq-worker-"))
         meter = AccuracyMeter(
             self.samples,
             self.float_model.place(stack),

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from edgeq_device.claim import UNKNOWN
 from edgeq_device.errors import DeviceError
+from edgeq_device.files import open_file, read_file
+from edgeq_device.places import LOCK
 from edgeq_device.plainjson import parse_json
 
 from edgeq.calibrate.files import STATISTICS
@@ -133,7 +135,7 @@ class Journal:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
         if not is_journal(self.path):
             raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
-        content = self.path.read_bytes()
+        content = read_file(self.path)
         # If the run was killed while it wrote a line, that line has no line break.
         whole = content[: content.rfind(b"\n") + 1]
         try:
@@ -165,7 +167,7 @@ def is_journal(path: Path) -> bool:
     """
     if not is_plain(path):
         return False
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         head = stream.read(len(_HEAD))
     return head == _HEAD[: len(head)]
 
@@ -261,8 +263,9 @@ JOURNAL, COLLECTED = "journal.jsonl", "statistics"
 _KIND = "tuning"
 # Files that remain if the run was killed while it wrote statistics.
 _LEFT = re.compile(
-    rf"\.{COLLECTED}\.[0-9a-f]+\.partial/"
-    rf"(?:placing\.json(?:\.draft)?|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?"
+    rf"\.{COLLECTED}\.[0-9a-f]+\.partial"
+    rf"(?:{re.escape(LOCK)}"
+    rf"|/(?:placing\.json(?:\.draft)?|proof/[0-9a-f]*|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?)"
 )
 
 

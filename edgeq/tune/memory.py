@@ -18,6 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 from edgeq_device.claim import UNKNOWN
+from edgeq_device.files import read_file
 
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.hardware.profile import Profile
@@ -248,7 +249,7 @@ def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise OutputError(f"{path} is larger than edgeq ever writes it")
-        kept: _Kept = parse(json.loads(path.read_bytes()), _Kept, path)
+        kept: _Kept = parse(json.loads(read_file(path)), _Kept, path)
     except (OSError, ValueError, EdgeqError, RecursionError) as error:
         progress.note(f"the results of earlier runs are ignored: {error}")
         return ()

@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeq_device.places import exchange, move_new
+from edgeq_device.files import open_file, read_file
+from edgeq_device.places import PrivateFolder, exchange, move_new, remove_ended, stage_name
 
 from edgeq import __version__
 from edgeq.errors import OutputError
@@ -174,7 +175,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     if not is_plain(path) or path.lstat().st_size > _MOST_BYTES:
         return None
     try:
-        plain = json.loads(path.read_bytes())
+        plain = json.loads(read_file(path))
     except (ValueError, RecursionError):
         return None
     return plain if isinstance(plain, dict) else None
@@ -196,7 +197,7 @@ def sha256(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -233,7 +234,8 @@ def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
     """Refuse `path` if it exists and `force` is not set, or if it cannot be written. edgeq calls this before it starts
     hours of work.
 
-    If a run was killed while moving its output to `path`, `recover` first completes or undoes the move.
+    If a run to `path` was killed, `recover` first removes its files. If the run was moving its output, `recover`
+    completes or undoes the move.
 
     Args:
         kind: kind of output that will be written. Even with `force`, a directory never replaces a file, and a file
@@ -250,7 +252,8 @@ def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
 
 
 def recover(path: Path) -> None:
-    """Complete or undo the move of an output to `path`, if a run was killed during the move.
+    """Remove the private folders of killed runs to `path`. If a run was killed while it moved its output, complete or
+    undo the move.
 
     Raises:
         OutputError: something else is in the way, or the files at `path` do not come from a run of this user.
@@ -262,9 +265,8 @@ def recover(path: Path) -> None:
     if any(placement.stages(inside)) and not path.is_symlink():  # private folders of an output that fills a mount point
         with alone_in(path.parent):
             placement.settle(inside, filled=True)
-            for stage in placement.stages(inside):
-                placement.check_own(stage)
-                shutil.rmtree(stage)
+    for folder in {path, path.parent, work_folder() or path.parent}:
+        remove_ended(folder / path.name, placement.is_open)
 
 
 def _check_free(path: Path, *, force: bool, kind: Kind | None) -> None:
@@ -425,22 +427,23 @@ def _is_mount(path: Path) -> bool:
 
 def _fill(path: Path, draft: Path) -> None:
     """Replace everything in the folder `path` with the content of `draft`, completely or not at all."""
-    stage = path / placement.stage_name(path)
     old = [entry.name for entry in path.iterdir()]
+    folder = PrivateFolder(path / stage_name(path))
+    stage = folder.path
     try:
-        stage.mkdir(mode=0o700)
+        folder.create()
         shutil.copytree(draft, stage / NEW, symlinks=True)
         names = sorted((entry.name for entry in draft.iterdir()), key=lambda name: (name in _LAST, name))
         placement.place(stage, path, names, force=True, gone=[name for name in old if name not in names])
     finally:
-        _remove(stage, [])
+        _remove(folder, [])
 
 
 def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
     """Exchange `draft` and `path` in one step, and return True. Afterwards, `draft` contains the old content of `path`.
     Return False if the system cannot exchange them.
     """
-    new = placement.identity(draft)
+    new = draft.lstat()
     try:
         try:
             done = exchange(draft, path)
@@ -453,7 +456,7 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
             # again.
             _check_moved(draft, path, check)
     except BaseException:
-        if placement.identity(path) == new:
+        if os.path.lexists(path) and os.path.samestat(path.lstat(), new):
             exchange(draft, path)
         raise
     return done
@@ -471,14 +474,15 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
     # Choose the name before making the folder. Otherwise a signal between the two steps could leave the folder behind.
-    stage = _beside(path, kind) / placement.stage_name(path)
+    folder = PrivateFolder(_beside(path, kind) / stage_name(path))
+    stage = folder.path
     parents: list[Path] = []
     try:
         try:
             for parent in reversed([p for p in path.absolute().parents if not p.exists()]):
                 parents.append(parent)
                 parent.mkdir(exist_ok=True)
-            stage.mkdir(mode=0o700)
+            folder.create()
         except FileNotFoundError as error:  # making a new folder in /proc raises this error
             raise _unwritable(path, error) from error
         (stage / NEW).mkdir()
@@ -499,9 +503,9 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
         raise
     finally:
         try:
-            _remove(stage, parents)
+            _remove(folder, parents)
         except (KeyboardInterrupt, SystemExit):  # a signal during the cleanup: finish the cleanup first
-            _remove(stage, parents)
+            _remove(folder, parents)
             raise
 
 
@@ -517,11 +521,13 @@ def _beside(path: Path, kind: Kind) -> Path:
     return path.parent
 
 
-def _remove(stage: Path, parents: list[Path]) -> None:
+def _remove(folder: PrivateFolder, parents: list[Path]) -> None:
     """Remove the private folder, and remove the parent folders that were made for the output, if they are empty."""
     # If moves were interrupted, the folder still contains files that could not be moved back. The next run moves them.
-    if not placement.is_open(stage):
-        shutil.rmtree(stage, ignore_errors=True)
+    if placement.is_open(folder.path):
+        folder.release()
+    else:
+        folder.remove()
     for parent in reversed(parents):
         try:
             parent.rmdir()

@@ -8,7 +8,8 @@ itself is moved away first. So no process ever reads a model with the data of an
 edgeq trusts a private folder of a killed run only if a run of this user can have made it. Another user could leave a
 folder with a forged record. If the folder's `old` were a link, moving files "back" by that record could move files from
 anywhere on the disk. So the folder itself, `new` and `old` must be real folders of this user that nobody else can
-write. The record may name only the output and the files that accompany it.
+write. The record may name only the output and the files that accompany it. A new file is moved back only if `proof/`
+contains a hard link to it.
 """
 
 from __future__ import annotations
@@ -21,29 +22,27 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from edgeq_device.errors import DeviceError
-from edgeq_device.places import move_new
+from edgeq_device.files import open_file, read_file
+from edgeq_device.places import NO_LOCKS, is_stage, move_new
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 from edgeq.errors import OutputError
 
-NEW, OLD, RECORD = "new", "old", "placing.json"
-STEM = 100
-
-Identity = tuple[int, int]
-"""The inode number of a file and the time of its last change. A rename changes neither."""
+NEW, OLD, PROOF, RECORD = "new", "old", "proof", "placing.json"
 
 
 def stages(path: Path) -> Sequence[Path]:
     """Return the private folders next to `path` that belong to runs in progress or to killed runs."""
-    pattern = re.compile(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial")
     try:
         with os.scandir(path.parent) as entries:
-            found = [entry.name for entry in entries if pattern.fullmatch(entry.name)]
+            found = [entry.name for entry in entries if is_stage(entry.name, path)]
     except OSError:  # the folder does not exist, or cannot be read
         return ()
     return [path.parent / name for name in sorted(found)]
@@ -65,7 +64,7 @@ def check_own(stage: Path) -> None:
     Raises:
         OutputError: the folder or a folder in it is a link, belongs to somebody else, or can be written by others.
     """
-    for place in (stage, stage / NEW, stage / OLD):
+    for place in (stage, stage / NEW, stage / OLD, stage / PROOF):
         try:
             found = place.lstat()
         except FileNotFoundError:  # not created yet, or already removed
@@ -77,9 +76,9 @@ def check_own(stage: Path) -> None:
         raise _foreign(stage, "others can write into it")
 
 
-def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
-    """Return the files that the record in `stage` lists, with the identity of each new file. A file that is only
-    removed has None.
+def read_record(stage: Path, output: str | None) -> dict[str, Proof | None]:
+    """Return the files that the record in `stage` lists, with the proof of each new file. A file that is only removed
+    has None.
 
     Args:
         output: name of the output, which is moved last; None if the record is for all files of a folder, which may have
@@ -96,17 +95,16 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
     if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
         raise _foreign(stage, f"{RECORD} is not a small file")
     try:
-        plain = parse_json(record.read_bytes(), RECORD)
+        plain = parse_json(read_file(record), RECORD)
     except DeviceError as error:
         raise _foreign(stage, error.problem) from error
     for name, value in plain.items():
         leads_away = name in ("", ".", "..") or "\0" in name or Path(name).name != name
-        numbers = value is None or (isinstance(value, list) and [type(part) for part in value] == [int, int])
-        if leads_away or not numbers:
+        if leads_away or not (value is None or _is_proof(value)):
             raise _foreign(stage, f"{RECORD} does not have edgeq's format")
     if not plain:
         raise _foreign(stage, f"{RECORD} does not have edgeq's format")
-    drafts = {name: (value[0], value[1]) if value is not None else None for name, value in plain.items()}
+    drafts = {name: None if value is None else Proof(*value) for name, value in plain.items()}
     if output is not None:
         _check_names(stage, list(drafts), output)
     return drafts
@@ -116,7 +114,7 @@ def names(path: Path, sibling: str) -> bool:
     """Return whether the bytes of the file at `path` contain the name `sibling`."""
     if not path.is_file() or not path.stat().st_size:
         return False
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
+    with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
         return held.find(os.fsencode(sibling)) >= 0
 
 
@@ -156,8 +154,6 @@ try:
 except ImportError:  # on Windows, edgeq works without a lock
     fcntl = None  # type: ignore[assignment]
 
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
-
 
 @contextmanager
 def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
@@ -185,28 +181,64 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
         except BlockingIOError as error:
             raise OutputError(busy, "Wait until it has ended, or choose another output") from error
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
         yield
     finally:
         os.close(handle)
 
 
-def stage_name(path: Path) -> str:
-    """Return a new name for the private folder of the output `path`."""
-    return f".{path.name[:STEM]}.{secrets.token_hex(8)}.partial"
+@dataclass(frozen=True)
+class Proof:
+    """Show that a file is the one that a run wrote, wherever it was moved.
 
+    A hard link in the folder PROOF is a second name of the file's content, so no file that the user writes later can
+    pass for it. For a folder, the link is to a file in it.
 
-def identity(path: Path) -> Identity | None:
-    """Return the identity of the file at `path`, or None if there is no file. If the file is a link, this is the
-    identity of the link, not of its target.
+    Attributes:
+        link: random name of the hard link.
+        inside: path of the linked file in the folder, or "" if the link is to the file itself.
     """
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    # A directory's time changes with its content, so only its inode number is used.
-    return found.st_ino, 0 if stat.S_ISDIR(found.st_mode) else found.st_mtime_ns
+
+    link: str
+    inside: str
+
+    @classmethod
+    def of(cls, stage: Path, path: Path) -> Proof:
+        """Make the proof of the file or folder `path` in the private folder `stage`. If the file system has no hard
+        links, or if the folder contains no files, no file will have this proof.
+        """
+        inside = ""
+        if path.is_dir() and not path.is_symlink():
+            files = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.is_symlink())
+            inside = next((file.relative_to(path).as_posix() for file in files), "")
+        proof = cls(secrets.token_hex(16), inside)
+        try:
+            # Windows has only the form that follows links.
+            os.link(path / inside, stage / PROOF / proof.link, follow_symlinks=os.name == "nt")
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        return proof
+
+    def holds(self, stage: Path, path: Path) -> bool:
+        """Return whether `path` is the file or folder of which this is the proof."""
+        try:
+            return os.path.samestat((path / self.inside).lstat(), (stage / PROOF / self.link).lstat())
+        except OSError:  # one of them does not exist
+            return False
+
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL, errno.EACCES)
+
+
+def _is_proof(value: Any) -> bool:
+    """Return whether a value of a record has the form of a proof, whose names lead out of no folder."""
+    if not isinstance(value, list) or [type(part) for part in value] != [str, str]:
+        return False
+    link, inside = value
+    parts = PurePosixPath(inside).parts
+    return re.fullmatch("[0-9a-f]{32}", link) is not None and ".." not in parts and not inside.startswith("/")
 
 
 def place(
@@ -229,9 +261,11 @@ def place(
     Raises:
         FileExistsError: a file with one of the names exists, or appeared in the meantime.
     """
-    drafts = {**dict.fromkeys(gone), **{name: identity(stage / NEW / name) for name in names}}
-    (stage / OLD).mkdir()
+    for made in (OLD, PROOF):
+        (stage / made).mkdir()
+    drafts = {**dict.fromkeys(gone), **{name: Proof.of(stage, stage / NEW / name) for name in names}}
     _write(stage, drafts)
+    moved: set[str] = set()
     try:
         for name in reversed(drafts):
             if force and os.path.lexists(folder / name):
@@ -239,8 +273,9 @@ def place(
                 check(stage / OLD / name)
         for name in names:
             move_new(stage / NEW / name, folder / name)
+            moved.add(name)
     except BaseException:
-        _undo(stage, folder, drafts)
+        _undo(stage, folder, drafts, moved)
         raise
     (stage / RECORD).unlink()
 
@@ -274,8 +309,8 @@ def settle(path: Path, *, filled: bool = False) -> None:
     """
     for stage in filter(is_open, stages(path)):
         drafts = read_record(stage, None if filled else path.name)
-        last = next(reversed(drafts))
-        if drafts[last] is None or identity(path.parent / last) != drafts[last]:
+        last, proof = next(reversed(drafts.items()))
+        if proof is None or not proof.holds(stage, path.parent / last):
             try:
                 _undo(stage, path.parent, drafts)
             except FileExistsError as error:
@@ -286,9 +321,15 @@ def settle(path: Path, *, filled: bool = False) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None:
-    for name, new in reversed(drafts.items()):
-        if new is None or identity(folder / name) != new:
+def _undo(stage: Path, folder: Path, drafts: dict[str, Proof | None], moved: Collection[str] = ()) -> None:
+    """Move the new files back to `stage`/new, and then the old files back to `folder`.
+
+    Args:
+        moved: names of new files that this process has moved, which needs no proof.
+    """
+    for name, proof in reversed(drafts.items()):
+        ours = name in moved and os.path.lexists(folder / name)
+        if proof is None or not (ours or proof.holds(stage, folder / name)):
             continue
         draft = stage / NEW / name
         if not os.path.lexists(draft):
@@ -302,7 +343,8 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None
     (stage / RECORD).unlink()
 
 
-def _write(stage: Path, drafts: dict[str, Identity | None]) -> None:
+def _write(stage: Path, drafts: dict[str, Proof | None]) -> None:
     draft = stage / f"{RECORD}.draft"
-    draft.write_text(json.dumps(drafts), "utf-8")
+    plain = {name: None if proof is None else [proof.link, proof.inside] for name, proof in drafts.items()}
+    draft.write_text(json.dumps(plain), "utf-8")
     os.replace(draft, stage / RECORD)

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_
 import msgspec
 import numpy as np
 from edgeq_device.errors import DeviceError
+from edgeq_device.files import open_file, read_file
 from edgeq_device.plainjson import MAX_BYTES, MAX_DEPTH, parse_json
 from msgspec import inspect
 
@@ -304,7 +305,7 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
     try:
         if is_longer(path, MAX_BYTES):
             raise error(f"{path} is larger than {MAX_BYTES} bytes", fix)
-        return parse_json(path.read_bytes(), str(path))
+        return parse_json(read_file(path), str(path))
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except DeviceError as problem:
@@ -339,7 +340,7 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
         EdgeqError: the file cannot be read as TOML. The exception is an instance of `error`, with `fix` as its advice.
     """
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             content = stream.read(_LARGEST_TOML + 1)
         if len(content) > _LARGEST_TOML:
             raise error(f"{path} is larger than 1 MiB", fix)

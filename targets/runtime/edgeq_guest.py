@@ -32,6 +32,7 @@ from edgeq_device.bench_models import BenchModel, bench_models, bundle_feeds, bu
 from edgeq_device.claim import rank_until_settled
 from edgeq_device.engines import add_engine, read_engine
 from edgeq_device.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
+from edgeq_device.files import read_file
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.memory import measure_memory
 from edgeq_device.opening import open_best, start_variant
@@ -175,7 +176,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
 def _read(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the content of a file that was written on this machine, and remove the file."""
     file = Path(request["file"])
-    content = np.frombuffer(file.read_bytes(), np.uint8)
+    content = np.frombuffer(read_file(file), np.uint8)
     file.unlink()
     return {"content": content}
 

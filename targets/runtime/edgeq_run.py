@@ -1,6 +1,7 @@
 """Check, time and run this bundle on this device: python edgeq_run.py info|verify|bench|infer.
 
-In a program: `from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`, with this file's folder on the path.
+In a program: `sys.path.append(FOLDER); from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`, where FOLDER
+contains this file. Do not put FOLDER first: a file of the bundle could then hide a module of Python.
 
 It needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads
 that zip once, compares its hash with SHA256, and imports the code from memory, so no code of a changed zip runs. The
@@ -22,6 +23,7 @@ if __name__ == "__main__" and (
 import hashlib  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
+import stat  # noqa: E402
 import zipfile  # noqa: E402
 from importlib.machinery import SourceFileLoader  # noqa: E402
 from importlib.util import spec_from_file_location  # noqa: E402
@@ -104,6 +106,8 @@ class _Finder:
 def _content(root):
     """Return the bytes of the zip in a bundle. The bundle is a folder or itself a zip."""
     if root.is_dir():
+        if not stat.S_ISREG((root / ARCHIVE).stat().st_mode):
+            raise OSError("it is a pipe, a socket or a device")
         with (root / ARCHIVE).open("rb") as file:
             return file.read(_MOST)
     with zipfile.ZipFile(root) as bundle, bundle.open(ARCHIVE) as file:

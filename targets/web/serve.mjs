@@ -11,8 +11,11 @@ const ROOT = path.dirname(fileURLToPath(import.meta.url));
 const HEADERS = {
   "Cross-Origin-Opener-Policy": "same-origin",
   "Cross-Origin-Embedder-Policy": "require-corp",
+  "Content-Security-Policy": "frame-ancestors 'none'",
+  "X-Content-Type-Options": "nosniff",
 };
 const TYPES = {
+  ".css": "text/css; charset=utf-8",
   ".html": "text/html; charset=utf-8",
   ".json": "application/json",
   ".mjs": "text/javascript; charset=utf-8",
@@ -24,6 +27,7 @@ const server = http.createServer(async (request, response) => {
     const name = decodeURIComponent(new URL(request.url, "http://localhost").pathname);
     const file = path.join(ROOT, name.endsWith("/") ? `${name}index.html` : name);
     if (!file.startsWith(ROOT + path.sep)) throw new Error("it leads out of the folder");
+    if (!(await fs.stat(file)).isFile()) throw new Error("it is not a regular file");
     const content = await fs.readFile(file);
     const type = TYPES[path.extname(file)] ?? "application/octet-stream";
     response.writeHead(200, { ...HEADERS, "Content-Type": type }).end(content);

@@ -167,6 +167,9 @@ def test_a_file_without_what_is_needed_is_one_line(tmp_path: Path) -> None:
     for content, says in (
         (tflite(None), "does not state its inputs and outputs"),
         (tflite({**STATED, "inputs": [{"name": "x"}]}), "states its inputs and outputs wrongly"),
+        (tflite({**STATED, "inputs": [5]}), "states its inputs and outputs wrongly"),
+        (tflite({**STATED, "inputs": 5}), "states its inputs and outputs wrongly"),
+        (tflite({**STATED, "outputs": None}), "states its inputs and outputs wrongly"),
     ):
         file.write_bytes(content)
         with pytest.raises(ModelError, match=says), open_model(file):

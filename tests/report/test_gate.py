@@ -24,7 +24,7 @@ from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import InconclusiveError, OutputError, UsageError, WorseError
 from edgeq.measure.latency import Measurement
-from edgeq.report.compare import UNSETTLED, LimitCheck
+from edgeq.report.compare import MISSED, UNSETTLED, LimitCheck
 from edgeq.report.gate import Gated, GateLimits, junit, markdown, read_limits
 from edgeq.run.session import open_session
 from tests.bundle.samples import INPUT, answer, linear
@@ -226,6 +226,16 @@ def test_what_is_inconclusive_is_skipped() -> None:
         assert suite.get("name") == "edgeq gate on ssh://pi"
         assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     assert "is the new baseline" in markdown(found)
+
+
+def test_junit_escapes_characters_that_xml_does_not_have() -> None:
+    hostile = "\x00\x1b[2J\x0b\ufffe\ud800\u202ea\nb"
+    for outcome in (MISSED, UNSETTLED):
+        checks = (LimitCheck(hostile, 1.0, hostile, outcome, hostile),)
+        found = Gated(Path(hostile), Path("b"), GateLimits(), None, checks, on=hostile)
+        (case,) = ElementTree.fromstring(junit(found))
+        assert case.get("name") == r"\x00\x1b[2J\x0b\ufffe\ud800\u202ea\nb"
+        assert case[0].get("message") == case.get("name")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.places import scratch_folder
 
 from edgeq.backends.base import (
     Artifact,
@@ -146,7 +147,7 @@ class LitertBackend(TargetBackend):
 
     def estimated(self, artifact: Artifact) -> Artifact:
         """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
-        with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
+        with scratch_folder("edgeq-estimate-") as folder:
             return with_estimate(artifact, self.engine, self._device, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:

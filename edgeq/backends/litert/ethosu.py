@@ -7,19 +7,21 @@ with it, and edgeq checks the answers of the uncompiled file.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
+from edgeq_device.files import open_file
+from edgeq_device.places import scratch_folder
 from msgspec import Meta
 
 from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError, one_line
@@ -139,7 +141,7 @@ def compile_for(
         problem = f"vela needs {', '.join(missing)}"
         raise HardwareError(problem, "Set it in [device] engine_options of the target's file")
     program = find_vela()
-    with tempfile.TemporaryDirectory(prefix="edgeq-vela-") as place:
+    with scratch_folder("edgeq-vela-") as place:
         folder = Path(place)
         network = folder / "model.tflite"
         shutil.copyfile(model, network)
@@ -178,7 +180,7 @@ def version() -> str:
         RuntimeUnavailableError: vela is not installed.
         EngineError: vela does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-vela-") as folder:
+    with scratch_folder("edgeq-vela-") as folder:
         text = _run([find_vela(), "--version"], Path(folder), _VERSION_S)
     return f"vela {text.strip().splitlines()[-1]}" if text.strip() else "vela"
 
@@ -211,7 +213,7 @@ def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
     """Return the estimate from vela's summary file, which has one row, and from vela's log."""
     counts = dict(_COUNTS.findall(text))
     try:
-        with summary.open(encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_file(summary), "utf-8", newline="") as file:
             row = next(csv.DictReader(file))
         return Estimate(
             basis=f"{version()}'s estimate",
@@ -230,6 +232,6 @@ def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
             cpu_operators=int(counts["CPU"]),
             on_cpu=tuple(CpuOperator(*found) for found in _ON_CPU.findall(text)),
         )
-    except (KeyError, ValueError, StopIteration) as error:
+    except (KeyError, OSError, ValueError, StopIteration) as error:
         problem = f"{version()} writes another summary than version 5.2.0 ({type(error).__name__}: {error})"
         raise EngineError(problem, "Try vela 5.2.0") from error

@@ -18,6 +18,7 @@ from typing import Any
 import onnx_ir as ir
 from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
+from edgeq_device.places import scratch_folder
 from edgeq_device.plainjson import parse_json
 
 from edgeq.backends.base import Alternative, Artifact, DeviceSimulator, TargetBackend, check_names, require_fields
@@ -361,7 +362,7 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
             return True
         return False
 
-    with tempfile.TemporaryDirectory(prefix="edgeq-failing-") as folder:
+    with scratch_folder("edgeq-failing-") as folder:
         node = failing_node(model, fails, Path(folder)) if fails(model) else None
     if node is None:
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")

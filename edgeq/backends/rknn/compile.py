@@ -11,15 +11,17 @@ import itertools
 import json
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
+from edgeq_device.files import open_file
+from edgeq_device.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.backends.rknn.data import chip_named, dialect, toolkit
@@ -193,7 +195,7 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
     `Backend.simulator`.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgeq-rknn-")))
+        folder = stack.enter_context(scratch_folder("edgeq-rknn-"))
         places = itertools.count()
 
         def opened(model: Path, settings: SessionSettings) -> Session:
@@ -282,9 +284,9 @@ def _lines(text: str) -> list[str]:
 
 def _arrays(file: Path) -> tuple[NDArray[Any], ...]:
     try:
-        with np.load(file, allow_pickle=False) as held:
+        with open_file(file) as stream, np.load(stream, allow_pickle=False) as held:
             return tuple(held[name] for name in held.files)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise EngineError(f"{toolkit().needs} left an answer that cannot be read: {error}", "Try again") from error
 
 

@@ -1,5 +1,5 @@
-"""Write a folder for a web server, with the model, a self-test, a page, a JavaScript module, and the hashes of the
-pinned runtime.
+"""Write a folder for a web server, with the model, a self-test, a page, and a JavaScript module that contains the
+hashes of the pinned runtime.
 """
 
 from __future__ import annotations
@@ -47,15 +47,8 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
     copied = {name: _copied(file, folder / name) for name, file in _model_files(artifact.model)}
     cases = _write_cases(artifact, samples, folder / SELFTEST, count)
     first = own_signature(artifact.model, artifact.model).inputs[0]
-    known = pins()
     manifest = {
         "title": artifact.scheme.title,
-        "package": known["package"],
-        "version": known["version"],
-        "runtimes": {
-            name: [{**file, "path": f"node_modules/{known['package']}/{file['path']}"} for file in files]
-            for name, files in known["runtimes"].items()
-        },
         "model": [{**_record(file), "path": name} for name, file in copied.items()],
         "session": {"config": dict(artifact.session_options)},
         "selftest": {**_record(folder / SELFTEST), "cases": cases},
@@ -63,9 +56,19 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     static = shipped("targets") / "web"
-    for file in (*sorted(static.iterdir()), static.parent / "runtime" / "edgeq_device" / MODULE):
+    for file in sorted(static.iterdir()):
         shutil.copyfile(file, folder / file.name)
+    write_module(folder)
     return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def write_module(folder: Path) -> Path:
+    """Write the JavaScript module into `folder`, with the pins of the runtime, and return its path."""
+    text = (shipped("targets") / "runtime" / "edgeq_device" / MODULE).read_text("utf-8")
+    place, pinned = folder / MODULE, "export const PINNED = null;"
+    assert text.count(pinned) == 1
+    place.write_text(text.replace(pinned, f"export const PINNED = {json.dumps(dict(pins()), indent=1)};"), "utf-8")
+    return place
 
 
 def _model_files(model: Path) -> Iterator[tuple[str, Path]]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from edgeq_device.budget import VARIABLE, largest_sample
 from edgeq_device.errors import DataError, DeviceError, UsageError
+from edgeq_device.files import open_file
 from edgeq_device.onnxfile import DTYPES
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
@@ -87,7 +88,7 @@ def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
     """
     path, group = split_group(path)
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             magic = stream.read(2)
             stream.seek(0)
             if magic == b"PK":

@@ -9,6 +9,8 @@ file readers apply.
 
 from __future__ import annotations
 
+import atexit
+import mmap
 import os
 import signal
 import sys
@@ -24,6 +26,8 @@ _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off keeps only sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
+_LIBRARY = 1
+"""Exit code with which a library ends the process, for example if it has too little memory."""
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -98,13 +102,15 @@ def confine(program: str) -> Optional[Budget]:
     prepare_output()
     parent = os.getpid()
     pipe = open_pipe()
+    unwound = mmap.mmap(-1, 1)
     # Block signals until the parent can forward them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in (*_ENDS, "SIGCHLD")])
     child = os.fork()
     if child:
-        _wait(child, program, budget, before, pipe)
+        _wait(child, program, budget, before, pipe, unwound)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     _die_with(parent)
+    atexit.register(unwound.write, b"1")  # Python does not run this if a library ends the process, as OpenBLAS does
     divert(*pipe)
     return enforce(budget) if budget.confined else None
 
@@ -237,7 +243,9 @@ def _lower(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
-def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: Tuple[int, int]) -> NoReturn:
+def _wait(
+    child: int, program: str, budget: Budget, mask: Iterable[int], pipe: Tuple[int, int], unwound: mmap.mmap
+) -> NoReturn:
     def forward(number: int, frame: Any) -> None:
         """Forward a signal to the child, which does the work."""
         del frame
@@ -249,9 +257,9 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
             signal.signal(getattr(signal, name), forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGCHLD})
     status = relay(child, *pipe)
-    if os.WIFEXITED(status):
+    if os.WIFEXITED(status) and (os.WEXITSTATUS(status) != _LIBRARY or unwound[0]):
         os._exit(os.WEXITSTATUS(status))
-    number = os.WTERMSIG(status)
+    number = 0 if os.WIFEXITED(status) else os.WTERMSIG(status)
     if number in [getattr(signal, name) for name in (*_ENDS, "SIGPIPE")]:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -262,7 +270,7 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
 
 
 def _reason(number: int, budget: Budget) -> str:
-    """Return why the signal `number` ended the child."""
+    """Return why the signal `number` ended the child. 0 means that a library ended it."""
     if number == getattr(signal, "SIGXCPU", None):
         spent = (
             f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's shapes"
@@ -270,7 +278,8 @@ def _reason(number: int, budget: Budget) -> str:
         fix = f"If you trust the files, raise the limit: {VARIABLE}=seconds={4 * budget.seconds}"
         return str(BudgetError(f"{spent}; a file may be made to cause this", fix))
     name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-    what = f"ended by signal {name}: a file crashed a library, or needs more memory than there is"
+    cause = f"signal {name}" if number else "a library"
+    what = f"ended by {cause}: a file crashed a library, or needs more memory than there is"
     return str(BudgetError(what, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
 
 

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.files import open_file, read_file
 from edgeq_device.relay import printable
 
 AWAY = "it leads away from https"
@@ -388,7 +389,7 @@ def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Bro
     """
     connection.expect_body(0)
     try:
-        with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as stream:
+        with io.BytesIO(body) if isinstance(body, bytes) else open_file(body) as stream:
             for chunk in iter(lambda: stream.read(CHUNK), b""):
                 connection.sendall(chunk)
     except Broken as error:
@@ -456,7 +457,7 @@ def credentials(host: str) -> str:
     """Return the base64 of USER:PASSWORD that `docker login` or `oras login` stored for exactly `host`, or ""."""
     try:
         folder = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
-        known: Any = json.loads((folder / "config.json").read_bytes())
+        known: Any = json.loads(read_file(folder / "config.json"))
         login = known["auths"][host]["auth"]
         return base64.b64encode(base64.b64decode(login)).decode("ascii")
     except (OSError, ValueError, LookupError, TypeError, RuntimeError):

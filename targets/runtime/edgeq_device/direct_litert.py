@@ -17,6 +17,7 @@ import numpy as np
 
 from edgeq_device.engines import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.files import read_file
 from edgeq_device.onnxfile import DTYPES
 from edgeq_device.plainjson import parse_json
 
@@ -40,7 +41,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     del ort
     if not isinstance(model, str) or not model.endswith(engine.suffix):
         raise RuntimeUnavailableError(f"{engine.name} opens only {engine.suffix} files", "Convert the model")
-    content = Path(model).read_bytes()
+    content = read_file(Path(model))
     if content[4:8] != _IDENTIFIER:
         raise RuntimeUnavailableError(
             f"{model} is not a {engine.suffix} file: it does not have the format's identifier"

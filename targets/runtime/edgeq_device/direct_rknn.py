@@ -8,7 +8,6 @@ These are floats in the layout of the original model, and the runtime converts t
 from __future__ import annotations
 
 import math
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from edgeq_device.engines import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.onnxfile import DTYPES, read_context, read_metadata
+from edgeq_device.places import scratch_folder
 from edgeq_device.plainjson import parse_json
 
 SIGNATURE = "edgeq_signature"
@@ -49,7 +49,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         raise RuntimeUnavailableError(f"{path.name} was compiled for {described['platform']}, this board has {chip}")
     lite = import_module(f"{engine.module}.api").RKNNLite
     mask = given.get(_CORES, "NPU_CORE_AUTO")
-    with tempfile.TemporaryDirectory(prefix="edgeq-rknn-") as folder:
+    with scratch_folder("edgeq-rknn-") as folder:
         file = Path(folder) / "model.rknn"
         file.write_bytes(read_context(path, path.name))
         session = lite()

@@ -11,6 +11,7 @@ import numpy as np
 from edgeq_device.direct_litert import LiteRtSession, read_signature
 from edgeq_device.engines import EngineSpec
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.files import read_file
 
 _INTERPRETER = "python.tflite_micro.runtime"
 _ARENA_TIMES = 10
@@ -28,7 +29,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     del ort, options
     if not isinstance(model, str) or not model.endswith(engine.suffix):
         raise RuntimeUnavailableError(f"{engine.name} opens only {engine.suffix} files", "Convert the model")
-    content = Path(model).read_bytes()
+    content = read_file(Path(model))
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter
     opened = _opened(runtime, content, model, int(given.get(_ARENA, 0)))

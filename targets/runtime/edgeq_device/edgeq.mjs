@@ -7,10 +7,15 @@
 //   const figures = await bench(model);                         milliseconds: first run, p50, p90, p99
 //
 // The checked bytes are loaded: nothing is fetched a second time. The check protects files in transit and in caches.
-// It trusts the origin, because anyone who can change this file can change the check.
+// It trusts the origin, because anyone who can change this file can change the check. Only files that are pinned in
+// this file become code; edgeq-web.json lists data.
 
+/** The pinned package: {package, version, runtimes: {provider: [{path, sha256, bytes}]}}. edgeq writes it here. */
+export const PINNED = null;
 const MANIFEST = "edgeq-web.json";
+const MOST_MANIFEST = 2 ** 24;
 const MOST_BYTES = 2 ** 31;
+const MOST_SECONDS = 60;
 const WARM_RUNS = 20;
 const WINDOW = 10;
 const STEADY = 0.05;
@@ -47,17 +52,43 @@ export async function check(name, bytes, sha256) {
   }
 }
 
-/** Return the bytes of a file below `base`. */
-async function read(base, path) {
-  if (/^[/\\]|:|(^|[/\\])\.\.([/\\]|$)/.test(path)) throw new Error(`${path} leads out of the folder. Build the bundle again`);
-  const url = new URL(path, base);
+/**
+ * Return the URL of a file below the folder `base`. `path` is the file's name, with / between folders, and is not
+ * decoded.
+ */
+export function below(base, path) {
+  const names = String(path).split("/");
+  if (names.some((name) => /^\.{0,2}$|[\\\0-\x1f]/.test(name))) throw new Error(`${path} leads out of the folder. Build the bundle again`);
+  return new URL(names.map(encodeURIComponent).join("/"), new URL("./", base));
+}
+
+/** Return the bytes of a file below `base`. Refuse a file of more than `most` bytes, or without an end. */
+async function read(base, path, most) {
+  const url = below(base, path);
+  const tooLong = () => new Error(`${path} has more than ${most} bytes. Build the bundle again`);
   if (url.protocol === "file:") {
     const fs = await import("node:fs/promises");
+    const found = await fs.stat(url);
+    if (!found.isFile()) throw new Error(`${path} is not a regular file`);
+    if (found.size > most) throw tooLong();
     return new Uint8Array(await fs.readFile(url)); // a copy: small files share one buffer
   }
   const response = await fetch(url, { cache: "no-store" });
   if (!response.ok) throw new Error(`${path} cannot be read (HTTP ${response.status})`);
-  return new Uint8Array(await response.arrayBuffer());
+  const parts = [];
+  let size = 0;
+  const reader = response.body.getReader();
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    parts.push(part.value);
+    size += part.value.length;
+    if (size > most) {
+      await reader.cancel();
+      throw tooLong();
+    }
+  }
+  const content = new Uint8Array(size);
+  parts.reduce((place, part) => (content.set(part, place), place + part.length), 0);
+  return content;
 }
 
 /** Read and check every listed file. Nothing runs before all of them are known to be correct. */
@@ -65,7 +96,7 @@ export async function readChecked(base, files) {
   const found = await Promise.all(
     files.map(async ({ path, sha256, bytes }) => {
       if (!(bytes >= 0 && bytes < MOST_BYTES)) throw new Error(`${path} has the size ${bytes} in the list of files. Build the bundle again`);
-      const content = await read(base, path);
+      const content = await read(base, path, bytes);
       await check(path, content, sha256);
       return content;
     }),
@@ -97,11 +128,11 @@ export async function startRuntime([script, loader, wasm], threads = 1) {
 
 /** Return the options of a session. Each session needs its own, because ONNX Runtime Web adds to them. */
 export function sessionOptions({ provider = "wasm", optimization = "all", config = {}, externalData, profiled = false } = {}) {
-  const extra = {};
+  const extra = Object.create(null); // here, __proto__ is a name like any other
   for (const [key, value] of Object.entries(config)) {
     const names = key.split(".");
     let table = extra;
-    for (const name of names.slice(0, -1)) table = table[name] ??= {};
+    for (const name of names.slice(0, -1)) table = table[name] ??= Object.create(null);
     table[names.at(-1)] = value;
   }
   return {
@@ -127,10 +158,9 @@ export function tensors(ort, feeds) {
  */
 export async function load(base, { threads = 1, provider = "wasm" } = {}) {
   if (!globalThis.crypto?.subtle) await check(MANIFEST, new Uint8Array(), "");
-  const manifest = JSON.parse(new TextDecoder().decode(await read(base, MANIFEST)));
+  const manifest = JSON.parse(new TextDecoder().decode(await read(base, MANIFEST, MOST_MANIFEST)));
   const start = performance.now();
-  const runtime = manifest.runtimes[provider];
-  if (!runtime) throw new Error(`the bundle has no runtime for ${provider}. Choose from ${Object.keys(manifest.runtimes)}`);
+  const runtime = runtimeFiles(provider);
   const files = [manifest.selftest, ...manifest.model, ...runtime];
   const [selftest, ...rest] = await readChecked(base, files);
   const model = rest.slice(0, manifest.model.length);
@@ -143,9 +173,17 @@ export async function load(base, { threads = 1, provider = "wasm" } = {}) {
   return { manifest, provider, ort, session, timings, cases: casesOf(manifest.selftest.cases, selftest) };
 }
 
+/** Return the files of the pinned package that run `provider`, as they are below the page's folder. */
+export function runtimeFiles(provider) {
+  if (!PINNED) throw new Error("this edgeq.mjs does not pin a runtime. Use the one in a bundle");
+  const { package: folder, runtimes } = PINNED;
+  if (!Object.hasOwn(runtimes, provider)) throw new Error(`there is no runtime for ${provider}. Choose from ${Object.keys(runtimes)}`);
+  return runtimes[provider].map((file) => ({ ...file, path: `node_modules/${folder}/${file.path}` }));
+}
+
 function casesOf(cases, bytes) {
   const tensor = ({ type, shape, offset }) => {
-    const Array = TYPES[type];
+    const Array = known(TYPES, type);
     const length = shape.reduce((a, b) => a * b, 1);
     return { type, shape, data: new Array(bytes.slice(offset, offset + length * Array.BYTES_PER_ELEMENT).buffer) };
   };
@@ -211,7 +249,7 @@ export function prepare(model, item) {
   if (!input) throw new Error("this preprocessing cannot be repeated here: see preprocessing.caller in edgeq-web.json");
   let state = { type: item.type, shape: [...item.shape], data: item.data, axes: axes ?? "", channels: "RGB" };
   if (state.axes.length !== state.shape.length) state.axes = { 2: "HW", 3: "HWC" }[state.shape.length] ?? "";
-  for (const { op, ...options } of steps) state = STEPS[op](state, options);
+  for (const { op, ...options } of steps) state = known(STEPS, op)(state, options);
   const { shape, data } = asType(state, type);
   return { [input]: { type, shape, data } };
 }
@@ -219,8 +257,14 @@ export function prepare(model, item) {
 const count = (shape) => shape.reduce((a, b) => a * b, 1);
 const FLOATS = ["float32", "float64"];
 
+/** Return the entry of a table. A name such as "constructor" is in every object, but not in the table. */
+function known(table, name) {
+  if (!Object.hasOwn(table, name)) throw new Error(`${name} is unknown. Choose from ${Object.keys(table)}`);
+  return table[name];
+}
+
 function asType(state, type) {
-  return state.type === type ? state : { ...state, type, data: TYPES[type].from(state.data) };
+  return state.type === type ? state : { ...state, type, data: known(TYPES, type).from(state.data) };
 }
 
 /** Apply an operation with one constant, or one for each channel, in the array's float type. Integers become float32. */
@@ -324,9 +368,10 @@ const median = (values) => percentile([...values].sort((a, b) => a - b), 0.5);
  * Time the model on the first case of its self-test. The warm-up before that takes at least 20 runs, and goes on until
  * their times are steady.
  *
- * Each sample times several runs together, enough to take at least 100 steps of the clock.
+ * Each sample times several runs together, enough to take at least 100 steps of the clock. `seconds` is at most 60.
  */
-export async function bench(model, { seconds = 1, samples = 30, warmSeconds = 5 } = {}) {
+export async function bench(model, { seconds: given = 1, samples = 30, warmSeconds = 5 } = {}) {
+  const seconds = Math.min(Number(given) || 0, MOST_SECONDS);
   const feeds = tensors(model.ort, model.cases[0].inputs);
   const once = async (runs) => {
     const start = performance.now();

@@ -21,6 +21,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tup
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import Evidence, gather, normalise_architecture, parse_identity
+from edgeq_device.files import read_file
 from edgeq_device.places import own_table
 
 
@@ -227,9 +228,9 @@ def engine_of_file(name: str) -> Optional[EngineSpec]:
     return next((engine for engine in own if name.endswith(engine.suffix)), None)
 
 
-def stated_signature(model: Path) -> Optional[Dict[str, List[Dict[str, Any]]]]:
-    """Return the "inputs" and "outputs" that an engine's own file states, each with its "name", "type" and "shape".
-    Return None if `model` is an ONNX file.
+def stated_signature(model: Path) -> Optional[Dict[str, Any]]:
+    """Return the "inputs" and "outputs" that an engine's own file states: lists of entries with "name", "type" and
+    "shape". The file may contain anything there, so check the values. Return None if `model` is an ONNX file.
 
     Raises:
         BundleError: the file is damaged.
@@ -237,8 +238,8 @@ def stated_signature(model: Path) -> Optional[Dict[str, List[Dict[str, Any]]]]:
     engine = engine_of_file(model.name)
     if engine is None:
         return None
-    found = import_module(f"{__package__}.{engine.adapter}").read_signature(model.read_bytes(), str(model))
-    return {key: list(found.get(key, ())) for key in ("inputs", "outputs")}
+    found = import_module(f"{__package__}.{engine.adapter}").read_signature(read_file(model), str(model))
+    return {key: found.get(key, []) for key in ("inputs", "outputs")}
 
 
 def this_platform() -> str:

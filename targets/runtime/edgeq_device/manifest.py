@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from edgeq_device.errors import AGAIN, BundleError, OutputError
+from edgeq_device.files import open_file
 from edgeq_device.places import SET_TMPDIR
 from edgeq_device.plainjson import MAX_BYTES
 from edgeq_device.signature import SHA256, SIGNATURE
@@ -420,7 +421,7 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
         found = {name: identity((root / name).lstat()) for name in sorted(folders)}
         found["."] = root_identity(root)
         for name, record in sorted(records.items()):
-            with open_plain(root / name) as stream, _sink(to, name) as sink:
+            with open_file(root / name, follow=False) as stream, _sink(to, name) as sink:
                 found[name] = identity(os.fstat(stream.fileno()))
                 check_content(stream, record, f"{root}: {name}", sink)
     except OSError as error:
@@ -504,13 +505,6 @@ def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Option
         raise BundleError(f"{what} has {size} bytes, the manifest states {record.size}", AGAIN)
     if digest.hexdigest() != record.sha256:
         raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", AGAIN)
-
-
-def open_plain(path: Path) -> IO[bytes]:
-    """Open a file for reading. A link is refused if the system supports that."""
-    # O_NOFOLLOW, because the file may have been replaced by a link since it was listed.
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags), "rb")
 
 
 def _and_more(names: "list[str]") -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 from edgeq_device.errors import AGAIN, BundleError
+from edgeq_device.files import open_file
 
 MAX_BYTES = (1 << 31) - 1
 """Largest file that protobuf, and so onnxruntime, can parse."""
@@ -141,7 +142,7 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
             raise BundleError(f"{where} has {size} bytes; an ONNX file has {MAX_BYTES} at most")
         if size == 0:
             raise BundleError(f"{where} is empty")
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return walk_onnx(data, where)
     except (OSError, ValueError) as error:
         raise BundleError(f"{where} cannot be read ({error})") from error
@@ -160,7 +161,7 @@ def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[b
         found = _entries(model, key.encode())
     else:
         try:
-            with model.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            with open_file(model) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 found = _entries(data, key.encode())
         except (OSError, ValueError):  # the file is missing, or is empty and cannot be mapped
             return None
@@ -180,7 +181,7 @@ def read_context(path: Path, where: str) -> bytes:
         BundleError: the file cannot be read, or does not contain exactly one compiled model.
     """
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             found = [bytes(data[at:end]) for at, end in _contexts(_Walk(data, where), len(data))]
     except (OSError, ValueError) as error:
         raise BundleError(f"{where} cannot be read ({error})") from error
@@ -409,9 +410,9 @@ class _Walk:
 
 
 # Texts that exporters write for a free size. They are not names, so two such sizes need not be equal.
-_PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?", re.IGNORECASE)
 
 
 def is_name(text: str) -> bool:
     """Return whether sizes with this name must be equal. If not, the name only marks a free size."""
-    return _PLACEHOLDER.fullmatch(text) is None
+    return _PLACEHOLDER.fullmatch(text.strip()) is None

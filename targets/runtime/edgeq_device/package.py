@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 
 from edgeq_device.engines import plugin_of
 from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
+from edgeq_device.files import open_file
 from edgeq_device.manifest import (
     MANIFEST,
     FileRecord,
@@ -30,7 +31,6 @@ from edgeq_device.manifest import (
     extract,
     list_archive,
     list_directory,
-    open_plain,
     parse_manifest,
     read_unlisted,
 )
@@ -222,11 +222,11 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
         found = list_directory(root)
         if MANIFEST not in found:
             raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}", _FIX)
-        with open_plain(root / MANIFEST) as stream:
+        with open_file(root / MANIFEST, follow=False) as stream:
             data = read_unlisted(stream, f"{root}: {MANIFEST}")
         signature = None
         if SIGNATURE in found:
-            with open_plain(root / SIGNATURE) as stream:
+            with open_file(root / SIGNATURE, follow=False) as stream:
                 signature = read_unlisted(stream, f"{root}: {SIGNATURE}")
     except OSError as error:
         raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
@@ -271,7 +271,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
-        with source.open("rb") as stream:
+        with open_file(source) as stream:
             head = stream.read(len(_ZIP))
         what, fix = "it is not a zip archive" if head else "it is empty", _FIX
         if head == _ZIP:

@@ -1,5 +1,9 @@
-"""Find places for the runner's files: tables next to its code, drafts that are renamed when complete, and temporary
+"""Find places for the runner's files: tables next to its code, drafts that are renamed when complete, and private
 folders.
+
+A private folder has a lock: a file next to it with the suffix LOCK. The process that made the folder holds the lock
+until it ends, even if it is killed. So a later process can tell whether a folder is still in use. It removes folders of
+processes that have ended.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import errno
 import json
 import os
 import pkgutil
+import re
 import shutil
 import signal
 import stat
@@ -16,28 +21,37 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import OutputError
 
+try:
+    import fcntl
+except ImportError:  # on Windows, folders of killed processes stay
+    fcntl = None  # type: ignore[assignment]
+
+LOCK, STEM = ".edgeq-lock", 100
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+"""Errors of file systems without locks."""
 SET_TMPDIR = "Free some space, or set TMPDIR to a larger place that can be written"
 _SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 
 @contextmanager
 def draft_of(place: Path) -> Iterator[Path]:
-    """Return an empty file next to `place`. The caller writes the file and renames it to `place`. If the block fails,
-    the file is removed.
+    """Return an empty file in a private folder next to `place`. The caller writes the file and renames it to `place`.
 
     The mode of the file follows the umask, unlike the mode of tempfile's files (0600).
     """
-    draft = place.absolute().with_name(f".{place.name}.{os.urandom(4).hex()}.partial")
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    remove_ended(place)
+    folder = PrivateFolder(place.absolute().with_name(stage_name(place)))
     try:
+        folder.create()
+        draft = folder.path / place.name
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield draft
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    finally:
+        folder.remove()
 
 
 def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
@@ -55,22 +69,175 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
         OutputError: no folder can be made.
     """
 
-    owner = os.getpid()
+    try:
+        return make_scratch(name)
+    except OSError as error:
+        raise OutputError(f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR) from error
 
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-        atexit.unregister(remove)
 
+@contextmanager
+def scratch_folder(name: str, parent: Optional[Path] = None) -> Iterator[Path]:
+    """Yield a new folder whose name begins with `name`, and remove it afterwards. Only the user can read it.
+
+    Args:
+        parent: the folder to make it in; None for the folder for temporary files.
+
+    Raises:
+        OSError: no folder can be made.
+    """
+    folder, remove = make_scratch(name, parent)
+    try:
+        yield folder
+    finally:
+        remove()
+
+
+def make_scratch(name: str, parent: Optional[Path] = None) -> Tuple[Path, Callable[[], None]]:
+    """Make the folder of `scratch_folder`, and remove folders of killed processes next to it. Return the folder and a
+    function that removes it. It is also removed when the process ends.
+
+    Raises:
+        OSError: no folder can be made.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    for other in _locked_in(parent):
+        remove_left(other)
     with _signals_wait():
+        folder = PrivateFolder(parent / f"{name}{os.urandom(4).hex()}")
         try:
-            folder = Path(tempfile.mkdtemp(prefix=name))
-        except OSError as error:
-            raise OutputError(
-                f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR
-            ) from error
+            folder.create()
+        except BaseException:
+            folder.remove()
+            raise
+
+        def remove() -> None:
+            folder.remove()
+            atexit.unregister(remove)
+
         atexit.register(remove)
-    return folder, remove
+    return folder.path, remove
+
+
+class PrivateFolder:
+    """Create a folder that only this user can read, hold its lock, and remove both.
+
+    Args:
+        path: the folder. It is created by `create`, so that a signal cannot come between the folder and this object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._owner, self._lock = os.getpid(), _lock_of(path)
+        self._held: Optional[int] = None
+
+    def create(self) -> None:
+        """Create the folder.
+
+        Raises:
+            OSError: the folder cannot be created.
+        """
+        # The lock comes first, so no kill can leave a folder without a lock.
+        self._held = _new_lock(self._lock)
+        self.path.mkdir(mode=0o700)
+
+    def remove(self) -> None:
+        """Remove the folder and the lock. A process forked from the creator removes nothing."""
+        if os.getpid() != self._owner:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock. Remove it if there is no folder."""
+        held, self._held = self._held, None
+        if held is not None:
+            if not os.path.lexists(self.path):
+                self._lock.unlink(missing_ok=True)
+            os.close(held)
+
+
+def remove_left(folder: Path) -> None:
+    """Remove a private folder and its lock if the process that made the folder has ended.
+
+    Nothing is removed if the process still runs, or if the folder or the lock is a link or belongs to another user.
+    """
+    lock = _lock_of(folder)
+    if fcntl is None:
+        return
+    try:
+        held = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # another process has just removed it, or it belongs to another user
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_mine(os.fstat(held), stat.S_ISREG) and os.path.samestat(os.fstat(held), lock.lstat()):
+            if os.path.lexists(folder) and _is_mine(folder.lstat(), stat.S_ISDIR):
+                shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.lexists(folder):
+                lock.unlink()
+    except OSError:  # the process still runs, or the file system has no locks
+        return
+    finally:
+        os.close(held)
+
+
+def stage_name(path: Path) -> str:
+    """Return a new name for the private folder of the output `path`."""
+    return f".{path.name[:STEM]}.{os.urandom(8).hex()}.partial"
+
+
+def is_stage(name: str, path: Path) -> bool:
+    """Return whether `stage_name` gives names such as `name` to the private folders of the output `path`."""
+    return re.fullmatch(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial", name) is not None
+
+
+def remove_ended(path: Path, keep: Callable[[Path], bool] = lambda folder: False) -> None:
+    """Remove the private folders of the output `path` whose processes have ended.
+
+    Args:
+        keep: function that returns whether a folder contains files that are still needed.
+    """
+    for folder in _locked_in(path.absolute().parent):
+        if is_stage(folder.name, path) and not keep(folder):
+            remove_left(folder)
+
+
+def _locked_in(parent: Path) -> List[Path]:
+    """Return the private folders in `parent` that have a lock."""
+    try:
+        with os.scandir(parent) as entries:
+            return [parent / entry.name[: -len(LOCK)] for entry in entries if entry.name.endswith(LOCK)]
+    except OSError:  # the folder does not exist, or cannot be read
+        return []
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{LOCK}")
+
+
+def _is_mine(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    return is_kind(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _new_lock(lock: Path) -> Optional[int]:
+    """Create the file `lock` and return its descriptor, which holds the lock. Return None if there are no locks here.
+
+    The descriptor is not inherited by programs that this process starts.
+    """
+    while fcntl is not None:
+        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if os.fstat(held).st_nlink:
+                return held
+        except OSError as error:
+            os.close(held)
+            lock.unlink(missing_ok=True)
+            if error.errno not in NO_LOCKS:
+                raise
+            return None
+        os.close(held)  # another process removed the file before it was locked
+    return None
 
 
 def private_cache(program: str, *names: str) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 import numpy as np
 
 from edgeq_device.errors import BundleError, DataError, RuntimeUnavailableError
+from edgeq_device.files import check_file
 
 Array = Any
 MOST_PIXELS = 1 << 26
@@ -177,6 +178,8 @@ def read_image(item: Any) -> Array:
     """
     pillow = _pillow()
     try:
+        if not isinstance(item, pillow.Image):
+            check_file(Path(item))
         image = item if isinstance(item, pillow.Image) else pillow.open(Path(item), formats=_FORMATS)
         with image:
             if image.width * image.height > MOST_PIXELS:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from edgeq_device.connection import (
 from edgeq_device.errors import BundleError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq_device.manifest import MAX_FILES, MAX_SIZE, FileRecord, check_content, check_file_names
 from edgeq_device.package import open_bundle
+from edgeq_device.places import PrivateFolder, remove_ended, stage_name
 from edgeq_device.plainjson import parse_json
 from edgeq_device.trust import Trust, check_signature
 
@@ -234,13 +234,14 @@ def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limi
     """
     if output.exists() or output.is_symlink():
         raise OutputError(f"{output} exists already", "Choose another output")
+    remove_ended(output)
+    private = PrivateFolder(output.absolute().with_name(stage_name(output)))
+    folder = private.path
     try:
-        folder = Path(
-            tempfile.mkdtemp(prefix=f".{output.name[:100]}.", suffix=".partial", dir=output.absolute().parent)
-        )
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written ({error.strerror})") from error
-    try:
+        try:
+            private.create()
+        except OSError as error:
+            raise OutputError(f"{output} cannot be written ({error.strerror})") from error
         fetch(reference, folder, limits)
         with open_bundle(folder) as bundle:
             check_signature(bundle, trust)
@@ -250,7 +251,7 @@ def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limi
     except OSError as error:
         raise OutputError(f"{output} cannot be written ({error.strerror})") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        private.remove()
     return digest
 
 

@@ -37,6 +37,7 @@ from edgeq_device.engines import (
 )
 from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUnavailableError
 from edgeq_device.features import read_features
+from edgeq_device.files import read_file
 from edgeq_device.options import (
     BRIEF_SPIN,
     LEVELS,
@@ -155,7 +156,7 @@ def _put_table(table: Path, place: Path) -> None:
     Raises:
         OutputError: `place` exists and is not a calibration table.
     """
-    content = table.read_bytes()
+    content = read_file(table)
     if place.is_symlink() or place.exists():
         # The file may be the same table, or a table of an earlier bundle of this model.
         if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
@@ -170,7 +171,7 @@ def _put_table(table: Path, place: Path) -> None:
 def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
     """Return a folder name made of the GPU, its compute capability, TensorRT's version and the model's hash."""
     assert variant.model is not None
-    digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()
+    digest = hashlib.sha256(read_file(variant.model)).hexdigest()
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
     return f"{name}-sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}-trt{tensorrt}-{digest}"
 
@@ -406,7 +407,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
         if EXTERNAL_FOLDER not in variant.session_options:
             session = open_it(str(variant.model))
         elif not package and parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
-            session = open_it(variant.model.read_bytes())
+            session = open_it(read_file(variant.model))
         else:
             with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not package) as model:
                 session = open_it(str(model))

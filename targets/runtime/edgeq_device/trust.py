@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from edgeq_device.errors import BundleError, UsageError
+from edgeq_device.files import open_file
 from edgeq_device.manifest import MANIFEST
 from edgeq_device.package import Bundle
 from edgeq_device.signature import (
@@ -206,7 +207,7 @@ def _unrevoked(signer: Signer, trust: Trust, where: str) -> Signer:
 
 
 def _read(file: Path) -> bytes:
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         data = stream.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise UsageError(f"{file} is larger than {_MAX_BYTES} bytes", "Name a file of keys")

@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from edgeq_device.basis import EVERYTHING, Axis, Basis, Padding
 from edgeq_device.engines import engine_of_file
 from edgeq_device.errors import BundleError
+from edgeq_device.files import read_file
 from edgeq_device.manifest import (
     FileRecord,
     Hashed,
@@ -161,7 +162,7 @@ class _Files:
         path = self.existing(name)
         if self.known[name].size > MAX_BYTES:
             raise BundleError(f"{self.where}: {name} is larger than {MAX_BYTES} bytes")
-        return parse_json(path.read_bytes(), self.where)
+        return parse_json(read_file(path), self.where)
 
 
 def load_variants(

@@ -41,7 +41,7 @@ function readFrame() {
   const size = exactly(4);
   if (size === null) return null;
   const request = JSON.parse(exactly(size.readUInt32LE(0)).toString("utf8"));
-  const arrays = {};
+  const arrays = Object.create(null); // here, __proto__ is a name like any other
   for (const [name, dtype, shape] of request.arrays) {
     const type = DTYPES[dtype];
     if (!type) throw new Error(`tensor ${name} is ${dtype}, which ONNX Runtime Web does not support`);
@@ -151,7 +151,7 @@ async function answer(ort, request, arrays, sessions) {
       return [{}, Object.fromEntries(found.map(([name, { type, dims, data }]) => [name, { type, shape: dims, data }]))];
     }
     case "prepare": {
-      const samples = Array.from({ length: request.samples }, () => ({}));
+      const samples = Array.from({ length: request.samples }, () => Object.create(null));
       for (const [key, value] of Object.entries(arrays)) {
         const space = key.indexOf(" ");
         samples[Number(key.slice(0, space))][key.slice(space + 1)] = value;

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -75,6 +76,32 @@ def test_an_isolated_page_passes_and_measures_several_threads(browser: Page, sit
         assert posted == [report]
 
 
+@pytest.mark.parametrize("place", ["../result", "/result", "//127.0.0.1/result", "%2e%2e/result"])
+def test_posts_only_below_its_own_folder(browser: Page, site: Path, place: str) -> None:
+    with served(site.parent) as (port, posted):
+        report_of(browser, f"http://127.0.0.1:{port}/{site.name}/?seconds=0&post={quote(place, safe='')}")
+        browser.evaluate("new Promise((done) => setTimeout(done, 300))")
+        paths = [url for url in browser.requests if url.endswith("/result")]
+    assert all(url.startswith(f"http://127.0.0.1:{port}/{site.name}/") for url in paths), paths
+    assert len(posted) == len(paths)
+
+
+def test_a_policy_keeps_other_code_and_other_hosts_out(browser: Page, site: Path) -> None:
+    with served(site) as (port, _):
+        report_of(browser, f"http://127.0.0.1:{port}/?seconds=0")
+        refused = browser.evaluate(f"""(async () => {{
+            const found = [];
+            document.addEventListener("securitypolicyviolation", (one) => found.push(one.effectiveDirective));
+            await fetch("http://localhost:{port}/edgeq-web.json", {{ mode: "no-cors" }}).catch(() => null);
+            const script = document.createElement("script");
+            script.textContent = "window.ran = true";
+            document.body.append(script);
+            await new Promise((done) => setTimeout(done, 100));
+            return [found.sort(), Boolean(window.ran)];
+        }})()""")
+    assert refused == [["connect-src", "script-src-elem"], False]
+
+
 def test_a_page_that_is_not_isolated_measures_one_thread(browser: Page, site: Path) -> None:
     with served(site, {}) as (port, _):
         report = report_of(browser, f"http://127.0.0.1:{port}/?seconds=0.01")
@@ -107,7 +134,7 @@ def test_without_a_secure_origin_nothing_is_read(browser: Page, site: Path) -> N
     assert "no crypto.subtle" in report["error"]
     assert not report["page"]["secure"]
     read = {url.rpartition("/")[2] for url in browser.requests if url.startswith("http")}
-    assert read == {"", "edgeq.mjs"}
+    assert read == {"", "edgeq.mjs", "page.mjs", "page.css"}
 
 
 def test_node_runs_the_same_module(site: Path) -> None:

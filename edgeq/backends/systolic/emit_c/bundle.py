@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from edgeq_device.files import open_file
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.emit_c import builder as emit
@@ -53,14 +54,14 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
             the message names the definition that differs.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(_LIMIT + 1)
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}", "Pass the gemmini_params.h of your chip") from error
     if len(raw) > _LIMIT or b"\0" in raw:
         raise HardwareError(f"{path} is not a C header", "Pass the gemmini_params.h of your chip")
     text = raw.decode("utf-8", "replace")
-    code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+    code = re.sub(r"/\*.*?(?:\*/|\Z)|//[^\n]*", " ", text, flags=re.DOTALL)
     dim = _number(code, "DIM")
     if dim is None:
         raise HardwareError(f"{path} does not define DIM", "Pass the gemmini_params.h of your chip")
@@ -104,8 +105,11 @@ def _number(code: str, name: str) -> int | None:
 
 
 def _type(code: str, name: str) -> str | None:
-    found = re.search(rf"\btypedef\s+([A-Za-z0-9_ ]+?)\s+{name}\s*;", code)
-    return found[1] if found else None
+    for statement in code.split(";"):
+        *before, last = statement.split() or [""]
+        if last == name and "typedef" in before:
+            return " ".join(before[len(before) - before[::-1].index("typedef") :])
+    return None
 
 
 def readme(program: Program, region: Region, builder: Builder) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.files import open_file
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact
@@ -123,7 +124,7 @@ def _is_made(path: Path, name: str) -> bool:
     """Return whether a file is a program that the Makefile builds."""
     if name not in _MADE or not is_plain(path):
         return False
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return stream.read(4).startswith(_EXECUTABLE)
 
 
