@@ -227,7 +227,8 @@ class OutputAgreement:
 
 
 def _is_offset(sqnr_db: float, centred_db: float | None) -> bool:
-    return centred_db is not None and sqnr_db >= POOR_DB and centred_db < sqnr_db - _HALF_DB
+    moved = centred_db is not None and centred_db < min(sqnr_db - _HALF_DB, GOOD_DB)
+    return moved and sqnr_db >= POOR_DB
 
 
 def _around(level: float) -> str:
