@@ -5,7 +5,7 @@
 For each model, the benchmark runs `edgeq tune` several times on the quiet machine and next to busy loops. After the
 last run, it times every form that was written, in new processes, against float32 (on one thread and on all threads; the
 faster one counts) and against other int8 forms: those of `edgeq quantize`, per channel and per tensor, in each
-installed engine. Two kinds of decisions are wrong:
+installed engine. Int8 forms are compared on the same number of threads. Two kinds of decisions are wrong:
 
 - exit code 0 with a form that runs at less than 0.97 times float32's speed
 - exit code 11 with a form that takes more than 1.05 times as long as the fastest int8 form
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,8 +85,10 @@ def tune(case: Case, bundle: Path, load: int, budget: str) -> Run:
     return Run(done.returncode, load, json.loads(done.stdout), bundle, time.perf_counter() - start)
 
 
-def rivals(case: Case, workdir: Path) -> Contenders:
-    """Return the int8 forms of `edgeq quantize` in each installed engine and precision that runs models here."""
+def rivals(case: Case, workdir: Path, threads: Iterable[int]) -> Contenders:
+    """Return the int8 forms of `edgeq quantize` in each installed engine and precision that runs models here, with each
+    of these numbers of threads.
+    """
     engines = load_engines()
     plugins = [
         SessionSettings(engine=engines[state.name], precision=precision)
@@ -102,9 +104,9 @@ def rivals(case: Case, workdir: Path) -> Contenders:
         made = edgeq_json(*quantize_command(case, folder), granularity, "--no-timing")
         for settings in (SessionSettings(config=made["session_options"]), *plugins):
             where = f"{settings.engine.name}:{settings.precision}" if settings.engine else "onnxruntime"
-            for threads in (0, 1):
-                name = f"quantize {granularity} in {where}, {threads or 'all'} threads"
-                found[name] = folder / "int8.onnx", replace(settings, intra_op_threads=threads)
+            for count in threads:
+                name = f"quantize {granularity} in {where} on {count or 'all'} threads"
+                found[name] = folder / "int8.onnx", replace(settings, intra_op_threads=count)
     return found
 
 
@@ -131,17 +133,23 @@ def judge(case: Case, runs: list[Run], workdir: Path) -> dict[str, Any]:
             if names[run.bundle] not in forms:
                 loaded = opened.enter_context(open_model(run.bundle, SessionSettings(intra_op_threads=one["threads"])))
                 forms[names[run.bundle]] = loaded.model, loaded.settings
-        measured = race({**float32, **forms, **rivals(case, workdir)}, feed)
+        others = rivals(case, workdir, sorted({run.chosen["threads"] for run in runs}))
+        measured = race({**float32, **forms, **others}, feed)
     latency = {name: distribution.undisturbed().p50 for name, distribution in measured.items()}
     baseline = min(float32, key=lambda name: latency[name])
-    fastest = min((name for name in latency if name not in float32), key=lambda name: latency[name])
-    print(f"    fastest int8 form: {fastest}, {latency[baseline] / latency[fastest]:.2f} times float32's speed")
+    # A busy machine leaves the number of threads to the device, so forms are compared on the same number of threads.
+    int8: dict[int, str] = {}
+    for name, (_, settings) in {**forms, **others}.items():
+        best = int8.setdefault(settings.intra_op_threads, name)
+        int8[settings.intra_op_threads] = min(best, name, key=lambda name: latency[name])
+    for fastest in int8.values():
+        print(f"    fastest int8 form: {fastest}, {latency[baseline] / latency[fastest]:.2f} times float32's speed")
     for name in forms:
         print(f"    {claim(measured[baseline], measured[name]).sentence(name, baseline)}")
     wrong = []
     for run in runs:
         name = names[run.bundle]
-        speed, share = latency[baseline] / latency[name], latency[name] / latency[fastest]
+        speed, share = latency[baseline] / latency[name], latency[name] / latency[int8[run.chosen["threads"]]]
         bad = speed < LEAST_SPEED if run.code == 0 else share > MOST_LATENCY
         wrong += [run] if bad else []
         print(

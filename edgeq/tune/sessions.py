@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from edgeq_device.claim import RaceRules, Ranking, rank_until_settled
+from edgeq_device.claim import FEWEST_SESSIONS, RaceRules, Ranking, rank_until_settled
 from edgeq_device.latency import warm_up_all
 from edgeq_device.scenarios import query_runner
 
@@ -145,7 +145,10 @@ class LocalClock:
         """
         start, whole_s = perf_counter(), rules.how["max_duration_s"]
         seconds = whole_s / 3 / len(models)
-        opened = {name: self._sessions.sessions(*model, rules.sessions, seconds) for name, model in models.items()}
+        found = [len(self._sessions.sessions(*model, rules.sessions, seconds)) for model in models.values()]
+        # Claims compare sessions in pairs, and fewer sessions would not show how processes differ.
+        count = max(min(found), min(rules.sessions, FEWEST_SESSIONS))
+        opened = {name: self._sessions.sessions(*model, count) for name, model in models.items()}
         cold = [[session for session in each if session not in self._warm] for each in opened.values()]
         warm_up_all([_runners(each, feed) for each in cold if each], rules.warmup, perf_counter)
         self._warm.update(itertools.chain(*cold))

@@ -38,12 +38,17 @@ def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
         )
     if speed_of(winner, goal) == DOUBTFUL:
         why = unmeasured(winner) or "it was not timed"
-        if outcome.earlier is not None:
-            why += (
-                f"; an earlier run on this machine claimed {outcome.earlier:.2f} times for these kernels of this model"
-            )
-        lines.append(f"speed unproven: {why}; --resume --force on a quiet machine measures it again")
+        lines.append(
+            f"speed unproven: {why}{_claimed_earlier(outcome)}; --resume --force on a quiet machine measures it again"
+        )
     return tuple(lines)
+
+
+def _claimed_earlier(outcome: Outcome) -> str:
+    """Write the speed that an earlier run claimed for the chosen candidate, or "" if none did."""
+    if outcome.earlier is None:
+        return ""
+    return f"; an earlier run on this machine claimed {outcome.earlier:.2f} times for these kernels of this model"
 
 
 def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
@@ -115,7 +120,8 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             f"--max-drop {100 * near.loss + 0.005:.2f}% would let it through"
         )
     elif unclear:
-        lines.append(f"no speed could be claimed: {unclear}. --resume on a quiet machine measures it again")
+        earlier = _claimed_earlier(outcome) if near is not None and near.name == outcome.chosen else ""
+        lines.append(f"no speed could be claimed: {unclear}{earlier}. --resume on a quiet machine measures it again")
     elif near is not None and accurate:
         so = "float32 is the better choice" if near.verdict == SLOWER else "no difference in speed is settled"
         lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: {so}")

@@ -29,7 +29,7 @@ import numpy as np
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench import BenchSettings
 from edgeq_device.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
-from edgeq_device.claim import rank_until_settled
+from edgeq_device.claim import FEWEST_SESSIONS, rank_until_settled
 from edgeq_device.engines import add_engine, read_engine
 from edgeq_device.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.files import read_file
@@ -148,10 +148,10 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     """
     feeds = [read_arrays(Path(request["feed"]))]
     runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
-    # opening the sessions may take no longer than the timing
+    # opening further sessions than a claim needs may take no longer than the timing
     end = time.perf_counter() + request["how"]["max_duration_s"]
     for turn in range(request["sessions"]):
-        if turn and time.perf_counter() > end:
+        if turn >= FEWEST_SESSIONS and time.perf_counter() > end:
             break
         for one in request["models"]:
             session = start_variant(requested_variant(one), one["threads"])

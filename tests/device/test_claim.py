@@ -146,21 +146,22 @@ def test_an_estimate_of_a_record_is_believed_only_where_it_is_one(likely: Any) -
     assert Claim.read({"reason": "busy", "likely": [2.0, 1.5, 3.0]}).estimated == (2.0, 1.5, 3.0)
 
 
-@pytest.mark.parametrize(("share", "claimed"), [(0.08, True), (0.7, False)])
-def test_disturbance_of_one_side_only_moves_nothing(share: float, claimed: bool) -> None:
+@pytest.mark.parametrize(
+    ("share", "times", "claimed"), [(0.01, 4.0, True), (0.4, 1.05, True), (0.7, 4.0, False), (0.01, 400.0, False)]
+)
+def test_disturbance_of_one_side_only_moves_nothing(share: float, times: float, claimed: bool) -> None:
+    """Disturbed runs are left out. If they took much time, the machine was busy, and nothing is claimed."""
     random = np.random.default_rng(0)
     a, b = 2.0 * calm(random, np.ones((ROUNDS, PER_ROUND))), calm(random, np.ones((ROUNDS, PER_ROUND)))
     hit = random.random(a.size) < share
-    a.ravel()[hit] *= 400
+    a.ravel()[hit] *= times
     found = claim(series(a, hit), series(b, np.zeros(b.size, bool)))
     about = found.interval if claimed else found.estimated
     assert about is not None
     assert about[0] == pytest.approx(2.0, rel=0.02)
     assert found.baseline_ms == pytest.approx(2.0, rel=0.05)
     assert about[0] == found.baseline_ms / found.ms  # from the same runs as the ratio
-    unseen = claim(series(a.mean(axis=1)), series(b.mean(axis=1)))
-    assert unseen.baseline_ms is not None
-    assert unseen.baseline_ms > 4, "or else this test shows nothing"
+    assert claimed or a.mean() > 4, "or else this test shows nothing"
 
 
 @pytest.mark.parametrize("pairs", range(1, 12))
@@ -182,7 +183,7 @@ def test_on_a_busy_machine_a_steady_ratio_is_an_estimate_and_no_claim(of: str) -
         "waits": {"disturbed": waited},
     }[of]
     quiet = claim(*(Distribution(np.full(30, t)) for t in (2.2, 2.0)))
-    busy = claim(*(Distribution(np.full(30, t), **known) for t in (2.2, 2.0)))
+    busy = claim(*(Distribution(t * np.where(waited & (of == "waits"), 2.0, 1.0), **known) for t in (2.2, 2.0)))
     assert (quiet.verdict, busy.verdict) == (FASTER, UNKNOWN)
     assert busy.estimated is not None
     assert busy.estimated[0] == quiet.estimate

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.claim import rank_until_settled
+from edgeq_device.environment import Others
 from edgeq_device.latency import Burst, Bursts
 
 from edgeq.tune import sessions
@@ -34,7 +35,7 @@ class SteadyRunner:
 
 @contextmanager
 def steady_timings() -> Iterator[None]:
-    """Run `edgeq tune` as on an undisturbed machine."""
+    """Run `edgeq tune` as on an undisturbed machine, even if other tests keep this one busy."""
 
     def steady(runners: Mapping[str, Any], **options: Any) -> Any:
         made = {name: [SteadyRunner(name, run) for run in several] for name, several in runners.items()}
@@ -42,4 +43,5 @@ def steady_timings() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "rank_until_settled", steady)
+        patch.setattr(Others, "busy", lambda self: 0.0)
         yield

@@ -162,7 +162,8 @@ class SlowEngine:
     def __init__(self, right: bool) -> None:
         self.right, self.runs = right, 0
 
-    def open(self, model: Path, settings: SessionSettings) -> Any:
+    def open(self, model: Path, settings: SessionSettings, place: int = 0) -> Any:
+        assert place == 0
         session = open_session(model)
         if settings.engine is None:
             return session

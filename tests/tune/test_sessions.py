@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
+from edgeq_device.claim import FEWEST_SESSIONS, RaceRules
+from edgeq_device.latency import Bursts, WarmUp
 
 from edgeq.run.session import SessionSettings
 from edgeq.tune import sessions as module
-from edgeq.tune.sessions import SessionPool
+from edgeq.tune.sessions import LocalClock, SessionPool
 from tests.graphs import proto
 
 ONE, ALL = SessionSettings(intra_op_threads=1), SessionSettings()
@@ -98,3 +101,23 @@ def test_what_was_not_used_for_longest_is_closed_and_of_a_dead_process_forgotten
     assert opener.opened == 4
     pool.sessions(model(tmp_path), ONE)
     assert opener.opened == 5, "it was forgotten"
+
+
+@pytest.mark.parametrize(("each_s", "count"), [(0.0, 6), (9.0, FEWEST_SESSIONS)])
+def test_all_models_of_a_race_have_the_same_number_of_sessions_and_enough_for_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each_s: float, count: int
+) -> None:
+    opener = Opener(each_s)
+    pool, raced = pool_of(opener, monkeypatch), dict[str, int]()
+    monkeypatch.setattr(module, "query_runner", lambda session, feeds: lambda: None)
+    monkeypatch.setattr(
+        module,
+        "rank_until_settled",
+        lambda runners, **how: raced.update({name: len(sessions) for name, sessions in runners.items()}),
+    )
+    pool.sessions(model(tmp_path), ALL, 5)
+    models = {"a": (model(tmp_path), ALL), "b": (model(tmp_path, "b.onnx"), ALL)}
+    rules = RaceRules(6, WarmUp(max_runs=2, min_s=0.0, max_s=0.0), Bursts(), {"max_duration_s": 6.0})
+    LocalClock(pool).race(models, {}, rules, lambda: None)
+    assert raced == {"a": count, "b": count}
+    assert opener.places[:5] == [0, 1, 2, 3, 4], "each session is in a process of its own"

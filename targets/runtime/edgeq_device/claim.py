@@ -338,10 +338,10 @@ FEWEST_PAIRS = 6
 WIDEST = 1.6
 """Widest interval that permits a claim, as its upper end divided by its lower end."""
 BUSY = 0.1
-"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time, or if more
-than this share of the runs waited for a core. No speed is then claimed, even if many runs did not wait: other work
-shares the hyperthreads of a core, the cache and the clock, so it slows float and integer kernels unequally, in all runs
-alike."""
+"""A machine is busy if others, or a virtual machine's host, used or wanted more than this share of its time, or if
+waits for a core took more than this share of the runs' time. No speed is then claimed, even if many runs did not wait:
+other work shares the hyperthreads of a core, the cache and the clock, so it slows float and integer kernels unequally,
+in all runs alike."""
 ESTIMATE_ALLOWANCE = 1.25
 """Factor by which the spread of an estimate extends, at both ends, beyond the interval of its ratios. If two models
 lose a core, they are not slowed by the same factor. The place of a session in memory changes its speed by a similar
@@ -499,7 +499,9 @@ def _reason(found: Ratio, baseline: Distribution, model: Distribution) -> str:
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
     taken = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
     seen = [f"{who} {share:.0%} of it" for who, share in taken.items() if busy > BUSY and share > BUSY / 2]
+    waited = max(baseline.waiting_share, model.waiting_share)
     seen += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
+    seen += [f"waits for a core took {waited:.0%} of the runs' time"] if waited > BUSY >= disturbed else []
     cause = f"the machine was busy ({' and '.join(seen)})" if seen else ""
     if found.confidence < CONFIDENCE:
         needed = FEWEST_SESSIONS if baseline.sessions == model.sessions >= FEWEST_SESSIONS else FEWEST_PAIRS
@@ -507,4 +509,4 @@ def _reason(found: Ratio, baseline: Distribution, model: Distribution) -> str:
         return f"{cause}; {few}" if cause else f"{few}: measure longer"
     if not found.high <= found.low * WIDEST:
         return f"{cause or 'the runs disagree'}; the ratio was anywhere from {found.low:.2f} to {found.high:.2f}"
-    return cause
+    return cause if max(busy, waited) > BUSY else ""

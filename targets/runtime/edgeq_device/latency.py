@@ -120,6 +120,16 @@ class Distribution:
         """Return the share of queries that were disturbed, 0 to 1. Return 0 if it is unknown which ones were."""
         return float(self.disturbed.mean()) if self.disturbed.size else 0.0
 
+    @property
+    def waiting_share(self) -> float:
+        """Return the share of the time by which disturbed queries exceed the median of the others, 0 to 1. A wait of
+        some microseconds marks a short query as disturbed, but takes hardly any time.
+        """
+        if not self.disturbed_share:
+            return 0.0
+        excess = np.maximum(self.samples_ms[self.disturbed] - self.undisturbed().p50, 0.0)
+        return float(excess.sum() / max(self.samples_ms.sum(), 1e-12))
+
     def undisturbed(self) -> Distribution:
         """Return only the queries that were not disturbed. Return all queries if all were disturbed, or if it is
         unknown which ones were.
