@@ -22,7 +22,7 @@ from edgeq_device.relay import json_text, printable, unfiltered, without_passwor
 from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.display import Progress
-from edgeq.util.process import check_threads, ends_in_one_line
+from edgeq.util.process import check_threads, endings, ends_in_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,6 +110,7 @@ class Printer:
         return StderrProgress(self._renew, quiet=self.quiet)
 
     def _renew(self) -> None:
+        endings.step()
         if self.budget is not None:
             renew(self.budget)
 

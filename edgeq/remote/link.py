@@ -28,10 +28,10 @@ from typing import IO, Annotated, Any, TypeVar
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
+from edgeq_device.programs import child_environment, find_program
 from edgeq_device.relay import Tail, printable
 from msgspec import Meta
 
-from edgeq.emulate.sysroot import which
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
 from edgeq.util.outputs import sha256
@@ -63,7 +63,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
     """Start a process. Return it together with a reader that keeps the end of its stderr."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment())
     return process, Tail(process)
 
 
@@ -160,7 +160,7 @@ class Link:
 
     def __init__(self, board: Board, sockets: Path) -> None:
         self.board = board
-        found = which("ssh")
+        found = find_program("ssh")
         if found is None:
             raise BoardError("ssh is not installed here, and edgeq needs it for boards", "Install OpenSSH's client")
         self._ssh = found

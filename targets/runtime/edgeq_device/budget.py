@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple
 
 from edgeq_device.errors import BudgetError, UsageError
@@ -24,6 +26,8 @@ _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off keeps only sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
+_SAME_S = 0.5
+_AGAIN_S = 0.01
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -186,36 +190,57 @@ def lift_seconds() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 
+@contextmanager
+def lifted_seconds() -> Iterator[None]:
+    """Start child processes without the limit on processor time. The caller limits how long it waits for them."""
+    if not hasattr(os, "fork"):
+        yield
+        return
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_CPU)
+    lift_seconds()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, limits)
+
+
 class Endings:
     """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
-    `number` is the signal that arrived, or 0. It is kept because a library may raise its own error in place of the
-    exception from a handler, as an import does. With the number, the program can still end as the signal demands.
+    `number` is the signal that arrived, or 0. It is kept because the exception from a handler may not arrive. A library
+    may raise its own error in its place, as an import does. Python discards it in `__del__` and in the callbacks of C
+    code. So the signal is raised again after it was discarded, at the next `step`, and whenever another one arrives.
     """
 
     number = 0
 
-    def interrupt(self, number: int, frame: Any) -> NoReturn:
-        """Raise KeyboardInterrupt once, and ignore the signal from then on. The signal arrives twice if a terminal
-        interrupts both processes, because the parent forwards its own signal to the child.
-        """
-        del frame
-        self.number = number
-        signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self._same_until = 0.0
+        self._closing = False
+        self._report = sys.unraisablehook
 
-    def terminate(self, number: int, frame: Any) -> NoReturn:
-        """End with the exit code that shells use for the signal.
-
-        Several signals may arrive, for example when a terminal is closed. All but the first are ignored, so they do not
-        interrupt the unwinding.
-        """
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Raise KeyboardInterrupt."""
         del frame
-        self.number = number
-        for name in _TERMINATES:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
-        sys.exit(128 + number)
+        self._arrived(number)
+
+    def terminate(self, number: int, frame: Any) -> None:
+        """End with the exit code that shells use for the signal."""
+        del frame
+        self._arrived(number)
+
+    def step(self) -> None:
+        """Raise the exception of the signal that arrived, if one did. Call this between two steps of the work."""
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.number:
+            sys.exit(128 + self.number)
+
+    def close(self) -> None:
+        """Let the program end. One more signal does not interrupt its last steps, and a second one ends the process."""
+        self._closing = True
 
     def unwind(self) -> None:
         """From now on, unwind the stack at Ctrl-C, at SIGTERM, or when the terminal is closed. Skip signals that this
@@ -227,6 +252,39 @@ class Endings:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self.terminate)
+        self._report, sys.unraisablehook = sys.unraisablehook, self._discarded
+
+    def _arrived(self, number: int) -> None:
+        if self._closing:
+            signal.signal(number, signal.SIG_DFL)
+            return
+        # A terminal sends Ctrl-C to both processes, and the parent forwards its own to the child. The second one must
+        # not interrupt the unwinding that the first one started.
+        same = self.number == number and monotonic() < self._same_until
+        self.number, self._same_until = number, monotonic() + _SAME_S
+        if not same:
+            self.step()
+
+    def _discarded(self, unraisable: Any) -> None:
+        """Send the signal again if Python has discarded its exception. Report any other exception as before."""
+        if not self.number or not isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
+            self._report(unraisable)
+        elif not self._closing:
+            self._same_until = 0.0
+            # A thread sends it, because an exception that is raised in here would be discarded too.
+            again = threading.Timer(_AGAIN_S, _send_to_main, [self.number])
+            again.daemon = True
+            with suppress(RuntimeError):  # no thread can start: the next step raises
+                again.start()
+
+
+def _send_to_main(number: int) -> None:
+    """Send a signal to the main thread of this process."""
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, number)
+    else:
+        signal.raise_signal(number)
 
 
 def _lower(kind: int, limit: int) -> None:
