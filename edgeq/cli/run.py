@@ -128,7 +128,7 @@ def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
     "--allow-code", is_flag=True, help="Run the Python functions and programs that RECIPE names, and start programs."
 )
 @click.option(
-    "--allow-installs", is_flag=True, help="Download and install what RECIPE's commands download and install."
+    "--allow-installs", is_flag=True, help="Download and install the programs that RECIPE's commands install."
 )
 @click.option("--allow-hosts", is_flag=True, help="Use the boards, registries and schedulers that RECIPE names.")
 @click.option(

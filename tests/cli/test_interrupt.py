@@ -137,6 +137,187 @@ def test_a_signal_that_a_library_makes_an_error_of_ends_the_program_all_the_same
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", line)
 
 
+LOST = {
+    "__del__": """
+class Slow:
+    def __del__(self):
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+print("ready", flush=True)
+while True:
+    Slow()
+""",
+    "nested": """
+class Slow:
+    def __init__(self, inner):
+        self.inner = inner
+    def __del__(self):
+        self.inner = None
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+print("ready", flush=True)
+while True:
+    Slow(Slow(Slow(None)))
+""",
+    "callback": """
+import ctypes
+@ctypes.CFUNCTYPE(None)
+def called():
+    end = time.monotonic() + 0.05
+    while time.monotonic() < end:
+        pass
+print("ready", flush=True)
+while True:
+    called()
+""",
+    "step": """
+def work():
+    try:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+    except BaseException:
+        pass
+print("ready", flush=True)
+progress = Printer(False, True, False).progress()
+while True:
+    work()
+    with progress.stage("work"):
+        pass
+""",
+    "again": """
+print("ready", flush=True)
+while True:
+    try:
+        time.sleep(0.01)
+    except BaseException:
+        lost += 1
+        if lost == 2:
+            raise
+""",
+}
+"""Programs that lose the exception of a signal. The last one loses only the first of two."""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED), (signal.SIGHUP, TERMINAL_GONE)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_a_signal_whose_exception_is_lost_ends_the_program(lost: str, number: signal.Signals, code: int) -> None:
+    head = (
+        "import sys, time\nfrom edgeq.cli._common import Printer\n"
+        "from edgeq.util.process import ends_in_one_line, endings\nlost = 0\n"
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nendings.unwind()\n"
+        "with ends_in_one_line():\n    try:\n"
+    )
+    body = "".join(f"        {line}\n" for line in LOST[lost].splitlines())
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-c", f"{head}{body}    finally:\n        print('cleaned')\n"],
+        env=process.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=process.enable_signals,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    time.sleep(0.12)
+    running.send_signal(number)
+    if lost == "again":
+        time.sleep(0.7)
+        running.send_signal(number)
+    try:
+        out, err = running.communicate(timeout=20)
+    finally:
+        running.kill()
+    assert (running.returncode, out) == (code, "cleaned\n"), err
+    assert "Traceback" not in err
+    assert "ignored" not in err
+
+
+TWICE = """
+import os, signal, time
+from edgeq.util.process import ends_in_one_line, endings
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+endings.unwind()
+with ends_in_one_line():
+    try:
+        os.kill(os.getpid(), signal.NAME)
+        time.sleep(10)
+    finally:
+        os.kill(os.getpid(), signal.NAME)
+        time.sleep(0.1)
+        print("cleaned", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", INTERRUPTED), ("SIGTERM", TERMINATED)])
+def test_the_same_signal_from_terminal_and_parent_does_not_stop_the_cleanup(name: str, code: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", TWICE.replace("NAME", name)],
+        env=process.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=process.enable_signals,
+    )
+    assert (ended.returncode, ended.stdout) == (code, "cleaned\n"), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+def test_a_program_that_hangs_while_it_ends_can_be_terminated() -> None:
+    code = (
+        "import atexit, signal, time\nfrom edgeq.util.process import ends_in_one_line, endings\nendings.unwind()\n"
+        "def hang():\n    print('ending', flush=True)\n    while True:\n        time.sleep(0.1)\n"
+        "atexit.register(hang)\nwith ends_in_one_line():\n    raise SystemExit(3)\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], env=process.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"ending\n"
+    running.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert running.poll() is None, "one signal does not interrupt the end"
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=20)
+    assert (running.returncode, err) == (-signal.SIGTERM, b"")
+
+
+EARLY = """
+import builtins, signal, sys
+seen, real, loaded = [], builtins.__import__, set(sys.modules)
+def watched(name, *rest, **options):
+    seen.append((name, signal.getsignal(signal.SIGINT) is signal.SIG_DFL))
+    return real(name, *rest, **options)
+builtins.__import__ = watched
+MODULE
+print(*[name for name, handled in seen if not handled and name not in loaded])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_ctrl_c_is_handled_before_anything_is_imported() -> None:
+    """Before the handler is set, edgeq imports only modules that Python contains."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", EARLY.replace("MODULE", "from edgeq.__main__ import main")],
+        env=process.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=process.enable_signals,
+    )
+    assert set(done.stdout.split()) <= {"edgeq.__main__", "__future__"}
+
+
 HANDLERS = """
 import signal
 import edgeq.__main__

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -27,7 +26,6 @@ _FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no li
 _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
 _SAME_S = 0.5
-_AGAIN_S = 0.01
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -252,7 +250,8 @@ class Endings:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self.terminate)
-        self._report, sys.unraisablehook = sys.unraisablehook, self._discarded
+        if sys.unraisablehook != self._discarded:
+            self._report, sys.unraisablehook = sys.unraisablehook, self._discarded
 
     def _arrived(self, number: int) -> None:
         if self._closing:
@@ -260,31 +259,28 @@ class Endings:
             return
         # A terminal sends Ctrl-C to both processes, and the parent forwards its own to the child. The second one must
         # not interrupt the unwinding that the first one started.
-        same = self.number == number and monotonic() < self._same_until
+        if self.number == number and monotonic() < self._same_until:
+            return
         self.number, self._same_until = number, monotonic() + _SAME_S
-        if not same:
-            self.step()
+        self.step()
 
     def _discarded(self, unraisable: Any) -> None:
-        """Send the signal again if Python has discarded its exception. Report any other exception as before."""
+        """Raise the exception of the signal again if Python has discarded it. Report any other exception as before."""
         if not self.number or not isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
             self._report(unraisable)
         elif not self._closing:
-            self._same_until = 0.0
-            # A thread sends it, because an exception that is raised in here would be discarded too.
-            again = threading.Timer(_AGAIN_S, _send_to_main, [self.number])
-            again.daemon = True
-            with suppress(RuntimeError):  # no thread can start: the next step raises
-                again.start()
+            # Raise it at the next line of the function that was running when Python discarded it. If that is another
+            # `__del__`, Python discards it once more, and the next function outwards follows.
+            frame = sys._getframe().f_back
+            if frame is not None:
+                frame.f_trace = self._again
+                sys.settrace(lambda *event: None)
 
-
-def _send_to_main(number: int) -> None:
-    """Send a signal to the main thread of this process."""
-    main = threading.main_thread().ident
-    if hasattr(signal, "pthread_kill") and main is not None:
-        signal.pthread_kill(main, number)
-    else:
-        signal.raise_signal(number)
+    def _again(self, frame: Any, event: str, argument: Any) -> None:
+        del event, argument
+        frame.f_trace = None
+        sys.settrace(None)
+        self.step()
 
 
 def _lower(kind: int, limit: int) -> None:
