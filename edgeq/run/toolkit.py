@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from edgeq_device.budget import VARIABLE, lifted_seconds
 from edgeq_device.engines import this_platform as _here
@@ -27,6 +28,7 @@ from edgeq_device.programs import child_environment, ending_with_parent, find_pr
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import is_full
+from edgeq.util.process import endings
 from edgeq.util.registry import shipped, user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
@@ -255,19 +257,38 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
-    with lifted_seconds():
-        done = subprocess.run(
-            ending_with_parent(command),
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = _start(command, env=child_environment(), text=True, errors="replace", **streams)
+    try:
+        _, errors = process.communicate()
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode != 0:
+        lines = [line.strip() for line in errors.splitlines() if line.strip()]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
         raise RuntimeUnavailableError(f"{toolkit.needs} cannot be installed: {reason[:_LAST]}", "Try again")
+
+
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that ends with this one. The caller limits the time to wait for it, so the budget's limit on
+    processor time between two steps of progress does not apply to it.
+    """
+    process = None
+    try:
+        with endings.held(), lifted_seconds():
+            process = subprocess.Popen(ending_with_parent(command), env=options.pop("env"), **options)
+    except BaseException:
+        if process is not None:
+            _end(process)
+        raise
+    return process
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and wait for its end, so that it writes no more files."""
+    process.kill()
+    process.wait()
 
 
 class Job:
@@ -286,11 +307,9 @@ class Job:
         self._toolkit, self._folder, self._limit = toolkit, folder, _limit(toolkit)
         python = find_python(toolkit)
         environment = {k: v for k, v in child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
-        # The job has a limit of its own on the time until it answers. The budget's limit on processor time between two
-        # steps of progress would end it earlier.
-        with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr, lifted_seconds():
-            self._process = subprocess.Popen(
-                ending_with_parent([str(python), "-I", str(script), *arguments]),
+        with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr:
+            self._process = _start(
+                (str(python), "-I", str(script), *arguments),
                 cwd=folder,
                 env={**environment, "LC_ALL": "C.UTF-8", "HOME": str(folder), "TMPDIR": str(folder)},
                 stdin=subprocess.PIPE,

@@ -216,7 +216,7 @@ class Endings:
 
     def __init__(self) -> None:
         self._same_until = 0.0
-        self._closing = False
+        self._closing = self._holding = False
         self._report = sys.unraisablehook
 
     def interrupt(self, number: int, frame: Any) -> None:
@@ -235,6 +235,18 @@ class Endings:
             raise KeyboardInterrupt
         if self.number:
             sys.exit(128 + self.number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Delay signals until the end of the block, so that the result of a call, such as a started process, is not
+        lost. The call must be short.
+        """
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        self.step()
 
     def close(self) -> None:
         """Let the program end. One more signal does not interrupt its last steps, and a second one ends the process."""
@@ -256,6 +268,9 @@ class Endings:
     def _arrived(self, number: int) -> None:
         if self._closing:
             signal.signal(number, signal.SIG_DFL)
+            return
+        if self._holding:
+            self.number = number
             return
         # A terminal sends Ctrl-C to both processes, and the parent forwards its own to the child. The second one must
         # not interrupt the unwinding that the first one started.
