@@ -273,12 +273,20 @@ def lines_of(errors: bytes) -> list[str]:
 
 
 _CHUNK = 1 << 20
-_ABSENT, _NO_PYTHON = 94, 95
+_EXPOSED, _ABSENT, _NO_PYTHON = 93, 94, 95
 _PLACE = 'd=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/edgeq-device}; p="$d/board-$2.py"; umask 077; '
 _SEND = _PLACE + 'mkdir -p "$d" && cat >"$p.new" && mv "$p.new" "$p"'
+# Nothing in the folder may run if another user of the board could have put it there. `find` prints such places; in a
+# sticky folder, such as /tmp, others cannot rename the user's files.
+_CHECK = (
+    'o=$(find "$d/.." "$d/." "$p" "$d/venv/." "$d/venv/bin/." -prune '
+    r'\( ! -user "$(id -u)" ! -user 0 -o -perm -002 ! -perm -1000 \) -print; '
+    'find "$d/." "$p" "$d/venv/." "$d/venv/bin/." -prune -perm -020 -print) 2>/dev/null; '
+    f'test -z "$o" || exit {_EXPOSED}; '
+)
 # $3 is the user, and the interpreter follows. The private Python from `edgeq device setup` takes precedence.
 _SERVE = (
-    f'{_PLACE}w=$3; shift 3; test -f "$p" || exit {_ABSENT}; '
+    f'{_PLACE}{_CHECK}w=$3; shift 3; test -f "$p" || exit {_ABSENT}; '
     'test -x "$d/venv/bin/python" && set -- "$d/venv/bin/python"; '
     f'command -v "$1" >/dev/null || exit {_NO_PYTHON}; exec "$@" -I -B "$p" serve "$d" "$w"'
 )
@@ -461,6 +469,13 @@ def _hello(channel: Channel) -> dict[str, Any] | None:
             board = channel.link.board
             raise BoardError(
                 f"{board.name} has no {board.python[0]}", "Install Python 3.9 or newer, or name it in devices.toml"
+            ) from None
+        if code == _EXPOSED:
+            board = channel.link.board
+            place = board.folder or "edgeq-device in the user's cache"
+            raise BoardError(
+                f"{board.name}: other users can write to {place} there",
+                "Remove it, and name a folder that only you can write in devices.toml",
             ) from None
         if code != _ABSENT:
             raise
