@@ -247,20 +247,24 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 endings.unwind()
 with ends_in_one_line():
     try:
-        os.kill(os.getpid(), signal.NAME)
+        os.kill(os.getpid(), signal.FIRST)
         time.sleep(10)
     finally:
-        os.kill(os.getpid(), signal.NAME)
+        os.kill(os.getpid(), signal.SECOND)
         time.sleep(0.1)
         print("cleaned", flush=True)
 """
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", INTERRUPTED), ("SIGTERM", TERMINATED)])
-def test_the_same_signal_from_terminal_and_parent_does_not_stop_the_cleanup(name: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [("SIGINT", "SIGINT", INTERRUPTED), ("SIGTERM", "SIGTERM", TERMINATED), ("SIGHUP", "SIGTERM", TERMINAL_GONE)],
+)
+def test_a_second_signal_at_once_does_not_stop_the_cleanup(first: str, second: str, code: int) -> None:
+    """A terminal and the parent send the same signal, and a system that shuts down sends two."""
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", TWICE.replace("NAME", name)],
+        [sys.executable, "-P", "-c", TWICE.replace("FIRST", first).replace("SECOND", second)],
         env=process.environment(),
         capture_output=True,
         text=True,

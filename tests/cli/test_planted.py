@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -14,13 +15,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from edgeq_device.direct_wasm import package_problem
+from edgeq_device.errors import DeviceError
+from edgeq_device.node import node_for
 from edgeq_device.programs import child_environment, find_program
 from edgeq_device.serve import import_path, python_command
 
+from edgeq.backends.base import toolkits
+from edgeq.backends.litert.ethosu import find_vela
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import COMMANDS, group
+from edgeq.emulate.emulator import load_emulators
+from edgeq.emulate.machine import find_qemu
 from edgeq.errors import EdgeqError
+from edgeq.remote.devices import one_board
+from edgeq.remote.link import Link
+from edgeq.run import toolkit
+from edgeq.run.engines import load_engines
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli.process import REPOSITORY
 from tests.cli.workspace import fill
@@ -342,7 +354,7 @@ def test_entries_of_pythonpath_do_not_lead_into_the_working_directory(path: str,
 
 PROGRAMS = (
     "as", "apt-cache", "apt-get", "cc", "collect2", "dpkg-deb", "gcc", "ifconfig", "ip", "ld", "ldconfig", "node",
-    "nvidia-smi", "objdump", "open", "python3.10", "python3.11", "python3.12", "qemu-aarch64", "qemu-aarch64-static",
+    "nvidia-smi", "objdump", "open", "python3.10", "python3.11", "python3.99", "qemu-aarch64", "qemu-aarch64-static",
     "qemu-x86_64", "sh", "ssh", "sysctl", "tar", "uname", "vela", "xdg-open",
 )  # fmt: skip
 
@@ -420,3 +432,28 @@ def test_only_regular_files_in_absolute_folders_are_programs(monkeypatch: pytest
         if name == "pipe":
             os.mkfifo(tmp_path / "bin" / "pipe", 0o755)
         assert find_program(name) is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="programs are files with a mode")
+def test_each_search_for_a_program_skips_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plant_programs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f".::{tmp_path.name}")
+    monkeypatch.setattr(toolkit, "_here", lambda: "linux x86_64")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
+    kit = dataclasses.replace(next(iter(toolkits().values())), pythons=("3.99",))
+    assert "node, which is not on PATH" in package_problem(load_engines()["wasm"])
+    searches = {
+        "vela": find_vela,
+        "python3.99": lambda: toolkit.find_base(kit),
+        "ssh": lambda: Link(one_board("ssh://pi"), tmp_path),
+        "node": lambda: node_for(tmp_path),
+    }
+    for search in searches.values():
+        with pytest.raises((EdgeqError, DeviceError), match=r"is not installed|needs Python 3|is not on PATH"):
+            search()
+    assert find_qemu(load_emulators()["arm64"]) is None
+    monkeypatch.setenv("PATH", f".:{tmp_path}")
+    assert find_vela() == str(tmp_path / "vela")
+    assert toolkit.find_base(kit) == tmp_path / "python3.99"
+    assert imported(tmp_path) == []

@@ -25,7 +25,7 @@ _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off keeps only sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
-_SAME_S = 0.5
+_UNWINDING_S = 0.5
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -215,7 +215,7 @@ class Endings:
     number = 0
 
     def __init__(self) -> None:
-        self._same_until = 0.0
+        self._unwinding_until = 0.0
         self._closing = self._holding = False
         self._report = sys.unraisablehook
 
@@ -272,11 +272,11 @@ class Endings:
         if self._holding:
             self.number = number
             return
-        # A terminal sends Ctrl-C to both processes, and the parent forwards its own to the child. The second one must
-        # not interrupt the unwinding that the first one started.
-        if self.number == number and monotonic() < self._same_until:
+        # A terminal sends a signal to both processes, and the parent forwards its own to the child. A system that shuts
+        # down sends SIGTERM and SIGHUP. The later ones must not interrupt the unwinding that the first one started.
+        if monotonic() < self._unwinding_until:
             return
-        self.number, self._same_until = number, monotonic() + _SAME_S
+        self.number, self._unwinding_until = number, monotonic() + _UNWINDING_S
         self.step()
 
     def _discarded(self, unraisable: Any) -> None:
