@@ -45,12 +45,12 @@ _TURN_S = 0.6
 
 # A Python in place of the toolkit's, because the real one has 730 MB. Its pip writes files for a second.
 TOOLKIT = """
+from edgeq.__main__ import main
 import sys
 from pathlib import Path
 from edgeq.run import toolkit
 toolkit.find_base = lambda kit: Path({base!r})
 sys.argv[1:] = ["toolkit", "rknn", "--install", "-q"]
-from edgeq.__main__ import main
 main()
 """
 BASE = """#!/bin/sh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # the module `signal` without its imports, which take some milliseconds
+import _signal  # type: ignore[import-not-found]  # `signal` without its imports, which take some milliseconds
 import os
 import sys
 
