@@ -63,31 +63,75 @@ END
 
 
 @dataclass(frozen=True)
+class Trial:
+    """Hold the place of a run: its folder for outputs, and its folder for temporary files."""
+
+    place: Path
+    work: Path
+
+    def start(self, words: Sequence[str]) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own, with default handlers of signals."""
+        path = os.pathsep.join([str(ROOT), str(shipped("targets") / "runtime")])
+        folders = {"TMPDIR": str(self.work), "XDG_CACHE_HOME": str(self.place), "XDG_STATE_HOME": str(self.work / "s")}
+        return subprocess.Popen(
+            [sys.executable, *(word.replace("{place}", str(self.place)) for word in words)],
+            cwd=self.place,
+            env={**os.environ, "PYTHONPATH": path, **folders},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=_start_session,
+        )
+
+    def finish(self, words: Sequence[str]) -> str:
+        """Run a command to its end, and return its messages if it fails."""
+        process = self.start(words)
+        _, errors = process.communicate(timeout=LIMIT_S)
+        return errors.strip() if process.returncode else ""
+
+    def contents(self) -> dict[str, str]:
+        """Return path → digest of the files in the place, without the folder from which tune resumes."""
+        files = (p for p in sorted(self.place.rglob("*")) if p.is_file() and ".tuning/" not in p.as_posix())
+        return {path.relative_to(self.place).as_posix(): sha256(path) for path in files}
+
+    def leftovers(self) -> list[str]:
+        """Return the unfinished folders in the place, and the folders for temporary files."""
+        partial = [path.name for path in self.place.rglob("*.partial")]
+        return partial + [path.name for path in self.work.iterdir() if path.name != "s"]
+
+
+@dataclass(frozen=True)
 class Case:
     """Describe a command to interrupt.
 
     Attributes:
         words: the command line after the interpreter, with {place} for its folder.
         other: the command line that first writes another output to the same place; empty if there is none.
-        stable: suffixes of the files that are equal in every run; empty if all are.
+        proof: command line that succeeds if the output is complete; empty if the output is the same in every run.
     """
 
     words: tuple[str, ...]
     other: tuple[str, ...] = ()
-    stable: tuple[str, ...] = ()
+    proof: tuple[str, ...] = ()
+
+    def is_whole(self, trial: Trial, old: dict[str, str], new: dict[str, str]) -> bool:
+        """Return whether the place contains the complete old or new output."""
+        found = trial.contents()
+        return found in (old, new) or (bool(self.proof) and not trial.finish(self.proof))
 
 
 def cases(registry: str) -> dict[str, Case]:
     """Return all cases by name. `registry` is the address of a registry."""
     model, run = str(demo.MODEL), ("-P", "-m", "edgeq")
     quantize, package = ((*run, name, model, *DATA, "--no-timing", "--force", "-o") for name in ("quantize", "package"))
-    tune = (*run, "tune", model, *DATA, "-t", "gemmini", "--max-drop", "20%", "--force", "-o", "{place}/t")
+    tune = (*run, "tune", model, *DATA, "--budget", "2s", "--max-drop", "20%", "--force", "-o", "{place}/t")
     bundle = (*run, "package", model, *DATA, "--no-timing", "-o", "{place}/b")
     return {
         "quantize": Case((*quantize, "{place}/m.onnx"), (*quantize, "{place}/m.onnx", "--dynamic")),
         "package": Case((*package, "{place}/b"), (*package, "{place}/b", "--with-float")),
         "package zip": Case((*package, "{place}/b.edgeq"), (*package, "{place}/b.edgeq", "--with-float")),
-        "tune": Case(tune, (*package, "{place}/t"), (".onnx", ".npz")),
+        "tune": Case(tune, (*package, "{place}/t"), (*run, "verify", "{place}/t", "-q")),
         "push": Case((*run, "push", "{place}/b", f"{registry}/net:1"), bundle),
         "toolkit": Case(("-P", "-c", TOOLKIT.format(base="{place}/base")), ("-P", "-c", "")),
     }
@@ -136,49 +180,6 @@ def serve_registry() -> Iterator[tuple[str, dict[str, bytes]]]:
         server.shutdown()
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Hold the place of a run: its folder for outputs, and its folder for temporary files."""
-
-    place: Path
-    work: Path
-
-    def start(self, words: Sequence[str]) -> subprocess.Popen[str]:
-        """Start a command in a process group of its own, with default handlers of signals."""
-        path = os.pathsep.join([str(ROOT), str(shipped("targets") / "runtime")])
-        folders = {"TMPDIR": str(self.work), "XDG_CACHE_HOME": str(self.place), "XDG_STATE_HOME": str(self.work / "s")}
-        return subprocess.Popen(
-            [sys.executable, *(word.replace("{place}", str(self.place)) for word in words)],
-            cwd=self.place,
-            env={**os.environ, "PYTHONPATH": path, **folders},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=_start_session,
-        )
-
-    def finish(self, words: Sequence[str]) -> str:
-        """Run a command to its end, and return its messages if it fails."""
-        process = self.start(words)
-        _, errors = process.communicate(timeout=LIMIT_S)
-        return errors.strip() if process.returncode else ""
-
-    def contents(self, stable: tuple[str, ...] = ()) -> dict[str, str]:
-        """Return path → digest of the files in the place. With `stable`, only those with one of these suffixes."""
-        files = (path for path in sorted(self.place.rglob("*")) if path.is_file() or path.is_symlink())
-        return {
-            path.relative_to(self.place).as_posix(): sha256(path)
-            for path in files
-            if not stable or path.suffix in stable or ".partial" in path.name
-        }
-
-    def leftovers(self) -> list[str]:
-        """Return the unfinished folders in the place, and the folders for temporary files."""
-        partial = [path.name for path in self.place.rglob("*.partial")]
-        return partial + [path.name for path in self.work.iterdir() if path.name != "s"]
-
-
 def _start_session() -> None:
     os.setsid()
     for number in CODES:
@@ -210,7 +211,7 @@ KINDS: dict[str, tuple[Callable[[subprocess.Popen[str]], None], set[int]]] = {
 }
 
 
-def attempt(case: Case, trial: Trial, kind: str, seconds: float, old: object, new: object) -> str:
+def attempt(case: Case, trial: Trial, kind: str, seconds: float, old: dict[str, str], new: dict[str, str]) -> str:
     """Interrupt one run after `seconds`. Return "" if all is well, or else what is wrong."""
     send, codes = KINDS[kind]
     process = trial.start(case.words)
@@ -226,13 +227,13 @@ def attempt(case: Case, trial: Trial, kind: str, seconds: float, old: object, ne
     if "Traceback" in errors and f"{ROOT}{os.sep}edgeq" in errors:
         return f"TRACEBACK: {errors}"
     if "Traceback" in errors:
-        return "" if trial.contents(case.stable) == old else "CHANGED"
+        return "" if trial.contents() == old else "CHANGED"
     if process.returncode not in codes | {0}:
         return f"EXIT CODE {process.returncode}: {errors}"
     killed = process.returncode == -9
     if not killed and (left := trial.leftovers()):
         return f"LEFT: {left}"
-    if not killed and trial.contents(case.stable) not in (old, new):
+    if not killed and not case.is_whole(trial, old, new):
         return "HALF WRITTEN"
     if killed:
         time.sleep(0.2)  # until the children of the process have ended
@@ -240,7 +241,7 @@ def attempt(case: Case, trial: Trial, kind: str, seconds: float, old: object, ne
             return f"NEXT RUN FAILS: {problem}"
         if left := trial.leftovers():
             return f"LEFT AFTER THE NEXT RUN: {left}"
-        if trial.contents(case.stable) != new:
+        if not case.is_whole(trial, new, new):
             return "DIFFERS AFTER THE NEXT RUN"
     return ""
 
@@ -266,10 +267,10 @@ def measure(name: str, case: Case, kinds: Sequence[str], signals: int, chance: r
         assert not problem, problem
         trial.place.rename(before)
         reset()
-        old, start = trial.contents(case.stable), time.monotonic()
+        old, start = trial.contents(), time.monotonic()
         problem = trial.finish(case.words)
         assert not problem, problem
-        seconds, new = time.monotonic() - start, trial.contents(case.stable)
+        seconds, new = time.monotonic() - start, trial.contents()
         found: Counter[str] = Counter()
         for number in range(signals):
             reset()

@@ -296,6 +296,47 @@ def test_a_program_that_hangs_while_it_ends_can_be_terminated() -> None:
     assert (running.returncode, err) == (-signal.SIGTERM, b"")
 
 
+WORK = """
+import os, pathlib, signal, sys, tempfile
+from edgeq.util.process import ends_in_one_line, endings
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+endings.unwind()
+lines = 0
+def count(frame, event, argument):
+    global lines
+    if frame.f_globals.get("__name__") == "tempfile" and event == "line":
+        lines += 1
+        if lines == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGTERM)
+    return count
+sys.settrace(count)
+with ends_in_one_line():
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "file").write_text("")
+    print("complete", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+def test_a_signal_in_any_line_of_tempfile_leaves_no_folder(tmp_path: Path) -> None:
+    codes = set()
+    for line in range(1, 200, 3):
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", WORK, str(line)],
+            env=process.environment(TMPDIR=str(tmp_path)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in ended.stderr
+        assert list(tmp_path.iterdir()) == [], line
+        codes.add(ended.returncode)
+        if ended.stdout:
+            break
+    assert codes == {TERMINATED, 0}
+
+
 EARLY = """
 import builtins, signal, sys
 seen, real, loaded = [], builtins.__import__, set(sys.modules)

@@ -221,13 +221,11 @@ class Endings:
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Raise KeyboardInterrupt."""
-        del frame
-        self._arrived(number)
+        self._arrived(number, frame)
 
     def terminate(self, number: int, frame: Any) -> None:
         """End with the exit code that shells use for the signal."""
-        del frame
-        self._arrived(number)
+        self._arrived(number, frame)
 
     def step(self) -> None:
         """Raise the exception of the signal that arrived, if one did. Call this between two steps of the work."""
@@ -265,7 +263,7 @@ class Endings:
         if sys.unraisablehook != self._discarded:
             self._report, sys.unraisablehook = sys.unraisablehook, self._discarded
 
-    def _arrived(self, number: int) -> None:
+    def _arrived(self, number: int, frame: Any) -> None:
         if self._closing:
             signal.signal(number, signal.SIG_DFL)
             return
@@ -277,7 +275,11 @@ class Endings:
         if monotonic() < self._unwinding_until:
             return
         self.number, self._unwinding_until = number, monotonic() + _UNWINDING_S
-        self.step()
+        caller = _caller_of_tempfile(frame)
+        if caller is not None:
+            self._raise_in(caller)
+        else:
+            self.step()
 
     def _discarded(self, unraisable: Any) -> None:
         """Raise the exception of the signal again if Python has discarded it. Report any other exception as before."""
@@ -286,16 +288,31 @@ class Endings:
         elif not self._closing:
             # Raise it at the next line of the function that was running when Python discarded it. If that is another
             # `__del__`, Python discards it once more, and the next function outwards follows.
-            frame = sys._getframe().f_back
-            if frame is not None:
-                frame.f_trace = self._again
-                sys.settrace(lambda *event: None)
+            self._raise_in(sys._getframe().f_back)
+
+    def _raise_in(self, frame: Any) -> None:
+        """Raise the exception of the signal at the next line of the function that runs in `frame`."""
+        if frame is not None:
+            frame.f_trace = self._again
+            sys.settrace(lambda *event: None)
 
     def _again(self, frame: Any, event: str, argument: Any) -> None:
         del event, argument
         frame.f_trace = None
         sys.settrace(None)
         self.step()
+
+
+def _caller_of_tempfile(frame: Any) -> Any:
+    """Return the frame that called a function of `tempfile`, or None if none of them runs. If a signal interrupted such
+    a function, a new file or folder would stay, because its owner would not know its name.
+    """
+    caller = None
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "tempfile":
+            caller = frame.f_back
+        frame = frame.f_back
+    return caller
 
 
 def _lower(kind: int, limit: int) -> None:
