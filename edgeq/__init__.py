@@ -6,13 +6,14 @@ The commands of `edgeq` are built on the functions of this package. Each functio
 
 from __future__ import annotations
 
-import importlib
-from types import FunctionType
-from typing import TYPE_CHECKING, Any
+# Nothing is imported here, so that `edgeq.__main__` handles Ctrl-C as early as possible.
+TYPE_CHECKING = False
 
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from edgeq_device.bench import BenchSettings
 
     from edgeq.bundle.transfer import pull_bundle as pull
@@ -121,6 +122,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'edgeq' has no attribute {name!r}")
+    import importlib
+    from types import FunctionType
+
     module, _, attribute = _PUBLIC[name].partition(":")
     found = importlib.import_module(module)
     if not attribute:

@@ -239,6 +239,34 @@ def test_temporary_folders_have_locks() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# Functions that search PATH as the system does, so they find programs in the working directory too.
+SEARCHES_PATH = re.compile(
+    r"shutil\.which|os\.(system|popen|startfile|posix_spawnp|exec[lv]pe?|spawn[lv]pe?)|ctypes\.util\.find_library"
+    r"|platform\.(processor|uname)|uuid\.(getnode|uuid1)|webbrowser\.\w+|distutils\.spawn\.\w+"
+)
+
+
+def test_only_find_program_searches_path() -> None:
+    """Programs come from `edgeq_device.programs.find_program`, and each child process gets a checked environment."""
+    wrong = []
+    for path in everything_shipped():
+        root = RUNTIME if RUNTIME in path.parents else REPOSITORY
+        wrong += [f"{where(path, n)}: {name}" for n, name in imports(path, root) if SEARCHES_PATH.fullmatch(name)]
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and SEARCHES_PATH.fullmatch(ast.unparse(node)):
+                wrong.append(f"{where(path, node)}: {ast.unparse(node)}")
+            if not isinstance(node, ast.Call):
+                continue
+            if re.fullmatch(r"subprocess\.(run|Popen|call|check_call|check_output)", ast.unparse(node.func)):
+                names = {keyword.arg for keyword in node.keywords}
+                if "shell" in names or not names & {"env", None}:
+                    wrong.append(f"{where(path, node)}: pass env=child_environment(), and no shell")
+                first = next((n for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant)), None)
+                if isinstance(node.args[0], ast.List) and first is node.args[0].elts[0]:
+                    wrong.append(f"{where(path, node)}: {ast.unparse(first)} is not found by find_program")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_error_is_swallowed() -> None:
     wrong = []
     for path in everything_shipped():

@@ -147,4 +147,5 @@ def group() -> None:
 
 def main() -> None:
     """Run the `edgeq` program."""
-    group(prog_name="edgeq", obj=begin())
+    with ends_in_one_line():
+        group(prog_name="edgeq", obj=begin())

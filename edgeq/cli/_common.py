@@ -10,7 +10,7 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from edgeq_device.relay import json_text, printable, unfiltered, without_passwor
 from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.display import Progress
-from edgeq.util.process import check_threads, ends_in_one_line
+from edgeq.util.process import check_threads, endings, ends_in_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,6 +110,7 @@ class Printer:
         return StderrProgress(self._renew, quiet=self.quiet)
 
     def _renew(self) -> None:
+        endings.step()
         if self.budget is not None:
             renew(self.budget)
 
@@ -179,7 +180,14 @@ _MEANT = {
 
 
 class Command(click.Command):
-    """Define a command. If it has many options, its help groups them by topic."""
+    """Define a command. If it has many options, its help groups them by topic.
+
+    Attributes:
+        installs: function that takes the command's parameters and returns what the command would download and install.
+            `edgeq run` asks the user for permission. "" means nothing.
+    """
+
+    installs: Callable[[Mapping[str, Any]], str]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse `args`. If the user typed another tool's option, the error names edgeq's option."""
@@ -211,12 +219,15 @@ class Command(click.Command):
                     formatter.write_dl(rows)
 
 
-def command(name: str, within: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
+def command(
+    name: str, within: click.Group | None = None, *, installs: Callable[[Mapping[str, Any]], str] = lambda given: ""
+) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command from a function and add the options --json, -q and -v, which are passed as `printer`, and
     --print-recipe. If the function fails, the command prints one line and exits with the error's exit code.
 
     Args:
         within: the group to which the command is added, or None.
+        installs: see `Command`.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
@@ -226,6 +237,7 @@ def command(name: str, within: click.Group | None = None) -> Callable[[Callable[
             help=function.__doc__,
             params=[*reversed(getattr(function, "__click_params__", [])), *_common_options()],
         )
+        made.installs = installs
         if within is not None:
             within.add_command(made)
         return made

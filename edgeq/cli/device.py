@@ -29,7 +29,7 @@ def list_boards(printer: Printer) -> None:
     printer.lines({"devices": boards}, lines or ["no devices.toml names a board; see docs/boards.md"])
 
 
-@command("setup", within=device_command)
+@command("setup", within=device_command, installs=lambda given: f"installs numpy and onnxruntime on {given['board']}")
 @BOARD
 @click.option("--wheels", type=PATH, metavar="DIR", help="Install from the wheels in this folder, not from an index.")
 def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
@@ -63,7 +63,11 @@ def emulate_command() -> None:
 device_command.add_command(emulate_command)
 
 
-@command("setup", within=emulate_command)
+@command(
+    "setup",
+    within=emulate_command,
+    installs=lambda given: f"downloads packages for the emulated machine {given['machine']}, and starts it",
+)
 @click.argument("machine", metavar="NAME", default="arm64")
 @click.option(
     "--sysroot", type=PATH, metavar="DIR", help="Use this root file system, which must contain Python and onnxruntime."

@@ -381,17 +381,17 @@ def _open(page: Path, printer: Printer) -> None:
     """Open the page with the system's program for web pages. The working directory is not searched for this program or
     for the programs that it starts.
     """
-    from edgeq.emulate.sysroot import search_path, which
+    from edgeq_device.programs import child_environment, find_program
 
     if os.name == "nt":
         click.launch(str(page))  # Windows chooses the program by file type, not through PATH
         return
-    program = which({"darwin": "open"}.get(sys.platform, "xdg-open"))
+    program = find_program({"darwin": "open"}.get(sys.platform, "xdg-open"))
     if program is None:
         printer.progress().note(f"no program that opens pages was found: open {page} yourself")
         return
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    os.posix_spawn(program, [program, str(page)], {**os.environ, "PATH": search_path()}, file_actions=silent)
+    os.posix_spawn(program, [program, str(page)], child_environment(), file_actions=silent)
 
 
 def _report_lines(result: Reported) -> Lines:

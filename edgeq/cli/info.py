@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -71,7 +71,14 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
     found.check(gpu=gpu)
 
 
-@command("toolkit")
+def _installs_toolkit(given: Mapping[str, Any]) -> str:
+    from edgeq.backends.base import toolkits
+
+    toolkit = toolkits().get(given["name"]) if given["wanted"] else None
+    return toolkit.plan() if toolkit is not None else ""
+
+
+@command("toolkit", installs=_installs_toolkit)
 @click.argument("name", required=False)
 @click.option(
     "--install", "wanted", is_flag=True, help="Install the toolkit with pip, into its own folder in your cache."

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, command, fill_next
+from edgeq.cli._common import Command, Printer, command, fill_next
 from edgeq.cli._options import PATH, Output
 from edgeq.cli._recipe import Step, parameters_of, several
 from edgeq.errors import UsageError
@@ -20,6 +20,8 @@ from edgeq.util.registry import names_function
 
 PROGRAMS = {"sysroot", "sources", "onnxruntime", "wheels"}
 """Parameters that name the source of programs that edgeq runs or installs."""
+STARTS = {"opened"}
+"""Flags that start a program of the system."""
 HOSTS = {"on", "board", "reference", "workers"}
 """Parameters that name other machines. `workers` is included because it can name a scheduler, which sends pickles, and
 pickles can run code.
@@ -31,44 +33,70 @@ class Permissions:
     """Hold the permissions that the user typed.
 
     Attributes:
-        code: permission to run the programs and the functions in Python files that the recipe names.
+        code: permission to run the programs and the functions in Python files that the recipe names, and to start
+            programs.
+        installs: permission to download and install what the recipe's commands download and install.
         force: permission to replace outputs.
         hosts: permission to use the boards, registries and schedulers that the recipe names.
         folders: folders besides the recipe's own that may contain outputs.
     """
 
     code: bool = False
+    installs: bool = False
     force: bool = False
     hosts: bool = False
     folders: tuple[Path, ...] = ()
 
 
-def missing(recipe: Path, steps: Sequence[Step], given: Permissions) -> list[UsageError]:
-    """Return an error for each permission that the `steps` of the recipe need but the user did not give. Each error
-    names the option to type.
+@dataclass(frozen=True)
+class Need:
+    """Describe something that a recipe does only with a permission.
+
+    Attributes:
+        what: the recipe, the place in it, and what it does.
+        option: the option of `edgeq run` that permits it, as the user types it.
+        given: whether the user typed it.
     """
-    return [error for step in steps for error in _missing(recipe, step.context, given)]
+
+    what: str
+    option: str
+    given: bool
+
+    @property
+    def error(self) -> UsageError:
+        """Return the error that names the option."""
+        return UsageError(self.what, f"If you trust the recipe, pass {self.option} to edgeq run")
 
 
-def _missing(recipe: Path, context: click.Context, given: Permissions) -> Iterator[UsageError]:
+def needs(recipe: Path, steps: Sequence[Step], given: Permissions) -> list[Need]:
+    """Return everything in the `steps` of the recipe that needs a permission, in the recipe's order."""
+    return [need for step in steps for need in _needs(recipe, step.context, given)]
+
+
+def _needs(recipe: Path, context: click.Context, given: Permissions) -> Iterator[Need]:
     folder = recipe.absolute().parent
     roots = [Path(os.path.realpath(root)) for root in (folder, *given.folders)]
+    table = f"{recipe}: [{(context.info_name or '').replace(' ', '.')}]"
+    if isinstance(context.command, Command) and (what := context.command.installs(context.params)):
+        yield Need(f"{table} {what}", "--allow-installs", given.installs)
     for key, parameter in parameters_of(context.command).items():
         for value in several(context.params[parameter.name or ""]):
             if value is None:
                 continue
-            said = f"{recipe}: [{(context.info_name or '').replace(' ', '.')}] {key} = {str(value)!r}"
+            said = f"{table} {key} = {str(value)!r}"
             place = Path(os.path.realpath(folder / str(value)))
-            if _is_code(parameter, value) and not given.code:
-                yield UsageError(f"{said} runs code", "Read what it runs, then pass --allow-code to edgeq run")
-            if parameter.name == "force" and value and not given.force:
-                yield UsageError(f"{said} replaces existing outputs", "To allow it, pass --force to edgeq run")
-            if _is_host(parameter, value) and not given.hosts:
-                yield UsageError(f"{said} uses another machine", "If you trust it, pass --allow-hosts to edgeq run")
-            if _is_written(parameter, context.params) and not any(root in place.parents for root in roots):
-                yield UsageError(
-                    f"{said} would be written outside the recipe's folder",
-                    f"To allow it, pass --allow-outputs {place.parent} to edgeq run",
+            if parameter.name in STARTS and value:
+                yield Need(f"{said} starts a program", "--allow-code", given.code)
+            if _is_code(parameter, value):
+                yield Need(f"{said} runs code", "--allow-code", given.code)
+            if parameter.name == "force" and value:
+                yield Need(f"{said} replaces existing outputs", "--force", given.force)
+            if _is_host(parameter, value):
+                yield Need(f"{said} uses another machine", "--allow-hosts", given.hosts)
+            if _is_written(parameter, context.params) and roots[0] not in place.parents:
+                inside = any(root in place.parents for root in roots)
+                yield Need(
+                    f"{said} would be written outside the recipe's folder", f"--allow-outputs {place.parent}", inside
                 )
 
 
@@ -96,7 +124,12 @@ def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
 @click.argument("recipe", type=PATH, metavar="RECIPE.toml")
 @click.option("--dry-run", is_flag=True, help="Check the recipe and print its commands.")
 @click.option("--force", is_flag=True, help="Replace existing outputs. A key in RECIPE is not enough.")
-@click.option("--allow-code", is_flag=True, help="Run the Python functions and programs that RECIPE names.")
+@click.option(
+    "--allow-code", is_flag=True, help="Run the Python functions and programs that RECIPE names, and start programs."
+)
+@click.option(
+    "--allow-installs", is_flag=True, help="Download and install the programs that RECIPE's commands install."
+)
 @click.option("--allow-hosts", is_flag=True, help="Use the boards, registries and schedulers that RECIPE names.")
 @click.option(
     "--allow-outputs",
@@ -114,6 +147,7 @@ def run_command(
     dry_run: bool,
     force: bool,
     allow_code: bool,
+    allow_installs: bool,
     allow_hosts: bool,
     allow_outputs: tuple[Path, ...],
 ) -> None:
@@ -122,8 +156,8 @@ def run_command(
     Each table is a command, and its keys are the command's options. Keys at the top apply to every command that has
     these options. Paths are relative to the recipe's folder. Every command prints its own recipe with --print-recipe.
 
-    Without the options below, RECIPE runs no code, connects to no other machine, replaces no output, and writes only
-    inside its folder.
+    Without the options below, RECIPE runs no code, installs nothing, connects to no other machine, replaces no output,
+    and writes only inside its folder.
 
     \b
     edgeq quantize model.onnx --data calib/ -o int8.onnx --print-recipe > recipe.toml
@@ -134,14 +168,16 @@ def run_command(
     root = context.find_root().command
     assert isinstance(root, click.Group)
     steps = read(recipe, root)
-    lacking = missing(recipe, steps, Permissions(allow_code, force, allow_hosts, allow_outputs))
+    needed = needs(recipe, steps, Permissions(allow_code, allow_installs, force, allow_hosts, allow_outputs))
+    lacking = [need.error for need in needed if not need.given]
     if dry_run:
         if lacking:
             fill_next(recipe=None)
         lines = [shlex.join(["edgeq", *step.arguments]) for step in steps]
+        allowed = [f"{need.what}, as {need.option} allows" for need in needed if need.given]
         printer.lines(
-            {"recipe": recipe, "commands": lines, "lacking": [str(error) for error in lacking]},
-            [*lines, *(f"refused: {error}" for error in lacking)],
+            {"recipe": recipe, "commands": lines, "lacking": [str(error) for error in lacking], "allowed": allowed},
+            [*lines, *(f"refused: {error}" for error in lacking), *(f"allowed: {text}" for text in allowed)],
         )
         return
     if lacking:

@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 from edgeq_device.engines import EngineSpec
-from edgeq_device.places import scratch_folder
+from edgeq_device.places import exposure, scratch_folder
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -177,6 +177,22 @@ def home() -> Path:
     return folder / "emulate"
 
 
+def checked(place: Path, setup: str) -> Path:
+    """Return `place` in the cache, which contains programs or code. It may not exist.
+
+    Args:
+        setup: the command that makes it again, for the error.
+
+    Raises:
+        RuntimeUnavailableError: others could have changed it.
+    """
+    if problem := exposure(place):
+        raise RuntimeUnavailableError(
+            problem, f"Remove {place}, set XDG_CACHE_HOME to a folder that only you can write, and run: {setup}"
+        )
+    return place
+
+
 def check_writable() -> None:
     """Create the cache folder, so that a problem with the folder shows before any long task starts.
 
@@ -184,7 +200,7 @@ def check_writable() -> None:
         OutputError: the folder cannot be created.
     """
     try:
-        home().mkdir(parents=True, exist_ok=True)
+        home().mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
             f"{home()} cannot be created ({error.strerror})", "Set XDG_CACHE_HOME to another folder"

@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 
 from edgeq_device.engines import parse_version
+from edgeq_device.programs import child_environment, find_program
 from edgeq_device.serve import import_path
 
-from edgeq.emulate.emulator import Emulator, check_writable, home, load_emulators
-from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs, which
+from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load_emulators
+from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import arm_parts
 from edgeq.run.session import Command, guest_environment, start_guest
@@ -64,13 +65,13 @@ def find_qemu(emulator: Emulator) -> Qemu | None:
     Raises:
         RuntimeUnavailableError: the folder of edgeq's own programs is damaged.
     """
-    lock = home() / FOLDER / "lock.json"
+    lock = checked(home() / FOLDER, "edgeq emulate setup") / "lock.json"
     fix = f"Remove {lock.parent} and run: edgeq emulate setup"
     source = read_json(lock, _Lock, RuntimeUnavailableError, fix).package if lock.is_file() else ""
     own = home() / FOLDER / emulator.program
     candidates = [(own, source)] if own.is_file() else []
     for name in (emulator.program, f"{emulator.program}-static"):
-        found = which(name)
+        found = find_program(name)
         if found is not None:
             candidates.append((Path(found), "the system"))
     found_here = [Qemu(path, version, where) for path, where in candidates if (version := _version(path)) is not None]
@@ -216,7 +217,7 @@ def _compiled() -> Path:
     Packages and wheels contain only sources. Without this folder, every start on an emulated CPU would spend most of
     its time on compiling the sources.
     """
-    return home() / "compiled"
+    return checked(home() / "compiled", "edgeq emulate setup")
 
 
 def require_sysroot(emulator: Emulator) -> Sysroot:
@@ -242,6 +243,7 @@ def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
     # qemu chooses the CPU before it reads the program. It then refuses to run /dev/null.
     done = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
+        env=child_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -272,7 +274,7 @@ def _with_cpuinfo(
     Without this file, older versions of qemu would show the host's.
     """
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
-    view = home() / "views" / sign
+    view = checked(home() / "views" / sign, "edgeq emulate setup")
     if view.is_dir():
         return view
     # With the host's /proc/cpuinfo, only onnxruntime fails. A guest without onnxruntime can still report its features.

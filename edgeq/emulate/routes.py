@@ -24,6 +24,7 @@ from typing import Any
 
 from edgeq_device.features import FEATURES, bit_of
 from edgeq_device.places import move_new, scratch_folder
+from edgeq_device.programs import child_environment, find_program
 from edgeq_device.serve import import_path
 
 from edgeq.emulate.emulator import (
@@ -33,6 +34,7 @@ from edgeq.emulate.emulator import (
     Watch,
     check_kernels,
     check_writable,
+    checked,
     emulator_named,
     home,
     load_emulators,
@@ -42,7 +44,7 @@ from edgeq.emulate.emulator import (
     save_proof,
 )
 from edgeq.emulate.machine import Qemu, emulated_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
-from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, run, use_sysroot, which
+from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, run, use_sysroot
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, load_targets, runs_natively
@@ -65,7 +67,7 @@ def why_not() -> str:
     """Return why CPUID cannot be masked here; "" if it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
-    missing = [tool for tool in ("cc", "objdump") if which(tool) is None]
+    missing = [tool for tool in ("cc", "objdump") if find_program(tool) is None]
     if missing:
         return f"masking CPUID needs {' and '.join(missing)}. {_TOOLS}"
     if importlib.util.find_spec("onnxruntime") is None:
@@ -104,11 +106,11 @@ def _masked_runtime(progress: Progress) -> Path:
     if binding is None:
         raise RuntimeUnavailableError(f"{source} has no onnxruntime_pybind11_state", "Install onnxruntime again")
     parts = f"{sha256(binding)[:16]}-{sha256(_SHIM)[:8]}"
-    folder = home() / FOLDER / parts
+    folder = checked(home() / FOLDER / parts, "the same command again")
     if folder.is_dir():
         return folder
     check_writable()
-    (home() / FOLDER).mkdir(exist_ok=True)
+    (home() / FOLDER).mkdir(mode=0o700, exist_ok=True)
     with (
         progress.stage("Preparing onnxruntime for CPUID masking"),
         tempfile.TemporaryDirectory(dir=home() / FOLDER, prefix="new-") as work,
@@ -166,7 +168,9 @@ def _cpuid_addresses(library: Path) -> Iterator[int]:
     A search for the instruction's bytes is not enough, because these bytes also occur inside other instructions.
     """
     command = [find("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if b"cpuid" in line and (found := _INSTRUCTION.match(line)):

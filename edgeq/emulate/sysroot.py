@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 import struct
@@ -24,29 +23,13 @@ from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
 from edgeq_device.files import open_file
+from edgeq_device.programs import child_environment, find_program
 
-from edgeq.emulate.emulator import Emulator, Recipe, home
+from edgeq.emulate.emulator import Emulator, Recipe, checked, home
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
 from edgeq.util.records import plain, read_json
-
-
-def which(program: str) -> str | None:
-    """Return the path of a program on PATH; None if it is not installed.
-
-    A program in the same folder as a model must not run. So this function skips relative and empty entries of PATH. It
-    also skips the working directory, which Windows would search first.
-    """
-    path = search_path()
-    found = shutil.which(program, path=path) if path else None
-    return found if found is not None and Path(found).is_absolute() else None
-
-
-def search_path() -> str:
-    """Return PATH without relative and empty entries, which lead into the working directory."""
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(folder for folder in folders if Path(folder).is_absolute())
 
 
 def find(program: str, fix: str) -> str:
@@ -58,7 +41,7 @@ def find(program: str, fix: str) -> str:
     Raises:
         RuntimeUnavailableError: the program is not installed.
     """
-    found = which(program)
+    found = find_program(program)
     if found is None:
         raise RuntimeUnavailableError(f"{program} is not installed", fix)
     return found
@@ -76,7 +59,7 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
     done = subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, "LC_ALL": "C", **(env or {})},
+        env={**child_environment(), "LC_ALL": "C", **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -247,7 +230,9 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
     """
     command = [find("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
     taken = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+    ) as process:
         assert process.stdout is not None
         try:
             with tarfile.open(fileobj=process.stdout, mode="r|") as tar:
@@ -385,7 +370,7 @@ def place_of(emulator: Emulator) -> Path:
 
 def load_sysroot(emulator: Emulator) -> Sysroot | None:
     """Return the root file system that was set up for `emulator`; None if none was set up."""
-    lock = place_of(emulator) / LOCK
+    lock = checked(place_of(emulator), f"edgeq emulate setup {emulator.name}") / LOCK
     if not lock.is_file():
         return None
     try:
@@ -406,7 +391,7 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
     found = _sysroot(emulator, lock)
     place = place_of(emulator)
     SYSROOT.check(place)
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_marker(place, _KIND)
     _write(lock, place)
     return found
@@ -435,8 +420,9 @@ def build_sysroot(
     work = place.with_name(f"{place.name}.partial")
     SYSROOT.check(place)
     SYSROOT.check(work)
-    work.mkdir(parents=True, exist_ok=True)
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_marker(work, _KIND)
+    checked(work, f"edgeq emulate setup {emulator.name}")
     debs = work / "packages"
     debs.mkdir(parents=True, exist_ok=True)
     apt = Apt(work / "apt", emulator.architecture, sources)

@@ -28,10 +28,10 @@ from typing import IO, Annotated, Any, TypeVar
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
+from edgeq_device.programs import child_environment, find_program
 from edgeq_device.relay import Tail, printable
 from msgspec import Meta
 
-from edgeq.emulate.sysroot import which
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
 from edgeq.util.outputs import sha256
@@ -63,7 +63,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
     """Start a process. Return it together with a reader that keeps the end of its stderr."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment())
     return process, Tail(process)
 
 
@@ -160,7 +160,7 @@ class Link:
 
     def __init__(self, board: Board, sockets: Path) -> None:
         self.board = board
-        found = which("ssh")
+        found = find_program("ssh")
         if found is None:
             raise BoardError("ssh is not installed here, and edgeq needs it for boards", "Install OpenSSH's client")
         self._ssh = found
@@ -273,12 +273,20 @@ def lines_of(errors: bytes) -> list[str]:
 
 
 _CHUNK = 1 << 20
-_ABSENT, _NO_PYTHON = 94, 95
+_EXPOSED, _ABSENT, _NO_PYTHON = 93, 94, 95
 _PLACE = 'd=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/edgeq-device}; p="$d/board-$2.py"; umask 077; '
 _SEND = _PLACE + 'mkdir -p "$d" && cat >"$p.new" && mv "$p.new" "$p"'
+# Nothing in the folder may run if another user of the board could have put it there. `find` prints such places; in a
+# sticky folder, such as /tmp, others cannot rename the user's files.
+_CHECK = (
+    'o=$(find "$d/.." "$d/." "$p" "$d/venv/." "$d/venv/bin/." -prune '
+    r'\( ! -user "$(id -u)" ! -user 0 -o -perm -002 ! -perm -1000 \) -print; '
+    'find "$d/." "$p" "$d/venv/." "$d/venv/bin/." -prune -perm -020 -print) 2>/dev/null; '
+    f'test -z "$o" || exit {_EXPOSED}; '
+)
 # $3 is the user, and the interpreter follows. The private Python from `edgeq device setup` takes precedence.
 _SERVE = (
-    f'{_PLACE}w=$3; shift 3; test -f "$p" || exit {_ABSENT}; '
+    f'{_PLACE}{_CHECK}w=$3; shift 3; test -f "$p" || exit {_ABSENT}; '
     'test -x "$d/venv/bin/python" && set -- "$d/venv/bin/python"; '
     f'command -v "$1" >/dev/null || exit {_NO_PYTHON}; exec "$@" -I -B "$p" serve "$d" "$w"'
 )
@@ -461,6 +469,13 @@ def _hello(channel: Channel) -> dict[str, Any] | None:
             board = channel.link.board
             raise BoardError(
                 f"{board.name} has no {board.python[0]}", "Install Python 3.9 or newer, or name it in devices.toml"
+            ) from None
+        if code == _EXPOSED:
+            board = channel.link.board
+            place = board.folder or "edgeq-device in the user's cache"
+            raise BoardError(
+                f"{board.name}: other users can write to {place} there",
+                "Remove it, and name a folder that only you can write in devices.toml",
             ) from None
         if code != _ABSENT:
             raise

@@ -114,6 +114,8 @@ class Engine(EngineSpec):
         graph: how to see what it executes.
         cache: provider options that make it keep compiled models in a folder, which the options name as "{folder}";
             empty if it cannot keep them.
+        target_options: provider options that the file of a target may set. Others may name a library to load, and a
+            target's file may be untrusted.
         present_on: platforms on which every machine has hardware for it; for a CPU engine these are all of `platforms`.
         boards: texts that occur in board names, as device trees state them. A board whose name contains one of these
             texts has hardware for the engine.
@@ -128,6 +130,7 @@ class Engine(EngineSpec):
     cap: IsaCap = field(default_factory=IsaCap)
     graph: ExecutionGraph = field(default_factory=ExecutionGraph)
     cache: Mapping[str, Any] = field(default_factory=dict)
+    target_options: tuple[str, ...] = ()
     present_on: tuple[str, ...] = ()
     boards: tuple[str, ...] = ()
     compute_capabilities: tuple[str, ...] = ()
@@ -267,13 +270,17 @@ def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
     own.
 
     Raises:
-        HardwareError: there is no such engine.
+        HardwareError: there is no such engine, or `options` has one that a target may not set.
     """
     found = next(
         (engine for engine in load_engines().values() if engine.int8.backend == backend and engine.module), None
     )
     if found is None:
         raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
+    refused = next((name for name in options if name not in found.target_options), None)
+    if refused is not None:
+        allowed = ", ".join(found.target_options) or "none"
+        raise HardwareError(f"a target may not set {refused!r} in [device] engine_options", f"It may set: {allowed}")
     return replace(found, options={**found.options, **options})
 
 

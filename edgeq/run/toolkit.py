@@ -8,22 +8,28 @@ with a time limit. edgeq keeps the job's stdout and stderr.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
+from edgeq_device.budget import VARIABLE, lifted_seconds
 from edgeq_device.engines import this_platform as _here
+from edgeq_device.places import exposure
+from edgeq_device.programs import child_environment, ending_with_parent, find_program
 
-from edgeq.errors import EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line
+from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import is_full
-from edgeq.util.registry import user_folder
+from edgeq.util.process import endings
+from edgeq.util.registry import shipped, user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
 """Environment variable that overrides the time limit of a job, in seconds."""
@@ -31,6 +37,8 @@ _PROBE_S = 60.0
 _LAST = 300
 _POLL_S = 0.002
 _OUT, _ERRORS = "stdout", "stderr"
+_NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|[Cc]annot allocate memory")
+_LAST_TEXT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,7 @@ class Toolkit:
         version: the only release that edgeq was tested with.
         pythons: releases of Python that it supports, such as "3.11".
         platforms: platforms that it supports, such as "linux x86_64".
-        packages: packages that pip installs first, with their dependencies.
-        alone: packages that pip installs without their dependencies.
+        lock: file in `targets/` that names every package to install, with its version and its hashes, for pip.
         megabytes: disk space of the environment, in megabytes.
         terms: one sentence on the terms of use.
         variable: environment variable that names a Python that has the toolkit.
@@ -59,8 +66,7 @@ class Toolkit:
     version: str
     pythons: tuple[str, ...]
     platforms: tuple[str, ...]
-    packages: tuple[str, ...]
-    alone: tuple[str, ...]
+    lock: str
     megabytes: int
     terms: str
     variable: str
@@ -87,8 +93,13 @@ class Toolkit:
 
     def plan(self) -> str:
         """Return one sentence that describes what an installation would add to the machine."""
-        names = ", ".join((*self.packages, *self.alone))
-        return f"installs {names} into {self.folder}, about {self.megabytes} MB; {self.terms}"
+        what = f"downloads and installs {self.needs}, with the packages, versions and hashes in {self.lock_file}"
+        return f"{what}, into {self.folder}, about {self.megabytes} MB; {self.terms}"
+
+    @property
+    def lock_file(self) -> Path:
+        """Return the path of the lock file."""
+        return shipped("targets") / self.lock
 
 
 @dataclass(frozen=True)
@@ -113,11 +124,14 @@ def find_python(toolkit: Toolkit) -> Path:
     """Return the path of a Python that has the toolkit.
 
     Raises:
-        RuntimeUnavailableError: there is no such Python, or it has another release of the toolkit.
+        RuntimeUnavailableError: there is no such Python, it has another release of the toolkit, or it is in a cache
+            that others could have changed.
     """
     named = os.environ.get(toolkit.variable, "")
     place = Path(named) if named else toolkit.folder / "bin" / "python"
     fix = f"Run `edgeq toolkit {toolkit.name} --install`, or name a Python that has it in {toolkit.variable}"
+    if not named:
+        _check_cache(toolkit, toolkit.folder)
     if named and place.is_dir():
         place = place / "bin" / "python"
     if not (place.is_file() and os.access(place, os.X_OK)):
@@ -128,6 +142,15 @@ def find_python(toolkit: Toolkit) -> Path:
         has = f"has {toolkit.package} {found}" if found else f"has no {toolkit.package}"
         raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {place} {has}", fix)
     return place
+
+
+def _check_cache(toolkit: Toolkit, folder: Path) -> None:
+    if problem := exposure(folder):
+        raise RuntimeUnavailableError(
+            f"{toolkit.needs} is not run: {problem}",
+            f"Remove {toolkit.folder}, set XDG_CACHE_HOME to a folder that only you can write, and run "
+            f"`edgeq toolkit {toolkit.name} --install`",
+        )
 
 
 def state_of(toolkit: Toolkit) -> str:
@@ -143,7 +166,12 @@ def _version(python: Path, toolkit: Toolkit) -> str:
     code = f"from importlib.metadata import version; print(version({toolkit.package!r}))"
     try:
         done = subprocess.run(
-            [python, "-I", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_S
+            [python, "-I", "-c", code],
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -164,7 +192,7 @@ def find_base(toolkit: Toolkit) -> Path:
     if own in toolkit.pythons:
         return Path(sys.executable)
     for release in toolkit.pythons:
-        if found := shutil.which(f"python{release}"):
+        if found := find_program(f"python{release}"):
             return Path(found)
     wanted = " or ".join(toolkit.pythons)
     raise RuntimeUnavailableError(
@@ -173,47 +201,95 @@ def find_base(toolkit: Toolkit) -> Path:
 
 
 def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
-    """Make the environment of a toolkit with pip, and return its Python. If this fails, remove the unfinished
-    environment.
+    """Make the environment of a toolkit with pip, and return its Python. pip installs only the files whose hashes are
+    in the toolkit's lock file, and runs no code from them.
+
+    The environment gets its name when it is complete. If this fails, the unfinished environment is removed, or the next
+    installation removes it.
 
     Raises:
-        RuntimeUnavailableError: there is no suitable Python, or pip fails.
-        OutputError: the toolkit is already installed, or the disk is full.
+        RuntimeUnavailableError: there is no suitable Python, others can write to the cache, or pip fails.
+        OutputError: the folder contains something else, another process installs the toolkit, or the disk is full.
     """
     base, folder = find_base(toolkit), toolkit.folder
-    python = folder / "bin" / "python"
-    if folder.exists():
-        if python.is_file() and _version(python, toolkit) == toolkit.version:
-            return python
-        raise OutputError(f"{folder} contains something else", "Remove it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
-        raise OutputError(
-            f"{folder.parent} has less than {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
-        )
-    pip = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    steps = (
-        [str(base), "-m", "venv", str(folder)],
-        [*pip, *toolkit.packages],
-        [*pip, "--no-deps", *toolkit.alone],
-    )
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_cache(toolkit, folder if folder.exists() else folder.parent)
+    with _lock(folder.parent):
+        if folder.exists():
+            python = folder / "bin" / "python"
+            if python.is_file() and _version(python, toolkit) == toolkit.version:
+                return python
+            raise OutputError(f"{folder} contains something else", "Remove it")
+        if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
+            raise OutputError(
+                f"{folder.parent} has less than {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
+            )
+        draft = folder.with_name(f"{folder.name}.partial")
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(mode=0o700)
+            # With -I, Python does not search the working directory for `venv` and `pip`.
+            python, options = draft / "bin" / "python", ("-I", "-m", "pip", "install", "--quiet")
+            checked = ("--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", str(toolkit.lock_file))
+            with progress.stage(f"Installing {toolkit.needs}"):
+                _succeed((str(base), "-I", "-m", "venv", str(draft)), toolkit)
+                _succeed((str(python), *options, "--disable-pip-version-check", *checked), toolkit)
+            draft.rename(folder)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    return folder / "bin" / "python"
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from installing into `folder`."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with progress.stage(f"Installing {toolkit.needs}"):
-            for step in steps:
-                _succeed(step, toolkit)
-        return find_python(toolkit) if not os.environ.get(toolkit.variable) else python
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise OutputError(f"another process installs into {folder}", "Wait until it ends") from error
+    finally:
+        os.close(descriptor)
 
 
 def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = _start(command, env=child_environment(), text=True, errors="replace", **streams)
+    try:
+        _, errors = process.communicate()
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode != 0:
+        lines = [line.strip() for line in errors.splitlines() if line.strip()]
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
         reason = one_line(reason, most=_LAST)
         raise RuntimeUnavailableError(f"{toolkit.needs} cannot be installed: {reason}", "Try again")
+
+
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that ends with this one. The caller limits the time to wait for it, so the budget's limit on
+    processor time between two steps of progress does not apply to it.
+    """
+    process = None
+    try:
+        with endings.held(), lifted_seconds():
+            process = subprocess.Popen(ending_with_parent(command), env=options.pop("env"), **options)
+    except BaseException:
+        if process is not None:
+            _end(process)
+        raise
+    return process
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and wait for its end, so that it writes no more files."""
+    process.kill()
+    process.wait()
 
 
 class Job:
@@ -231,12 +307,12 @@ class Job:
     def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:
         self._toolkit, self._folder, self._limit = toolkit, folder, _limit(toolkit)
         python = find_python(toolkit)
-        kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        environment = {k: v for k, v in child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
         with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [python, "-I", script, *arguments],
+            self._process = _start(
+                (str(python), "-I", str(script), *arguments),
                 cwd=folder,
-                env={**kept, "LC_ALL": "C.UTF-8", "HOME": str(folder), "TMPDIR": str(folder)},
+                env={**environment, "LC_ALL": "C.UTF-8", "HOME": str(folder), "TMPDIR": str(folder)},
                 stdin=subprocess.PIPE,
                 stdout=stdout,
                 stderr=stderr,
@@ -273,6 +349,7 @@ class Job:
 
         Raises:
             EngineError: the script does not end in time.
+            BudgetError: the script needs more memory or processor time than a process may use here.
             OutputError: the disk is full.
         """
         assert self._process.stdin is not None
@@ -286,12 +363,20 @@ class Job:
             raise OutputError(
                 f"no space left in {self._folder.parent} for work files", "Free some space, or set TMPDIR"
             )
-        return Ran(code, _text(self._folder / _OUT), _text(self._folder / _ERRORS))
+        ran = Ran(code, _text(self._folder / _OUT), _text(self._folder / _ERRORS))
+        if code == -signal.SIGXCPU:
+            problem = f"{self._toolkit.needs} used all the processor time that a process may use here"
+            raise BudgetError(problem, "Raise the limit of the shell (ulimit -t)")
+        last = ran.errors[-_LAST_TEXT:] + ran.out[-_LAST_TEXT:]
+        if code == -signal.SIGKILL or (code != 0 and _NO_MEMORY.search(last)):
+            problem = f"{self._toolkit.needs} has not enough memory"
+            raise BudgetError(problem, f"Compile a smaller model, or set {VARIABLE} as in memory=8GiB")
+        return ran
 
     def _late(self) -> EngineError:
         return EngineError(
-            f"{self._toolkit.needs} did not end within {self._limit:g} s",
-            f"Set {SECONDS} to a longer time, or build for a CPU",
+            f"{self._toolkit.needs} reached its time limit of {self._limit:g} s",
+            f"Set {SECONDS} to more seconds, or export a simpler model",
         )
 
     def _kill(self) -> None:

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 import click
 from edgeq_device.budget import Budget, Endings, confine
+from edgeq_device.programs import child_environment
 from edgeq_device.relay import prepare_output, printable, without_passwords
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
@@ -57,6 +58,8 @@ def begin() -> Budget | None:
     # Without this setting, onnxruntime's wheels send usage data to their maker. On devices,
     # targets/runtime/edgeq_run.py sets it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # Libraries start programs too (`platform` starts uname), and may find them through PATH.
+    os.environ.update(child_environment())
     return budget
 
 
@@ -87,7 +90,11 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     """
     prepare_output()
     try:
-        yield
+        try:
+            yield
+        except BaseException:
+            endings.close()
+            raise
     except EdgeqError as error:
         _end(str(error), error.exit_code)
     except click.UsageError as error:

@@ -8,8 +8,12 @@ that zip once, compares its hash with SHA256, and imports the code from memory, 
 bundle's `__main__.py` is a copy of this file, so `python some.edgeq verify` works without unpacking the zip.
 """
 
+import _signal  # the module `signal` without its imports, which take some milliseconds
 import sys
 
+# Ctrl-C ends the program at once and without a traceback while modules load.
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 # A compiled file next to the sources would not be in the manifest, so the next check would refuse the bundle.
 sys.dont_write_bytecode = True
 # Remove the bundle's own folder from the path: a `json.py` in it would be imported before anything could refuse it.
@@ -20,9 +24,15 @@ if __name__ == "__main__" and (
 ):
     del sys.path[0]
 
+import os  # noqa: E402  # Python has already loaded it
+
+# Remove folders below the working directory, to which empty and relative entries of PYTHONPATH lead ("/opt/lib:").
+if __name__ == "__main__" and os.environ.get("PYTHONPATH") and not sys.flags.ignore_environment:
+    entries = [e for e in os.environ["PYTHONPATH"].split(os.pathsep) if not os.path.isabs(e)]  # noqa: PTH117
+    sys.path[:] = [e for e in sys.path if e not in [os.path.abspath(entry) for entry in entries]]  # noqa: PTH100
+
 import hashlib  # noqa: E402
 import io  # noqa: E402
-import os  # noqa: E402
 import stat  # noqa: E402
 import zipfile  # noqa: E402
 from importlib.machinery import SourceFileLoader  # noqa: E402

@@ -137,6 +137,232 @@ def test_a_signal_that_a_library_makes_an_error_of_ends_the_program_all_the_same
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", line)
 
 
+LOST = {
+    "__del__": """
+class Slow:
+    def __del__(self):
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+print("ready", flush=True)
+while True:
+    Slow()
+""",
+    "nested": """
+class Slow:
+    def __init__(self, inner):
+        self.inner = inner
+    def __del__(self):
+        self.inner = None
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+print("ready", flush=True)
+while True:
+    Slow(Slow(Slow(None)))
+""",
+    "callback": """
+import ctypes
+@ctypes.CFUNCTYPE(None)
+def called():
+    end = time.monotonic() + 0.05
+    while time.monotonic() < end:
+        pass
+print("ready", flush=True)
+while True:
+    called()
+""",
+    "step": """
+def work():
+    try:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+    except BaseException:
+        pass
+print("ready", flush=True)
+progress = Printer(False, True, False).progress()
+while True:
+    work()
+    with progress.stage("work"):
+        pass
+""",
+    "again": """
+print("ready", flush=True)
+while True:
+    try:
+        time.sleep(0.01)
+    except BaseException:
+        lost += 1
+        if lost == 2:
+            raise
+""",
+}
+"""Programs that lose the exception of a signal. The last one loses only the first of two."""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED), (signal.SIGHUP, TERMINAL_GONE)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_a_signal_whose_exception_is_lost_ends_the_program(lost: str, number: signal.Signals, code: int) -> None:
+    head = (
+        "import sys, time\nfrom edgeq.cli._common import Printer\n"
+        "from edgeq.util.process import ends_in_one_line, endings\nlost = 0\n"
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nendings.unwind()\n"
+        "with ends_in_one_line():\n    try:\n"
+    )
+    body = "".join(f"        {line}\n" for line in LOST[lost].splitlines())
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-c", f"{head}{body}    finally:\n        print('cleaned')\n"],
+        env=process.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=process.enable_signals,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    time.sleep(0.12)
+    running.send_signal(number)
+    if lost == "again":
+        time.sleep(0.7)
+        running.send_signal(number)
+    try:
+        out, err = running.communicate(timeout=20)
+    finally:
+        running.kill()
+    assert (running.returncode, out) == (code, "cleaned\n"), err
+    assert "Traceback" not in err
+    assert "ignored" not in err
+
+
+TWICE = """
+import os, signal, time
+from edgeq.util.process import ends_in_one_line, endings
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+endings.unwind()
+with ends_in_one_line():
+    try:
+        os.kill(os.getpid(), signal.FIRST)
+        time.sleep(10)
+    finally:
+        os.kill(os.getpid(), signal.SECOND)
+        time.sleep(0.1)
+        print("cleaned", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [("SIGINT", "SIGINT", INTERRUPTED), ("SIGTERM", "SIGTERM", TERMINATED), ("SIGHUP", "SIGTERM", TERMINAL_GONE)],
+)
+def test_a_second_signal_at_once_does_not_stop_the_cleanup(first: str, second: str, code: int) -> None:
+    """A terminal and the parent send the same signal, and a system that shuts down sends two."""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", TWICE.replace("FIRST", first).replace("SECOND", second)],
+        env=process.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=process.enable_signals,
+    )
+    assert (ended.returncode, ended.stdout) == (code, "cleaned\n"), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+def test_a_program_that_hangs_while_it_ends_can_be_terminated() -> None:
+    code = (
+        "import atexit, signal, time\nfrom edgeq.util.process import ends_in_one_line, endings\nendings.unwind()\n"
+        "def hang():\n    print('ending', flush=True)\n    while True:\n        time.sleep(0.1)\n"
+        "atexit.register(hang)\nwith ends_in_one_line():\n    raise SystemExit(3)\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], env=process.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"ending\n"
+    running.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert running.poll() is None, "one signal does not interrupt the end"
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=20)
+    assert (running.returncode, err) == (-signal.SIGTERM, b"")
+
+
+WORK = """
+import os, pathlib, signal, sys, tempfile
+from edgeq.util.process import ends_in_one_line, endings
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+endings.unwind()
+lines = 0
+def count(frame, event, argument):
+    global lines
+    if frame.f_globals.get("__name__") == "tempfile" and event == "line":
+        lines += 1
+        if lines == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGTERM)
+    return count
+sys.settrace(count)
+with ends_in_one_line():
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "file").write_text("")
+    print("complete", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+def test_a_signal_in_any_line_of_tempfile_leaves_no_folder(tmp_path: Path) -> None:
+    codes = set()
+    for line in range(1, 200, 3):
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", WORK, str(line)],
+            env=process.environment(TMPDIR=str(tmp_path)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in ended.stderr
+        assert list(tmp_path.iterdir()) == [], line
+        codes.add(ended.returncode)
+        if ended.stdout:
+            break
+    assert codes == {TERMINATED, 0}
+
+
+EARLY = """
+import builtins, signal, sys
+seen, real, loaded = [], builtins.__import__, set(sys.modules)
+def watched(name, *rest, **options):
+    seen.append((name, signal.getsignal(signal.SIGINT) is signal.SIG_DFL))
+    return real(name, *rest, **options)
+builtins.__import__ = watched
+MODULE
+print(*[name for name, handled in seen if not handled and name not in loaded])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_ctrl_c_is_handled_before_anything_is_imported() -> None:
+    """Before the handler is set, edgeq imports only modules that Python contains."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", EARLY.replace("MODULE", "from edgeq.__main__ import main")],
+        env=process.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=process.enable_signals,
+    )
+    assert set(done.stdout.split()) <= {"edgeq.__main__", "__future__"}
+
+
 HANDLERS = """
 import signal
 import edgeq.__main__

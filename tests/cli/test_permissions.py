@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeq.cli._common import Command
 from edgeq.cli._options import Output
-from edgeq.cli.run import HOSTS, PROGRAMS
+from edgeq.cli.run import HOSTS, PROGRAMS, STARTS
 from tests.cli.test_recipe import EVERY
 from tests.cli.workspace import Workspace
 
@@ -43,8 +44,16 @@ def write(workspace: Workspace, text: str) -> str:
         (f"{HEAD}task = 'detection'\ndecoder = 'evil.py:function'", "--allow-code"),
         ("[preprocess.show]\nname = 'evil.py:function'", "--allow-code"),
         (f"{HEAD}workers = 'tcp://127.0.0.1:9'", "--allow-code"),
-        ("[emulate.setup]\nsysroot = 'root'", "--allow-code"),
-        ("[device.setup]\nboard = 'ssh://me@127.0.0.1'\nwheels = 'wheels'", "--allow-hosts"),
+        ("[emulate.setup]\nsysroot = 'root'", "--allow-installs"),
+        ("[device.setup]\nboard = 'ssh://me@127.0.0.1'\nwheels = 'wheels'", "--allow-installs"),
+        ("[device.setup]\nboard = 'ssh://me@127.0.0.1'", "--allow-installs"),
+        ("[toolkit]\nname = 'rknn'\ninstall = true", "--allow-installs"),
+        ("install = true\n[toolkit]\nname = 'rknn'", "--allow-installs"),
+        ("[info.toolkit]\nname = 'rknn'\ninstall = true", "--allow-installs"),
+        ("[emulate.setup]", "--allow-installs"),
+        ("[device.emulate.setup]\nmachine = 'arm64'", "--allow-installs"),
+        ("[report]\nbundle = 'b'\nopen = true\noutput = 'r.html'", "--allow-code"),
+        ("[device.clean]\nboard = 'ssh://me@127.0.0.1'", "--allow-hosts"),
         ("[doctor]\non = 'ssh://me@127.0.0.1:9'", "--allow-hosts"),
         ("[push]\nbundle = 'b'\nreference = '127.0.0.1:9/b'", "--allow-hosts"),
         (f"{QUANTIZE}output = '../o.onnx'", "--allow-outputs"),
@@ -81,6 +90,58 @@ def test_code_runs_where_it_is_allowed(theirs: Workspace) -> None:
     assert (theirs.path / "theirs" / "RAN").exists()
 
 
+ALL = ("--allow-code", "--allow-installs", "--allow-hosts", "--force")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("[toolkit]\nname = 'rknn'\ninstall = true", ["--allow-installs"], "downloads and installs rknn-toolkit2"),
+        ("[emulate.setup]\nsysroot = 'root'", ["--allow-code", "--allow-installs"], "the emulated machine arm64"),
+        ("[device.setup]\nboard = 'pi'", ["--allow-hosts", "--allow-installs"], "installs numpy and onnxruntime on pi"),
+        ("[report]\nbundle = 'b'\nopen = true\noutput = 'r.html'", ["--allow-code"], "open = 'True' starts a program"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_shows_each_permission_and_starts_nothing(
+    theirs: Workspace, monkeypatch: pytest.MonkeyPatch, text: str, options: list[str], says: str
+) -> None:
+    cache = theirs.path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    recipe = write(theirs, text)
+    refused = theirs.run("run", recipe, "--dry-run")
+    assert says in refused.out
+    for option in ALL:
+        assert (f"pass {option} to edgeq run" in refused.out) == (option in options)
+        if option in options:  # every other permission is not enough
+            others = [other for other in ALL if other != option]
+            theirs.refused(2, "run", recipe, *others, says=f"pass {option} to edgeq run")
+    allowed = json.loads(theirs.run("run", recipe, "--dry-run", "--json", *options).out)
+    assert allowed["lacking"] == []
+    assert any(says in line for line in allowed["allowed"])
+    assert not cache.exists()
+
+
+def test_nothing_is_asked_for_a_listing(theirs: Workspace) -> None:
+    text = "[toolkit]\n[emulate.status]\n[report]\nbundle = 'b'\nopen = false\noutput = 'r.html'"
+    listed = json.loads(theirs.run("run", write(theirs, text), "--dry-run", "--json").out)
+    assert (listed["lacking"], listed["allowed"]) == ([], [])
+
+
+def test_every_command_that_installs_asks() -> None:
+    asking = set()
+    for names, command in EVERY:
+        assert isinstance(command, Command)
+        given = {parameter.name: parameter.default for parameter in command.params}
+        given |= {"wanted": True, "name": "rknn", "board": "pi", "machine": "arm64"}
+        options = {option for parameter in command.params for option in parameter.opts}
+        if command.installs(given):
+            asking.add(names)
+        else:
+            assert names[-1] != "setup", names
+            assert "--install" not in options, names
+    assert {names[-2:] for names in asking} >= {("emulate", "setup"), ("device", "setup"), ("info", "toolkit")}
+
+
 def test_force_is_typed(theirs: Workspace) -> None:
     recipe = write(theirs, f"{QUANTIZE}output = 'o.onnx'")
     assert theirs.run("run", recipe).code == 0
@@ -111,7 +172,7 @@ def test_every_output_is_known_as_one() -> None:
 
 def test_the_names_are_those_of_parameters() -> None:
     known = {parameter.name for _, command in EVERY for parameter in command.params}
-    assert known >= PROGRAMS | HOSTS
+    assert known >= PROGRAMS | STARTS | HOSTS
 
 
 def test_a_printed_recipe_holds_no_control_characters(workspace: Workspace) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,13 +15,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from edgeq_device.direct_wasm import package_problem
+from edgeq_device.errors import DeviceError
+from edgeq_device.node import node_for
+from edgeq_device.programs import child_environment, find_program
 from edgeq_device.serve import import_path, python_command
 
+from edgeq.backends.base import toolkits
+from edgeq.backends.litert.ethosu import find_vela
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import COMMANDS, group
-from edgeq.emulate.sysroot import which
+from edgeq.emulate.emulator import load_emulators
+from edgeq.emulate.machine import find_qemu
 from edgeq.errors import EdgeqError
+from edgeq.remote.devices import one_board
+from edgeq.remote.link import Link
+from edgeq.run import toolkit
+from edgeq.run.engines import load_engines
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli.process import REPOSITORY
 from tests.cli.workspace import fill
@@ -81,6 +94,7 @@ DOCUMENTED = {0, *(kind.exit_code for kind in (EdgeqError, *EdgeqError.__subclas
 
 def plant(folder: Path, names: tuple[str, ...] = NAMES) -> None:
     """Write modules and packages that leave a mark and end the process when they are imported."""
+    folder.mkdir(exist_ok=True)
     for name in names:
         code = f"open({str(folder / 'IMPORTED')!r}, 'a').write({name!r} + chr(10))\nraise SystemExit({name!r})\n"
         place = folder / name / "__init__.py" if name in ("edgeq_device", "numpy") else folder / f"{name}.py"
@@ -119,7 +133,7 @@ def program(folder: Path) -> Path:
     `python -P` would not test the same: children of multiprocessing inherit it and then need no protection by edgeq.
     """
     made = folder / "bin" / "edgeq"
-    made.parent.mkdir(exist_ok=True)
+    made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text("import sys\nfrom edgeq.__main__ import main\nsys.exit(main())\n")
     return made
 
@@ -320,15 +334,126 @@ def test_a_child_can_do_what_its_parent_can(monkeypatch: pytest.MonkeyPatch, tmp
     assert imported(tmp_path) == []
 
 
+@pytest.mark.parametrize("path", [":", "{runner}:", ".:{runner}", "lib:{runner}:"])
+def test_entries_of_pythonpath_do_not_lead_into_the_working_directory(path: str, place: Path) -> None:
+    """`PYTHONPATH=/opt/lib:$PYTHONPATH` ends with an empty entry, which Python reads as the working directory."""
+    plant(place)
+    plant(place / "lib")
+    site = f"{REPOSITORY}:{RUNNER}"
+    for words, value in (
+        ([program(place), "inspect", "net.onnx"], path.format(runner=site) if "runner" in path else f"{site}:"),
+        (["bundle/edgeq_run.py", "info"], path.format(runner=RUNNER)),
+    ):
+        env = {**environment(), "PYTHONPATH": value}
+        done = subprocess.run(
+            [sys.executable, *map(str, words)], cwd=place, env=env, capture_output=True, text=True, check=False
+        )
+        assert imported(place) == []
+        assert done.returncode == 0, done.stderr
+
+
+PROGRAMS = (
+    "as", "apt-cache", "apt-get", "cc", "collect2", "dpkg-deb", "gcc", "ifconfig", "ip", "ld", "ldconfig", "node",
+    "nvidia-smi", "objdump", "open", "python3.10", "python3.11", "python3.99", "qemu-aarch64", "qemu-aarch64-static",
+    "qemu-x86_64", "sh", "ssh", "sysctl", "tar", "uname", "vela", "xdg-open",
+)  # fmt: skip
+
+
+def plant_programs(folder: Path) -> None:
+    """Write programs that leave a mark and fail."""
+    folder.mkdir(exist_ok=True)
+    for name in PROGRAMS:
+        place = folder / name
+        place.write_text(f"#!/bin/sh\necho {name} >>{shlex.quote(str(folder / 'IMPORTED'))}\nexit 1\n")
+        place.chmod(0o755)
+
+
+STARTING = [
+    ("toolkit",),
+    ("doctor",),
+    ("detect",),
+    ("emulate", "status"),
+    ("emulate", "setup"),
+    ("bench", "net.onnx", *BENCH, "--engine", "wasm"),
+    ("report", "bundle", "--open"),
+    ("detect", "--on", "ssh://127.0.0.1:1"),
+    ("audit", "net.onnx", *DATA, "-t", "cascade-lake"),
+    ("quantize", "net.onnx", *DATA, "-t", "ethos-u55-128", "--no-timing", "-o", "int8.tflite"),
+]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="programs are files with a mode")
-def test_programs_of_the_working_directory_are_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    for folder in (tmp_path, tmp_path / "bin"):
-        (folder / "cc").write_text("#!/bin/sh\n")
-        (folder / "cc").chmod(0o755)
+@pytest.mark.parametrize("words", STARTING, ids=[" ".join(words[:2]) for words in STARTING])
+def test_commands_start_no_program_of_the_working_directory(words: tuple[str, ...], place: Path) -> None:
+    plant_programs(place)
+    plant_programs(place / "bin")
+    # Without its programs, the setup must end before it downloads anything.
+    folders = os.environ["PATH"] if words[-1] != "setup" else "/nowhere"
+    cache = place / "cache"
+    cache.mkdir(mode=0o700)
+    env = {
+        **environment(REPOSITORY, RUNNER),
+        "PATH": f".:bin::{folders}:./bin:",
+        "XDG_CACHE_HOME": str(cache),
+        "LD_LIBRARY_PATH": "::.",
+    }
+    done = subprocess.run(
+        [sys.executable, str(program(place / "cache")), *words],
+        cwd=place,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert imported(place) == [], done.stderr
+    assert done.returncode in DOCUMENTED - {1, 2}, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="programs are files with a mode")
+def test_only_regular_files_in_absolute_folders_are_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plant_programs(tmp_path)
+    plant_programs(tmp_path / "bin")
     monkeypatch.chdir(tmp_path)
-    for path in ("", ".", ":", "bin"):
+    for path in ("", ".", ":", "bin", "./bin", "../" + tmp_path.name):
         monkeypatch.setenv("PATH", path)
-        assert which("cc") is None
+        assert find_program("cc") is None
+        assert find_program("cc", "bin") is None
+        assert find_program("cc", tmp_path / "bin") == str(tmp_path / "bin" / "cc")
+        assert child_environment()["PATH"] == os.defpath
     monkeypatch.setenv("PATH", f".:bin::{tmp_path / 'bin'}")
-    assert which("cc") == str(tmp_path / "bin" / "cc")
+    assert find_program("cc") == str(tmp_path / "bin" / "cc")
+    assert child_environment({"PATH": ":/a:b", "LD_LIBRARY_PATH": "/l:"}) == {"PATH": "/a", "LD_LIBRARY_PATH": "/l"}
+    for name in ("pipe", "folder", "text"):
+        (tmp_path / "bin" / "folder").mkdir(exist_ok=True)
+        (tmp_path / "bin" / "text").write_text("not executable")
+        if name == "pipe":
+            os.mkfifo(tmp_path / "bin" / "pipe", 0o755)
+        assert find_program(name) is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="programs are files with a mode")
+def test_each_search_for_a_program_skips_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plant_programs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f".::{tmp_path.name}")
+    monkeypatch.setattr(toolkit, "_here", lambda: "linux x86_64")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
+    kit = dataclasses.replace(next(iter(toolkits().values())), pythons=("3.99",))
+    assert "node, which is not on PATH" in package_problem(load_engines()["wasm"])
+    searches = {
+        "vela": find_vela,
+        "python3.99": lambda: toolkit.find_base(kit),
+        "ssh": lambda: Link(one_board("ssh://pi"), tmp_path),
+        "node": lambda: node_for(tmp_path),
+    }
+    for search in searches.values():
+        with pytest.raises((EdgeqError, DeviceError), match=r"is not installed|needs Python 3|is not on PATH"):
+            search()
+    assert find_qemu(load_emulators()["arm64"]) is None
+    monkeypatch.setenv("PATH", f".:{tmp_path}")
+    assert find_vela() == str(tmp_path / "vela")
+    assert toolkit.find_base(kit) == tmp_path / "python3.99"
+    assert imported(tmp_path) == []

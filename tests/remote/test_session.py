@@ -196,3 +196,29 @@ def test_names_that_lead_out_of_its_folder_are_refused_there(board: FakeBoard, p
 
 def test_session_type() -> None:
     assert BoardSession.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(".", 0o777), (".", 0o770), ("..", 0o777), ("venv", 0o777), ("venv/bin", 0o775), ("board", 0o666)],
+)
+def test_nothing_runs_from_a_folder_that_others_of_the_board_can_write(board: FakeBoard, name: str, mode: int) -> None:
+    with opened(board):
+        pass
+    (board.cache / "venv" / "bin").mkdir(mode=0o755, parents=True)
+    mark = board.path / "ran"
+    python = board.cache / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho >>{mark}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with opened(board):
+        assert mark.exists()
+    mark.unlink()
+    place = next(board.cache.glob("board-*.py")) if name == "board" else board.cache / name
+    before = place.stat().st_mode
+    place.chmod(mode)
+    with pytest.raises(BoardError, match=r"pi: other users can write to edgeq-device in the user's cache there"):
+        opened(board).__enter__()
+    assert not mark.exists()
+    place.chmod(before)
+    with opened(board):
+        assert mark.exists()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -20,8 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
+from edgeq_device.budget import lifted_seconds
 from edgeq_device.files import open_file
 from edgeq_device.places import scratch_folder
+from edgeq_device.programs import child_environment, find_program
 from msgspec import Meta
 
 from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError, one_line
@@ -166,8 +167,7 @@ def find_vela() -> str:
     Raises:
         RuntimeUnavailableError: vela is in neither of them.
     """
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which(PROGRAM, path=path)
+    found = find_program(PROGRAM, Path(sys.executable).parent)
     if found is None:
         raise RuntimeUnavailableError("vela, which compiles for Ethos-U, is not installed", _INSTALL)
     return found
@@ -187,9 +187,17 @@ def version() -> str:
 
 def _run(command: list[str], folder: Path, seconds: float) -> str:
     """Run `command` and return its output."""
-    streams = {"stdin": subprocess.DEVNULL, "capture_output": True}
     try:
-        done = subprocess.run(command, cwd=folder, timeout=seconds, check=False, **streams)  # type: ignore[call-overload]
+        with lifted_seconds():
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+            )
     except OSError as error:
         raise RuntimeUnavailableError(f"vela cannot be started ({error.strerror})", _INSTALL) from error
     except subprocess.TimeoutExpired as error:

@@ -16,6 +16,7 @@ import signal
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple
 
 from edgeq_device.errors import BudgetError, UsageError
@@ -28,6 +29,7 @@ _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
 _LIBRARY = 1
 """Exit code with which a library ends the process, for example if it has too little memory."""
+_UNWINDING_S = 0.5
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -192,36 +194,67 @@ def lift_seconds() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 
+@contextmanager
+def lifted_seconds() -> Iterator[None]:
+    """Start child processes without the limit on processor time. The caller limits how long it waits for them."""
+    if not hasattr(os, "fork"):
+        yield
+        return
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_CPU)
+    lift_seconds()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, limits)
+
+
 class Endings:
     """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
-    `number` is the signal that arrived, or 0. It is kept because a library may raise its own error in place of the
-    exception from a handler, as an import does. With the number, the program can still end as the signal demands.
+    `number` is the signal that arrived, or 0. It is kept because the exception from a handler may not arrive. A library
+    may raise its own error in its place, as an import does. Python discards it in `__del__` and in the callbacks of C
+    code. So the signal is raised again after it was discarded, at the next `step`, and whenever another one arrives.
     """
 
     number = 0
 
-    def interrupt(self, number: int, frame: Any) -> NoReturn:
-        """Raise KeyboardInterrupt once, and ignore the signal from then on. The signal arrives twice if a terminal
-        interrupts both processes, because the parent forwards its own signal to the child.
-        """
-        del frame
-        self.number = number
-        signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self._unwinding_until = 0.0
+        self._closing = self._holding = False
+        self._report = sys.unraisablehook
 
-    def terminate(self, number: int, frame: Any) -> NoReturn:
-        """End with the exit code that shells use for the signal.
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Raise KeyboardInterrupt."""
+        self._arrived(number, frame)
 
-        Several signals may arrive, for example when a terminal is closed. All but the first are ignored, so they do not
-        interrupt the unwinding.
+    def terminate(self, number: int, frame: Any) -> None:
+        """End with the exit code that shells use for the signal."""
+        self._arrived(number, frame)
+
+    def step(self) -> None:
+        """Raise the exception of the signal that arrived, if one did. Call this between two steps of the work."""
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.number:
+            sys.exit(128 + self.number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Delay signals until the end of the block, so that the result of a call, such as a started process, is not
+        lost. The call must be short.
         """
-        del frame
-        self.number = number
-        for name in _TERMINATES:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
-        sys.exit(128 + number)
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        self.step()
+
+    def close(self) -> None:
+        """Let the program end. One more signal does not interrupt its last steps, and a second one ends the process."""
+        self._closing = True
 
     def unwind(self) -> None:
         """From now on, unwind the stack at Ctrl-C, at SIGTERM, or when the terminal is closed. Skip signals that this
@@ -233,6 +266,59 @@ class Endings:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self.terminate)
+        if sys.unraisablehook != self._discarded:
+            self._report, sys.unraisablehook = sys.unraisablehook, self._discarded
+
+    def _arrived(self, number: int, frame: Any) -> None:
+        if self._closing:
+            signal.signal(number, signal.SIG_DFL)
+            return
+        if self._holding:
+            self.number = number
+            return
+        # A terminal sends a signal to both processes, and the parent forwards its own to the child. A system that shuts
+        # down sends SIGTERM and SIGHUP. The later ones must not interrupt the unwinding that the first one started.
+        if monotonic() < self._unwinding_until:
+            return
+        self.number, self._unwinding_until = number, monotonic() + _UNWINDING_S
+        caller = _caller_of_tempfile(frame)
+        if caller is not None:
+            self._raise_in(caller)
+        else:
+            self.step()
+
+    def _discarded(self, unraisable: Any) -> None:
+        """Raise the exception of the signal again if Python has discarded it. Report any other exception as before."""
+        if not self.number or not isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
+            self._report(unraisable)
+        elif not self._closing:
+            # Raise it at the next line of the function that was running when Python discarded it. If that is another
+            # `__del__`, Python discards it once more, and the next function outwards follows.
+            self._raise_in(sys._getframe().f_back)
+
+    def _raise_in(self, frame: Any) -> None:
+        """Raise the exception of the signal at the next line of the function that runs in `frame`."""
+        if frame is not None:
+            frame.f_trace = self._again
+            sys.settrace(lambda *event: None)
+
+    def _again(self, frame: Any, event: str, argument: Any) -> None:
+        del event, argument
+        frame.f_trace = None
+        sys.settrace(None)
+        self.step()
+
+
+def _caller_of_tempfile(frame: Any) -> Any:
+    """Return the frame that called a function of `tempfile`, or None if none of them runs. If a signal interrupted such
+    a function, a new file or folder would stay, because its owner would not know its name.
+    """
+    caller = None
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "tempfile":
+            caller = frame.f_back
+        frame = frame.f_back
+    return caller
 
 
 def _lower(kind: int, limit: int) -> None:

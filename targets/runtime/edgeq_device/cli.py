@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence
 from edgeq_device.budget import Endings, confine, lift_seconds
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError, UsageError
 from edgeq_device.package import Bundle, open_bundle
+from edgeq_device.programs import child_environment
 from edgeq_device.relay import json_text, prepare_output, printable, without_passwords
 from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
@@ -33,7 +34,13 @@ def program(root: Path) -> int:
     except DeviceError as error:
         return _failed(error)
     _endings.unwind()
-    return main(root=root)
+    os.environ.update(child_environment())  # for programs that libraries start
+    try:
+        return main(root=root)
+    except KeyboardInterrupt:
+        return _interrupted()
+    finally:
+        _endings.close()
 
 
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
@@ -53,8 +60,6 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
         return _failed(BudgetError("memory ran out", "EDGEQ_BUDGET sets the limit; give smaller inputs"))
     except BrokenPipeError:
         return READER_GONE
-    except KeyboardInterrupt:
-        return _interrupted()
 
 
 def _interrupted() -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.onnxfile import read_onnx
 from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table
+from edgeq_device.programs import find_program
 
 FOLDER = "EDGEQ_NODE_MODULES"
 """Environment variable that names the package's node_modules folder. By default, it is the folder into which the
@@ -63,7 +63,7 @@ def package_problem(engine: EngineSpec) -> str:
     here.
     """
     version, wanted = package_version(engine), pins()["version"]
-    if shutil.which("node") is None:
+    if find_program("node") is None:
         return f"{engine.name} runs in node, which is not on PATH: install node 20 or newer first"
     if version and version != wanted:
         return f"{engine.packages[0]} {version} is not {wanted}, the version whose files are known"

@@ -150,10 +150,10 @@ def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int]
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """Return the processor's name from /proc/cpuinfo, else from Python's `platform`."""
+    """Return the processor's name from /proc/cpuinfo or from Windows, or else the name of its architecture."""
     info = read_text(root / "proc/cpuinfo") or ""
     match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
-    return match.group(1).strip() if match else platform.processor() or platform.machine()
+    return match.group(1).strip() if match else os.environ.get("PROCESSOR_IDENTIFIER") or platform.machine()
 
 
 def parse_cores(text: str) -> Tuple[int, ...]:

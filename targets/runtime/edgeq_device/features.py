@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from edgeq_device.places import own_table
+from edgeq_device.programs import child_environment
 
 ROOT = Path("/")
 
@@ -214,7 +215,7 @@ def gather() -> Evidence:
         machine,
         cpuinfo=read_bytes(Path("/proc/cpuinfo")).decode("utf-8", "replace") if system == "Linux" else "",
         auxv=read_bytes(Path("/proc/self/auxv")) if system == "Linux" else b"",
-        sysctl=subprocess.run(_SYSCTL, capture_output=True, text=True, check=False).stdout
+        sysctl=subprocess.run(_SYSCTL, env=child_environment(), capture_output=True, text=True, check=False).stdout
         if system == "Darwin"
         else "",
         windows=_query_windows() if system == "Windows" else (),

@@ -14,6 +14,7 @@ from edgeq_device.arrays import random_feeds
 from edgeq_device.environment import read_memory
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.features import ROOT
+from edgeq_device.programs import child_environment
 from edgeq_device.serve import python_command, requested_engine, requested_variant
 from edgeq_device.sessions import onnxruntime, open_unchecked
 
@@ -54,6 +55,7 @@ def measure_memory(
     try:
         child = subprocess.run(
             python_command(f"{__package__}.memory"),
+            env=child_environment(),
             input=json.dumps(order),
             capture_output=True,
             text=True,

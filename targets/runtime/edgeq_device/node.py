@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import pkgutil
-import shutil
 from functools import lru_cache
 from pathlib import Path
 
 from edgeq_device.direct_wasm import pins
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.places import temporary_folder
+from edgeq_device.programs import child_environment, find_program
 from edgeq_device.serve import Guest
 
 _SCRIPTS = ("edgeq.mjs", "wasm_guest.mjs")
@@ -38,7 +37,7 @@ def node_for(package: Path) -> Node:
 
 @lru_cache(maxsize=1)
 def _started(package: Path) -> Node:
-    program = shutil.which("node")
+    program = find_program("node")
     if program is None:
         raise RuntimeUnavailableError("node is not on PATH", "Install node 20 or newer")
     folder, _ = temporary_folder("edgeq-node-", "node cannot be started")
@@ -46,7 +45,7 @@ def _started(package: Path) -> Node:
         (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
     files = json.dumps(pins()["runtimes"][_RUNTIME])
     # Files that node writes are removed with this folder, however node ends.
-    environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
+    environment = {**child_environment(), **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
     guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], environment, "node", request_s=_ANSWER_S)
     atexit.register(guest.end)
     return guest

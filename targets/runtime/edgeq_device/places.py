@@ -256,24 +256,72 @@ def private_cache(program: str, *names: str) -> Path:
     place = Path(base)
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(place, place.stat(), 0 if place.stat().st_mode & stat.S_ISVTX else stat.S_IWOTH)
         for name in (program, *names):
             place = place / name
             place.mkdir(mode=0o700, exist_ok=True)
-            _check_private(place, place.lstat(), stat.S_IWOTH | (stat.S_IWGRP if place.name != program else 0))
+            if not stat.S_ISDIR(place.lstat().st_mode):
+                raise OutputError(f"{place} is a link or a file", "Move it")
     except OSError as error:
         raise OutputError(f"{place} cannot be made ({error.strerror})", _SET_CACHE) from error
+    if problem := exposure(place):
+        raise OutputError(problem, _SET_CACHE)
     if not os.access(place, os.W_OK):
         raise OutputError(f"{place} cannot be written", _SET_CACHE)
     return place
 
 
-def _check_private(place: Path, found: os.stat_result, refused: int) -> None:
-    """Refuse a path that is not a folder, that belongs to another user, or whose mode has any bit of `refused`."""
-    if not stat.S_ISDIR(found.st_mode):
-        raise OutputError(f"{place} is a link or a file", "Move it")
-    if hasattr(os, "geteuid") and (found.st_mode & refused or found.st_uid not in (os.geteuid(), 0)):
-        raise OutputError(f"{place} can be written by others", _SET_CACHE)
+def exposure(place: Path) -> str:
+    """Return how another user could have changed or replaced the file or folder `place` or anything in it. Return "" if
+    only this user and root can, if `place` does not exist, or on a system without such modes (Windows).
+
+    Check this before you run or load a file from a cache. Links in `place` do not count: the files that they lead to
+    are outside the cache.
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    real = Path(os.path.realpath(place))
+    trusted, group = (os.geteuid(), 0), _private_group()
+
+    def is_open(found: os.stat_result) -> bool:
+        writable = found.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != group else 0))
+        return found.st_uid not in trusted or bool(writable and not stat.S_ISLNK(found.st_mode))
+
+    def walk(path: str, found: os.stat_result) -> Iterator[str]:
+        if is_open(found):
+            yield path
+        # Nobody else can reach the content of a folder that only its owner can enter.
+        elif stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    yield from walk(entry.path, entry.stat(follow_symlinks=False))
+
+    try:
+        for folder in real.parents:
+            found = folder.stat()
+            # In a sticky folder, such as /tmp, others cannot rename or remove the user's files.
+            if is_open(found) and not (found.st_mode & stat.S_ISVTX and found.st_uid in trusted):
+                return f"{folder} can be changed by others"
+        path = next(walk(str(real), real.lstat()), None)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{error.filename} cannot be checked ({error.strerror})"
+    return "" if path is None else f"{path} can be changed by others"
+
+
+def _private_group() -> int:
+    """Return the group that only this user is in, as most Linux systems make it for each user; -1 if there is none."""
+    import grp
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        group = grp.getgrgid(user.pw_gid)
+    except KeyError:  # a user without an entry, as in containers
+        return -1
+    # Containers put any user into root's group, without an entry.
+    private = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name} and user.pw_uid != 0
+    return group.gr_gid if private else -1
 
 
 @contextmanager

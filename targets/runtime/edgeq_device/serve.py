@@ -26,12 +26,13 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from edgeq_device.arrays import one_array, read_frame, write_frame
-from edgeq_device.budget import lift_seconds
+from edgeq_device.budget import lift_seconds, lifted_seconds
 from edgeq_device.engines import FLOAT, EngineSpec, plugin_of, read_engine
 from edgeq_device.environment import Watch
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.latency import Burst, Bursts, burst, quiet_collector
 from edgeq_device.places import temporary_folder
+from edgeq_device.programs import child_environment
 from edgeq_device.relay import Tail
 from edgeq_device.scenarios import query_runner
 from edgeq_device.select import precision_of
@@ -140,7 +141,10 @@ class Guest:
         self._late = False
         pipe = subprocess.PIPE
         try:
-            self._process = subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment))
+            with lifted_seconds():  # each answer has its own limit
+                self._process = subprocess.Popen(
+                    list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(environment)
+                )
         except OSError as error:
             raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
         self._errors = Tail(self._process)

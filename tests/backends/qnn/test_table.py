@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgeq.backends.qnn.backend import dialect
+from edgeq.errors import HardwareError
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines
@@ -49,3 +50,10 @@ def test_every_case_has_its_lines_and_every_operator_its_rule(monkeypatch: pytes
     assert {row.operator for row in dialect()} == {operator for operator, *_ in cases}
     assert {operator for operator, *_ in cases} <= int8_rules("qnn").keys()
     assert all(row["taken_by"] or row["problem"] for row in TABLE)
+
+
+@pytest.mark.parametrize("name", ["backend_path", "qnn_saver_path", "profiling_file_path"])
+def test_a_target_cannot_name_a_library_to_load(name: str) -> None:
+    """The provider loads the library that some options name, and the file of a target may be untrusted."""
+    with pytest.raises(HardwareError, match=f"a target may not set '{name}' in .* It may set: htp_arch, soc_model"):
+        engine_for("qnn", {"htp_arch": "75", name: "./libevil.so"})
