@@ -243,7 +243,9 @@ class AxisSums:
         return found
 
     def centred_db(self, part: slice = slice(None)) -> float | None:
-        """Return the SQNR of some indices around their means, or None if they do not vary or have too few values."""
+        """Return the SQNR of some indices around their means. Return None if they do not vary, have too few values, or
+        have no noise.
+        """
         signal, noise, _, sums = (total[part] for total in self._totals())
         count = self.count[part]
         if not self.columns or not self._many:
@@ -251,8 +253,8 @@ class AxisSums:
             signal, noise, sums, count = (np.array([array.sum()]) for array in (signal, noise, sums, count))
         if count.min(initial=_LEAST_VALUES) < _LEAST_VALUES:
             return None
-        varied = float(np.sum(_variation(signal, sums, count)))
-        return decibels(varied, float(noise.sum())) if varied > 0 else None
+        varied, noise_power = float(np.sum(_variation(signal, sums, count))), float(noise.sum())
+        return decibels(varied, noise_power) if varied > 0 and noise_power > 0 else None
 
     def lost(self) -> tuple[int, int]:
         """Return the number of columns that vary in the reference and are constant in the candidate, and the number of
@@ -574,7 +576,7 @@ class OutputComparison:
         # The integers are exact, so that subtracting the mean loses nothing.
         squares = self.signal * self.elements * _UNIT - self.sum**2
         varied = squares / (self.elements * _UNIT**2) if squares > 0 else 0.0
-        if varied <= _ROUNDED * (self.signal / _UNIT):
+        if not self.noise or varied <= _ROUNDED * (self.signal / _UNIT):
             return None
         whole = decibels(varied, self.noise / _UNIT)
         columns = self.slices.centred_db() if self.slices is not None else None
