@@ -505,6 +505,37 @@ def thousands_of_slices(root: Path) -> None:
     seal(root)
 
 
+@attack("names an output that the self-test does not have")
+def basis_of_no_output(root: Path) -> None:
+    change_info(root, lambda i: i.update(selftest_basis={"limits": {"z": 1.0}}))
+    seal(root)
+
+
+@attack("the limit of 'y' is not a number of 0 or more")
+def basis_of_a_negative_limit(root: Path) -> None:
+    change_info(root, lambda i: i.update(selftest_basis={"limits": {"y": -1.0}}))
+    seal(root)
+
+
+@attack("the place of 'y' is not an axis")
+def basis_of_an_axis_that_is_true(root: Path) -> None:
+    change_info(root, lambda i: i.update(selftest_basis={"ranked": {"y": {"place": True, "origin": "TopK"}}}))
+    seal(root)
+
+
+@attack("positions have no mask")
+def basis_without_a_mask(root: Path) -> None:
+    axes = {"y": {"place": 1, "origin": "mask"}}
+    change_info(root, lambda i: i.update(selftest_basis={"padding": {"masks": {}, "axes": axes}}))
+    seal(root)
+
+
+@attack("masks are not true or false")
+def basis_of_a_mask_of_numbers(root: Path) -> None:
+    change_info(root, lambda i: i.update(selftest_basis={"padding": {"masks": {"mask": 1}, "axes": {}}}))
+    seal(root)
+
+
 @attack("the tolerance of a slice is not a number of 0 or more")
 def slice_of_negative_tolerance(root: Path) -> None:
     part = {"axis": 1, "first": 0, "last": 1, "tolerance": -0.5}
