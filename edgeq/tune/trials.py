@@ -413,12 +413,16 @@ def speed_of(trial: Trial, goal: Goal) -> int:
     estimate, else `MISSED`. If speed is not the objective, equal speed is enough.
 
     An interval or a spread that merely reaches beyond float32's speed counts for nothing, however uncertain it is:
-    otherwise the least certain figure would win over the settled ones.
+    otherwise the least certain figure would win over the settled ones. An estimate counts for nothing either if another
+    engine runs the trial than float32: next to other work, engines wait for cores in different ways, and one busy loop
+    made a form seem 1.6 times as fast that is half as fast.
     """
     least = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
     claim = trial.timing.speedup if trial.timing else None
     known = claim and (claim.interval or claim.estimated)
     if not claim or not known or known[1] <= least:
+        return MISSED
+    if claim.interval is None and trial.candidate.engine is not None:
         return MISSED
     return MET if claim.interval is not None else DOUBTFUL
 

@@ -10,11 +10,12 @@ import pytest
 from edgeq_device.claim import Claim
 
 from edgeq.report.tuning_record import Timing
+from edgeq.run.engines import as_engine
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.search import search
 from edgeq.tune.space import Candidate
-from edgeq.tune.trials import Outcome, Race, Runner, against_float
+from edgeq.tune.trials import DOUBTFUL, MISSED, Outcome, Race, Runner, against_float, speed_of
 from edgeq.tune.verdict import doubts, met, verdict
 from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import candidates
@@ -51,6 +52,13 @@ def test_on_a_busy_machine_the_fastest_by_its_estimate_is_chosen_and_its_speed_c
     assert [line.partition(":")[0] for line in doubts(outcome, Goal())] == ["speed unproven"]
     assert sum(BUSY in line for line in verdict(outcome, Goal())) == 1
     assert not any(BUSY in trial.reason for trial in outcome.trials)
+
+
+def test_an_estimate_does_not_compare_two_engines() -> None:
+    """Next to other work, engines wait for cores in different ways, so only a settled interval counts."""
+    (trial, *_) = found(Estimating({"a": Fact(speed=2)}), "a").trials
+    there = replace(trial, candidate=replace(trial.candidate, engine=as_engine("openvino")))
+    assert (speed_of(trial, Goal()), speed_of(there, Goal())) == (DOUBTFUL, MISSED)
 
 
 def test_without_an_estimate_something_is_chosen_but_the_goal_is_not_met() -> None:
