@@ -81,6 +81,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
     for graph in iter_graphs(model.graph):
         sort_nodes(graph, path)
         _free_sizes(graph)
+        _refuse_references(graph, path)
     check_functions(model, path)
     check_valid(model, path)
     settle_constants(model, path)
@@ -91,6 +92,18 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
             if is_external(tensor):
                 _read_in(tensor, path)
     return model
+
+
+def _refuse_references(graph: onnx.GraphProto, path: Path) -> None:
+    """Refuse an attribute that refers to an attribute of a function although no function contains its node."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                name = node.name or next(iter(node.output), "")
+                raise ModelError(
+                    f"{path}: attribute {attribute.name!r} of node {name!r} refers to a function that is not there",
+                    "Export the model again",
+                )
 
 
 def read_model(path: Path) -> ir.Model:

@@ -291,7 +291,10 @@ def _add(
     only if it is a symbol in `symbols`, or a number and `numbers` is True.
     """
     for info in described:
-        value = ir.serde.deserialize_value_info_proto(info, None)
+        try:
+            value = ir.serde.deserialize_value_info_proto(info, None)
+        except ir.serde.SerdeError:  # a type that onnx_ir cannot represent, such as an opaque one, says nothing here
+            continue
         before = known.setdefault(info.name, value)
         before.type = before.type or value.type
         if value.shape is None:

@@ -32,6 +32,7 @@ from edgeq.model.load import (
 from edgeq.model.prepare import prepare_model
 from edgeq.model.sessions import open_in_memory
 from edgeq.scheme import Scheme
+from tests.graphs import proto
 
 from .build import model, node, rand, run, small_cnn, write
 
@@ -515,3 +516,13 @@ class TestSave:
 )
 def test_quantized_models_are_recognised(op_type: str, expected: bool) -> None:
     assert is_quantized(from_proto(model([node(op_type, ["x"], ["y"])], {"x": [1]}))) is expected
+
+
+def test_an_attribute_that_refers_to_no_function_is_refused_in_one_line(tmp_path: Path) -> None:
+    made = proto("g (float[2] x) => (float[2] y) { c = Constant <value = float[2] {1, 2}> () y = Add (x, c) }")
+    made.graph.node[0].attribute[0].ClearField("t")
+    made.graph.node[0].attribute[0].ref_attr_name = "outer"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(made.SerializeToString())
+    with pytest.raises(ModelError):
+        prepare_model(path, tmp_path / "work")

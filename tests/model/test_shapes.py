@@ -197,3 +197,13 @@ def skeletal(claimed: onnx.ModelProto) -> ir.Model:
     plain.CopyFrom(claimed)
     del plain.graph.value_info[:]
     return from_proto(plain)
+
+
+def test_a_type_that_cannot_be_represented_says_nothing() -> None:
+    body = "g (float[2] x) => (float[2] y) { y = Relu (x) }"
+    made = proto(body)
+    described = made.graph.value_info.add(name="opaque")
+    described.type.sequence_type.elem_type.opaque_type.SetInParent()
+    known, _ = infer_shapes(model(body), bare=made)
+    assert "opaque" not in known
+    assert known["y"].shape == [2]
