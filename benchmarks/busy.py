@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from contenders import edgeq_json
-from edgeq_device.claim import ESTIMATE_ALLOWANCE, Claim, claim, ratio
-from edgeq_device.latency import Distribution, WarmUp, measure_interleaved, percentile, warm_up_all
+from edgeq_device.measure.claim import ESTIMATE_ALLOWANCE, Claim, claim, ratio
+from edgeq_device.measure.latency import Distribution, WarmUp, measure_interleaved, percentile, warm_up_all
 from models import resnet50_shaped
 from tasks import required_data
 from tune_cases import Case, cases

@@ -27,10 +27,10 @@ import numpy as np
 import onnxruntime
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
-from edgeq.calibrate.collect import MOST_AT_ONCE, collect
-from edgeq.calibrate.observer import InstrumentedModel
-from edgeq.calibrate.ranges import derive_ranges, plan, quantizable_tensors
-from edgeq.calibrate.statistics import Statistics, TensorStatistics, histogram_of
+from edgeq.calibration.collect import MOST_AT_ONCE, collect
+from edgeq.calibration.observer import InstrumentedModel
+from edgeq.calibration.ranges import derive_ranges, plan, quantizable_tensors
+from edgeq.calibration.statistics import Statistics, TensorStatistics, histogram_of
 from edgeq.data.records import Sample
 from edgeq.hardware.detect import usable_threads
 from edgeq.model.load import read_model

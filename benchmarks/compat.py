@@ -27,14 +27,14 @@ import onnx
 import onnxruntime
 import onnxruntime.quantization as theirs
 from contenders import Built, Reader, onnxruntime_default
-from edgeq_device.latency import WarmUp, measure_interleaved
+from edgeq_device.measure.latency import WarmUp, measure_interleaved
 from models import resnet50_shaped
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from tasks import resnet20, shared_data
 
 from edgeq.compat.files import quantize_static
-from edgeq.retarget.run import retarget
+from edgeq.retargeting.run import retarget
 
 FASTER_BAR = 2.0
 CALIBRATION = 32

@@ -28,9 +28,9 @@ from typing import Any
 import onnxruntime
 from busy import busy, quantize_command
 from contenders import edgeq_json
-from edgeq_device.claim import claim
-from edgeq_device.latency import Distribution, WarmUp, measure_interleaved
-from edgeq_device.scenarios import query_runner
+from edgeq_device.measure.claim import claim
+from edgeq_device.measure.latency import Distribution, WarmUp, measure_interleaved
+from edgeq_device.measure.scenarios import query_runner
 from tasks import required_data
 from tune_cases import Case, cases
 from tuned import verdict

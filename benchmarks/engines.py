@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from contenders import edgeq_json
-from edgeq_device.package import open_bundle
+from edgeq_device.bundle.package import open_bundle
 from hands import accuracies, race, runtime, times, ways
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data

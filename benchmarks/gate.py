@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.report.compare import CompareRequest
-from edgeq.report.gate import GateLimits, gate
+from edgeq.reporting.compare import CompareRequest
+from edgeq.reporting.gate import GateLimits, gate
 
 LAYERS, CHANNELS, SIZE = 20, 32, 28
 MOST_FALSE_ALARMS, FEWEST_FOUND = 1 / 30, 29 / 30

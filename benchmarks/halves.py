@@ -39,16 +39,16 @@ from edgeq.measure.task import ResampledMeter, Task
 from edgeq.measure.tasks import Detection, input_size
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Request, collect_statistics
-from edgeq.report.tuning_record import Screening
+from edgeq.reporting.tuning_record import Screening
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
-from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.judge import decide
-from edgeq.tune.local import LocalEvaluator
-from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.space import Candidate, in_float, kernel_candidates, method_candidates
-from edgeq.tune.trials import Trials
+from edgeq.tuning.accuracy_estimate import AgreementEstimate, assess
+from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.judge import decide
+from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.recover.methods import recovery_groups
+from edgeq.tuning.space import Candidate, in_float, kernel_candidates, method_candidates
+from edgeq.tuning.trials import Trials
 
 BAR = 0.1
 FLOAT = "float32"

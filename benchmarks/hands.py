@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from contenders import Built, edgeq_json
-from edgeq_device.claim import ratio
-from edgeq_device.latency import Distribution, WarmUp, measure_interleaved
-from edgeq_device.scenarios import query_runner
+from edgeq_device.measure.claim import ratio
+from edgeq_device.measure.latency import Distribution, WarmUp, measure_interleaved
+from edgeq_device.measure.scenarios import query_runner
 from tune_cases import Case
 
 from edgeq.measure.accuracy import evaluate_sessions

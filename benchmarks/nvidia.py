@@ -24,8 +24,8 @@ from models import mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data
 
 from edgeq.backends.base import backend_for
-from edgeq.calibrate.ranges import Range, quantizable_tensors
-from edgeq.calibrate.table import FLATBUFFERS, write_tables
+from edgeq.calibration.ranges import Range, quantizable_tensors
+from edgeq.calibration.table import FLATBUFFERS, write_tables
 from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError
 from edgeq.hardware.target import resolve
@@ -33,7 +33,7 @@ from edgeq.jobs.quantize import quantize
 from edgeq.jobs.tune import tune
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.prepare import prepare_model
-from edgeq.tune.goal import Goal
+from edgeq.tuning.goal import Goal
 
 SPECS = Path(__file__).resolve().parent / "specs"
 PLAIN_BAR, TUNED_BAR = 0.03, 0.01

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.package import MAIN, open_bundle
+from edgeq_device.bundle.package import MAIN, open_bundle
 from tasks import shared_data
 from tune_cases import Case, cases
 
@@ -37,11 +37,11 @@ from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.prove.job import Request, build, collect_statistics
-from edgeq.report.tuning_record import Assessment
+from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session
-from edgeq.tune.accuracy import AccuracyMeter
-from edgeq.tune.goal import Goal, parse_budget
+from edgeq.tuning.accuracy import AccuracyMeter
+from edgeq.tuning.goal import Goal, parse_budget
 from edgeq.util.display import Silent
 from edgeq.util.numbers import parse_drop
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from contenders import Built, edgeq_default, edgeq_json, float32, onnxruntime_default
-from edgeq_device.latency import WarmUp, measure_interleaved
+from edgeq_device.measure.latency import WarmUp, measure_interleaved
 from models import resnet50_shaped
 from numpy.typing import NDArray
 from tasks import Task, demo_task, shared_data, tasks

@@ -29,9 +29,9 @@ from typing import Any
 
 from tasks import shared_data
 
-from edgeq.calibrate.collect import CalibrationJob, Merged
-from edgeq.calibrate.ranges import plan, quantizable_tensors
-from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibration.collect import CalibrationJob, Merged
+from edgeq.calibration.ranges import plan, quantizable_tensors
+from edgeq.calibration.statistics import TensorStatistics
 from edgeq.data.samples import Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers
 from edgeq.measure.accuracy import EvaluationJob, ModelAt

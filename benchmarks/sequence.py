@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from contenders import edgeq_json
-from edgeq_device.latency import WarmUp, measure_interleaved
+from edgeq_device.measure.latency import WarmUp, measure_interleaved
 from onnxruntime.quantization import quantize_dynamic
 from tasks import shared_data
 

@@ -22,7 +22,7 @@ from typing import Any
 import onnxruntime
 from busy import busy, quantize_command
 from contenders import edgeq_json
-from edgeq_device.claim import Claim
+from edgeq_device.measure.claim import Claim
 from tasks import required_data
 from tune_cases import Case, cases
 from tuned import verdict

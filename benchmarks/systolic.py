@@ -27,8 +27,8 @@ from edgeq.backends.systolic.estimate import estimate, place
 from edgeq.backends.systolic.program import ArrayConfig, Program
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.backends.systolic.to_onnx import host_reference_model
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.hardware.target import resolve
 from edgeq.model.edit import to_proto

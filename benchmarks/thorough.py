@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.claim import claim, rank_until_settled
-from edgeq_device.latency import WarmUp
-from edgeq_device.scenarios import query_runner
+from edgeq_device.measure.claim import claim, rank_until_settled
+from edgeq_device.measure.latency import WarmUp
+from edgeq_device.measure.scenarios import query_runner
 from tasks import required_data
 from tune_cases import Case, chosen
 from tuned import timed, tune, verdict, winner

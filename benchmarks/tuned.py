@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from contenders import edgeq_json
-from edgeq_device.claim import rank_until_settled, ratio
-from edgeq_device.latency import WarmUp
-from edgeq_device.scenarios import query_runner
+from edgeq_device.measure.claim import rank_until_settled, ratio
+from edgeq_device.measure.latency import WarmUp
+from edgeq_device.measure.scenarios import query_runner
 from tune_cases import Case
 
 from edgeq.measure.bench import open_model

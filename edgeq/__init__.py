@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from typing import Any
 
-    from edgeq_device.bench import BenchSettings
+    from edgeq_device.measure.bench import BenchSettings
 
     from edgeq.bundle.transfer import pull_bundle as pull
     from edgeq.bundle.transfer import push_bundle as push
@@ -36,31 +36,30 @@ if TYPE_CHECKING:
     from edgeq.measure.bench import BenchData, bench
     from edgeq.measure.debug import debug
     from edgeq.measure.task import TaskOptions, make_task
-    from edgeq.report.bundle import report_bundle as report
-    from edgeq.report.compare import compare
-    from edgeq.retarget.run import retarget
+    from edgeq.reporting.bundle import report_bundle as report
+    from edgeq.reporting.compare import compare
+    from edgeq.retargeting.run import retarget
     from edgeq.scheme import Scheme
-    from edgeq.tune.goal import Goal
-    from edgeq.tune.recover.closer import recovering
+    from edgeq.tuning.goal import Goal
+    from edgeq.tuning.recover.closer import recovering
     from edgeq.util.display import SILENT
     from edgeq.util.records import plain
 
-# Map each public name to its module and attribute. An entry without ":" is a package that is itself callable (see
-# edgeq.util.public).
+# Map each public name to its module and attribute.
 _PUBLIC = {
     "BenchData": "edgeq.measure.bench:BenchData",
-    "BenchSettings": "edgeq_device.bench:BenchSettings",
+    "BenchSettings": "edgeq_device.measure.bench:BenchSettings",
     "Data": "edgeq.data.open_source:Data",
     "EdgeqError": "edgeq.errors:EdgeqError",
-    "Goal": "edgeq.tune.goal:Goal",
+    "Goal": "edgeq.tuning.goal:Goal",
     "SILENT": "edgeq.util.display:SILENT",
     "Sample": "edgeq.data.samples:Sample",
     "Samples": "edgeq.data.samples:Samples",
     "Scheme": "edgeq.scheme:Scheme",
     "TaskOptions": "edgeq.measure.task:TaskOptions",
     "bench": "edgeq.measure.bench:bench",
-    "calibrate": "edgeq.calibrate",
-    "compare": "edgeq.report.compare:compare",
+    "calibrate": "edgeq.jobs.calibrate:calibrate",
+    "compare": "edgeq.reporting.compare:compare",
     "debug": "edgeq.measure.debug:debug",
     "detect": "edgeq.hardware.detected:detect",
     "evaluate": "edgeq.measure.accuracy:evaluate",
@@ -71,14 +70,14 @@ _PUBLIC = {
     "plain": "edgeq.util.records:plain",
     "pull": "edgeq.bundle.transfer:pull_bundle",
     "push": "edgeq.bundle.transfer:push_bundle",
-    "quantize": "edgeq.quantize",
-    "recovering": "edgeq.tune.recover.closer:recovering",
+    "quantize": "edgeq.jobs.quantize:quantize",
+    "recovering": "edgeq.tuning.recover.closer:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
-    "report": "edgeq.report",
-    "retarget": "edgeq.retarget",
+    "report": "edgeq.reporting.bundle:report_bundle",
+    "retarget": "edgeq.retargeting.run:retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
     "sign": "edgeq.bundle.write:sign_bundle",
-    "tune": "edgeq.tune",
+    "tune": "edgeq.jobs.tune:tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
 }
 
@@ -126,10 +125,7 @@ def __getattr__(name: str) -> Any:
     from types import FunctionType
 
     module, _, attribute = _PUBLIC[name].partition(":")
-    found = importlib.import_module(module)
-    if not attribute:
-        return found
-    value = getattr(found, attribute)
+    value = getattr(importlib.import_module(module), attribute)
     if not isinstance(value, FunctionType):
         return value
     from edgeq.util.public import public

@@ -9,7 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
-from edgeq_device.budget import confine
+from edgeq_device.system.budget import confine
 
 from fuzz.guided import guided
 from fuzz.layers import Layer, make_seeds

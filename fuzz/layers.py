@@ -137,8 +137,8 @@ def _model_load(path: Path) -> None:
 
 @layer("model-wire", _models, mutate=_ONNX, cases=5000)
 def _model_wire(path: Path) -> None:
-    from edgeq_device.onnxfile import read_onnx
-    from edgeq_device.options import model_options
+    from edgeq_device.bundle.onnxfile import read_onnx
+    from edgeq_device.bundle.options import model_options
 
     model_options(path, "model")
     read_onnx(path, "model")
@@ -278,14 +278,14 @@ def _workstation_npz(path: Path) -> None:
 
 @layer("runner-npy", _arrays, cases=5000)
 def _runner_npy(path: Path) -> None:
-    from edgeq_device.arrays import read_arrays
+    from edgeq_device.prepare.arrays import read_arrays
 
     read_arrays(path)
 
 
 @layer("runner-npz", _archives, mutate=of_zip(of_bytes), cases=5000)
 def _runner_npz(path: Path) -> None:
-    from edgeq_device.arrays import read_arrays
+    from edgeq_device.prepare.arrays import read_arrays
 
     read_arrays(path)
 
@@ -417,8 +417,8 @@ def _read_annotations(path: Path) -> None:
 
 
 def _tables(folder: Path) -> None:
-    from edgeq.calibrate.ranges import Range
-    from edgeq.calibrate.table import write_native, write_tables
+    from edgeq.calibration.ranges import Range
+    from edgeq.calibration.table import write_native, write_tables
 
     ranges = {"conv/out": Range(-1.5, 2.0), "relu": Range(0.0, 3.5), "x": Range(0.0, 0.0)}
     write_tables(folder, ranges)
@@ -427,15 +427,15 @@ def _tables(folder: Path) -> None:
 
 @layer("tables", _tables, cases=5000)
 def _read_table(path: Path) -> None:
-    from edgeq.calibrate.table import read_table
+    from edgeq.calibration.table import read_table
 
     read_table(path)
 
 
 def _statistics(folder: Path) -> None:
-    from edgeq.calibrate.files import save_statistics
-    from edgeq.calibrate.observer import Observer
-    from edgeq.calibrate.statistics import Statistics, TensorStatistics
+    from edgeq.calibration.files import save_statistics
+    from edgeq.calibration.observer import Observer
+    from edgeq.calibration.statistics import Statistics, TensorStatistics
 
     random = np.random.default_rng(0)
     tensors = {}
@@ -451,8 +451,8 @@ def _statistics(folder: Path) -> None:
 
 @layer("statistics", _statistics, mutate=lambda r, d, o: (of_zip(of_bytes) if d[:2] == b"PK" else of_json)(r, d, o))
 def _read_statistics(path: Path) -> None:
-    from edgeq.calibrate.files import load_statistics
-    from edgeq.calibrate.ranges import derive_ranges
+    from edgeq.calibration.files import load_statistics
+    from edgeq.calibration.ranges import derive_ranges
 
     place = path.parent / "statistics"
     place.mkdir()
@@ -467,15 +467,15 @@ def _read_statistics(path: Path) -> None:
 
 
 def _reports(folder: Path) -> None:
-    from tests.report import samples
+    from tests.reporting import samples
 
     (folder / "a.json").write_text(json.dumps(samples.record()))
 
 
 def _read_report_file(path: Path) -> None:
-    from edgeq.report.bundle import read_record
-    from edgeq.report.page import render
-    from edgeq.report.read import read_report
+    from edgeq.reporting.bundle import read_record
+    from edgeq.reporting.page import render
+    from edgeq.reporting.read import read_report
 
     render(read_report(read_record(path)))
 
@@ -494,7 +494,7 @@ def _journals(folder: Path) -> None:
 
 @layer("journals", _journals, mutate=of_text, cases=5000)
 def _read_journal(path: Path) -> None:
-    from edgeq.tune.journal import Journal, is_journal
+    from edgeq.tuning.journal import Journal, is_journal
 
     is_journal(path)
     Journal(path, {"model": "a", "goal": "speed"}, resume=True)
@@ -629,8 +629,8 @@ def _restore(path: Path) -> None:
 
 @layer("manifest", lambda folder: _json_seeds(folder), mutate=of_json, cases=10_000)
 def _read_manifest(path: Path) -> None:
-    from edgeq_device.manifest import parse_manifest
-    from edgeq_device.plainjson import parse_json
+    from edgeq_device.bundle.manifest import parse_manifest
+    from edgeq_device.system.plainjson import parse_json
 
     parse_manifest(parse_json(path.read_bytes(), "manifest.json"), "manifest.json")
 
@@ -724,7 +724,7 @@ def _signatures(folder: Path) -> None:
 
 @layer("signature", _signatures, mutate=of_json)
 def _read_signature(path: Path) -> None:
-    from edgeq_device.signature import PublicKey, curves, parse_signature, signed_files
+    from edgeq_device.trust.signature import PublicKey, curves, parse_signature, signed_files
 
     data = path.read_bytes()
     if b"predicate" in data:
@@ -746,13 +746,13 @@ def _trusted(folder: Path) -> None:
 
 @layer("trust", _trusted, mutate=lambda r, d, o: (of_bytes if d[:1] == b"0" else of_text)(r, d, o))
 def _read_trusted(path: Path) -> None:
-    from edgeq_device.trust import read_trust
+    from edgeq_device.trust.keys import read_trust
 
     read_trust(path.parent if path.name == "revoked.txt" else path)
 
 
 def _registries(folder: Path) -> None:
-    from edgeq_device.registry import ARTIFACT_TYPE, FILE_PATH
+    from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH
 
     layers = [
         {
@@ -768,8 +768,8 @@ def _registries(folder: Path) -> None:
 
 @layer("registry", _registries, mutate=of_json)
 def _read_registry(path: Path) -> None:
-    from edgeq_device.plainjson import parse_json
-    from edgeq_device.registry import layers_of, parse_reference
+    from edgeq_device.system.plainjson import parse_json
+    from edgeq_device.trust.registry import layers_of, parse_reference
 
     layers_of(parse_json(path.read_bytes(), path.name), path.name)
     parse_reference(f"localhost:5000/{path.name}")

@@ -27,8 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
 
-from edgeq_device.budget import VARIABLE, Budget, confine, renew
 from edgeq_device.errors import BudgetError
+from edgeq_device.system.budget import VARIABLE, Budget, confine, renew
 
 from edgeq.util.process import ends_in_one_line
 from edgeq.util.registry import device_errors

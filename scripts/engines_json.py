@@ -9,6 +9,6 @@ from edgeq.run.engines import device_table, load_engines
 from edgeq.util.registry import shipped
 
 if __name__ == "__main__":
-    folder = shipped("targets") / "runtime" / "edgeq_device"
+    folder = shipped("targets") / "runtime" / "edgeq_device" / "engines"
     (folder / "engines.json").write_text(device_table(load_engines(shipped("targets") / "engines")), encoding="utf-8")
     (folder / "known_wrong.json").write_text(wrong_table(), encoding="utf-8")

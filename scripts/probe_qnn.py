@@ -23,11 +23,11 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx.parser
-from edgeq_device.engines import installed_version
+from edgeq_device.engines.catalog import installed_version
 
 from edgeq.backends.qnn.backend import write_pairs
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.errors import EdgeqError
 from edgeq.measure.comparison import decibels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.package import MAIN, open_bundle
+from edgeq_device.bundle.package import MAIN, open_bundle
 
 from edgeq.data.open_source import Data
 from edgeq.prove.job import Job, Request, collect_statistics

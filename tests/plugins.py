@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnxruntime
 import pytest
-from edgeq_device.engines import problem_of
+from edgeq_device.engines.catalog import problem_of
 
 from edgeq.run.engines import load_engines
 

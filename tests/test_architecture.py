@@ -28,13 +28,13 @@ LAYERS = (
     {"scheme", "run"},
     {"model"},
     {"data", "hardware", "graph"},
-    {"calibrate"},
+    {"calibration"},
     {"measure", "bundle"},
-    {"quantize"},
-    {"backends", "emulate", "report"},
-    {"prove", "retarget"},
+    {"quantization"},
+    {"backends", "emulate", "reporting"},
+    {"prove", "retargeting"},
     {"remote"},
-    {"tune"},
+    {"tuning"},
     {"jobs"},
     {"cli", "compat"},
     {"__init__", "__main__"},
@@ -229,7 +229,7 @@ def test_temporary_folders_have_locks() -> None:
     """Without a lock, the next run could not tell whether a folder is still in use, and it would stay after a kill."""
     makers = {"TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile"}
     wrong = [
-        f"{where(path, node)}: {name} without dir: use edgeq_device.places"
+        f"{where(path, node)}: {name} without dir: use edgeq_device.system.places"
         for path in everything_shipped()
         for node in nodes(path)
         if isinstance(node, ast.Call)
@@ -247,7 +247,9 @@ SEARCHES_PATH = re.compile(
 
 
 def test_only_find_program_searches_path() -> None:
-    """Programs come from `edgeq_device.programs.find_program`, and each child process gets a checked environment."""
+    """Programs come from `edgeq_device.system.programs.find_program`, and each child process gets a checked
+    environment.
+    """
     wrong = []
     for path in everything_shipped():
         root = RUNTIME if RUNTIME in path.parents else REPOSITORY

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device import places
+from edgeq_device.system import places
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.model.tensors import parse_model

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.package import Bundle
-from edgeq_device.verify import Report, VariantReport
+from edgeq_device.bundle.package import Bundle
+from edgeq_device.bundle.verify import Report, VariantReport
 
 import edgeq
 from edgeq import demo
@@ -77,7 +77,7 @@ def test_dir_shows_the_interface_alone() -> None:
     assert dir(edgeq) == sorted(edgeq.__all__)
     for name in ("inspect", "compare", "report"):
         assert callable(getattr(edgeq, name))
-    importlib.import_module("edgeq.report.page")  # this sets the package as an attribute of edgeq
+    importlib.import_module("edgeq.reporting.page")  # this sets the package as an attribute of edgeq
     assert callable(edgeq.report)
 
 

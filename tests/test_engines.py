@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines import engines, plugin_of
+from edgeq_device.engines.catalog import engines, plugin_of
 
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve

@@ -18,15 +18,15 @@ from click.testing import CliRunner
 from PIL import Image
 
 from edgeq.backends.base import backend_named
-from edgeq.calibrate.methods import REGISTRY as METHODS
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.methods import REGISTRY as METHODS
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.cli import group
 from edgeq.data.preprocess import parse_text
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
 from edgeq.model.int8_prediction import int8_rules
-from edgeq.tune.recover.methods import recoveries, recovery_groups
+from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.util.records import plain
 from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, Group, data_folders
 from tests.docs.blocks import blocks
@@ -184,10 +184,10 @@ def test_without_the_package_nothing_is_known_of_it() -> None:
     [
         ("import a_module_that_is_not_there", "broken_example:METHOD", "fails: ModuleNotFoundError"),
         ("raise ValueError('no\\nlicence')", "broken_example:METHOD", "fails: ValueError: no licence"),
-        ("METHOD = 3", "broken_example:METHOD", "is not an edgeq.calibrate.range_method.RangeMethod"),
+        ("METHOD = 3", "broken_example:METHOD", "is not an edgeq.calibration.range_method.RangeMethod"),
         ("", "broken_example:METHOD", "fails: AttributeError"),
         (
-            "from edgeq.calibrate.methods.mse import METHOD",
+            "from edgeq.calibration.methods.mse import METHOD",
             "broken_example:METHOD",
             "calls itself 'mse'",
         ),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.places import LOCK, PrivateFolder, scratch_folder, stage_name
+from edgeq_device.system.places import LOCK, PrivateFolder, scratch_folder, stage_name
 
 from edgeq.errors import OutputError
 from edgeq.util import placement

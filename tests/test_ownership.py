@@ -8,11 +8,11 @@ import pytest
 
 from edgeq.backends.systolic.emit_c.folder import C_FOLDER
 from edgeq.bundle.write import BUNDLE
-from edgeq.calibrate.files import STATISTICS, save_statistics
-from edgeq.calibrate.statistics import Statistics
+from edgeq.calibration.files import STATISTICS, save_statistics
+from edgeq.calibration.statistics import Statistics
 from edgeq.emulate.sysroot import SYSROOT
 from edgeq.errors import OutputError
-from edgeq.tune.journal import TUNING, Journal, claimed, clear
+from edgeq.tuning.journal import TUNING, Journal, claimed, clear
 from edgeq.util import outputs
 from edgeq.util.outputs import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker
 

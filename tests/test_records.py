@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from edgeq.calibrate.files import load_statistics
-from edgeq.calibrate.table import read_table
+from edgeq.calibration.files import load_statistics
+from edgeq.calibration.table import read_table
 from edgeq.data.arrays import read_tensor
 from edgeq.data.records import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError

@@ -11,10 +11,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.engines import engine_of_file
+from edgeq_device.engines.catalog import engine_of_file
 from numpy.typing import NDArray
 
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError, closest
 from edgeq.hardware.detect import Machine
@@ -22,7 +22,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantize.block_weights import DETAIL, BlockCompute
+from edgeq.quantization.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import SessionSettings
 from edgeq.run.toolkit import Toolkit
@@ -47,7 +47,7 @@ class Artifact:
         files: other files that ship with the model and are next to it, keyed by relative path.
         device: "cpu", "gpu" or "npu".
         requires: properties that a device must have; the runner uses them to choose a variant, see
-            `edgeq_device.select`.
+            `edgeq_device.bundle.select`.
         simulation: a model that computes on a CPU what `model` computes on its target; set if `model` cannot run here.
         simulation_settings: session settings for `simulation`.
         proof_options: extra session options that make this machine's kernels compute what the target's kernels compute.
@@ -465,7 +465,7 @@ def backend_for(
 
     Args:
         observed: smallest and largest value of each tensor in calibration, not clipped.
-        cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
+        cut: share of each tensor's power that its range cuts off (`edgeq.calibration.ranges`).
     """
     return as_backend(backend_named(target.backend).configured(target, observed or {}, cut or {}))
 

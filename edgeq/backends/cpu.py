@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, Backend, check_names, described, refuse_wide
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.model.edit import Editor
@@ -31,11 +31,18 @@ from edgeq.model.int8_prediction import (
 )
 from edgeq.model.load import is_quantized, read_model, read_own, save_model, share_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantize.block_weights import BlockCompute
-from edgeq.quantize.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
-from edgeq.quantize.quantizer import chosen_params, integer_type, quant_type, quantize_with_ranges, settle, spreads_thin
-from edgeq.quantize.weight_only import OPERATORS as DYNAMIC_OPERATORS
-from edgeq.quantize.weight_only import (
+from edgeq.quantization.block_weights import BlockCompute
+from edgeq.quantization.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
+from edgeq.quantization.quantizer import (
+    chosen_params,
+    integer_type,
+    quant_type,
+    quantize_with_ranges,
+    settle,
+    spreads_thin,
+)
+from edgeq.quantization.weight_only import OPERATORS as DYNAMIC_OPERATORS
+from edgeq.quantization.weight_only import (
     check_dynamic,
     finish_dynamic,
     tables_note,

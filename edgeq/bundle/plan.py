@@ -23,11 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.arrays import plain_entry, write_npz
-from edgeq_device.basis import EVERYTHING, Basis
-from edgeq_device.engines import engine_of_file, installed_versions, plugin_of
-from edgeq_device.errors import DeviceError
-from edgeq_device.manifest import (
+from edgeq_device.bundle.manifest import (
     BUNDLE_SCHEMA,
     MANIFEST,
     SCHEMA_VERSION,
@@ -35,9 +31,13 @@ from edgeq_device.manifest import (
     directory_hash,
     is_plain_name,
 )
-from edgeq_device.options import provider_problem, session_problem
-from edgeq_device.package import FLOAT, MAIN
-from edgeq_device.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolerance
+from edgeq_device.bundle.options import provider_problem, session_problem
+from edgeq_device.bundle.package import FLOAT, MAIN
+from edgeq_device.bundle.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolerance
+from edgeq_device.engines.catalog import engine_of_file, installed_versions, plugin_of
+from edgeq_device.errors import DeviceError
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from edgeq_device.prepare.arrays import plain_entry, write_npz
 
 from edgeq import __version__
 from edgeq.errors import BundleError, CalibrationError, DataError, UsageError
@@ -115,8 +115,8 @@ class VariantSpec:
         ep: execution provider.
         device: "cpu", "gpu" or "npu".
         session_options: session options that the artifact needs for correct results.
-        provider_options: options of `ep`. Like session options, they are limited to those in edgeq_device/options.json.
-            edgeq itself adds the options that refer to files of the bundle.
+        provider_options: options of `ep`. Like session options, they are limited to those in
+            edgeq_device/bundle/options.json. edgeq itself adds the options that refer to files of the bundle.
         info: content of executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
             `required_features` (a list), `rank` (an integer; the highest rank that fits wins), `min_onnxruntime`
             ("1.17"), `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, which is used
@@ -529,8 +529,8 @@ def _runner_files() -> dict[str, Content]:
     code.
     """
     runtime = shipped("targets") / "runtime"
-    modules = sorted(p for p in (runtime / "edgeq_device").iterdir() if p.suffix in (".py", ".json", ".mjs"))
-    code = _zip({f"edgeq_device/{module.name}": module for module in modules})
+    modules = sorted(p for p in (runtime / "edgeq_device").rglob("*") if p.suffix in (".py", ".json", ".mjs"))
+    code = _zip({module.relative_to(runtime).as_posix(): module for module in modules})
     text = (runtime / "edgeq_run.py").read_bytes()
     program = text.replace(b'SHA256 = ""', b'SHA256 = "%s"' % hashlib.sha256(code).hexdigest().encode(), 1)
     # __main__.py is a copy of the program, so that Python can also run the folder or zip itself.

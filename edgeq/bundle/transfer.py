@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgeq_device.connection import LIMITS, Limits, Request, connected
-from edgeq_device.package import Bundle
-from edgeq_device.places import scratch_folder
-from edgeq_device.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
-from edgeq_device.trust import check_signature, trust_for
+from edgeq_device.bundle.package import Bundle
+from edgeq_device.system.places import scratch_folder
+from edgeq_device.trust.connection import LIMITS, Limits, Request, connected
+from edgeq_device.trust.keys import check_signature, trust_for
+from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
 
 from edgeq.bundle.verify import contents, opened, verified_key
 from edgeq.bundle.write import BUNDLE, write_archive

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeq_device.manifest import MANIFEST
-from edgeq_device.package import Bundle, open_bundle
-from edgeq_device.sessions import read_device
-from edgeq_device.signature import SIGNATURE, PublicKey, read_public_key
-from edgeq_device.trust import check_signature, trust_for
-from edgeq_device.verify import Report, verify
+from edgeq_device.bundle.manifest import MANIFEST
+from edgeq_device.bundle.package import Bundle, open_bundle
+from edgeq_device.bundle.verify import Report, verify
+from edgeq_device.engines.sessions import read_device
+from edgeq_device.trust.keys import check_signature, trust_for
+from edgeq_device.trust.signature import SIGNATURE, PublicKey, read_public_key
 
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
 from edgeq.model.load import path_of

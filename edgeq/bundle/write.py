@@ -24,13 +24,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import onnx
-from edgeq_device.arrays import plain_entry
+from edgeq_device.bundle.manifest import MANIFEST, FileRecord, parse_manifest
+from edgeq_device.bundle.package import open_bundle
 from edgeq_device.errors import DeviceError
-from edgeq_device.files import open_file, read_file
-from edgeq_device.manifest import MANIFEST, FileRecord, parse_manifest
-from edgeq_device.package import open_bundle
-from edgeq_device.plainjson import MAX_BYTES, parse_json
-from edgeq_device.signature import (
+from edgeq_device.prepare.arrays import plain_entry
+from edgeq_device.system.files import open_file, read_file
+from edgeq_device.system.plainjson import MAX_BYTES, parse_json
+from edgeq_device.trust.signature import (
     BUNDLE_TYPE,
     PAYLOAD_TYPE,
     PREDICATE_TYPE,

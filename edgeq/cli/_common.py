@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from edgeq_device.budget import Budget, renew
-from edgeq_device.relay import json_text, printable, unfiltered, without_passwords
+from edgeq_device.system.budget import Budget, renew
+from edgeq_device.system.relay import json_text, printable, unfiltered, without_passwords
 
 from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import EdgeqError, OutputError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from edgeq_device.bundle.options import MOST_THREADS
 from edgeq_device.errors import DeviceError
-from edgeq_device.options import MOST_THREADS
 
 from edgeq.errors import UsageError
 from edgeq.util.outputs import next_to
@@ -140,7 +140,7 @@ def checked_reference(context: click.Context, parameter: click.Parameter, given:
     Raises:
         BadParameter: `given` is not a reference.
     """
-    from edgeq_device.registry import parse_reference
+    from edgeq_device.trust.registry import parse_reference
 
     try:
         parse_reference(given)
@@ -454,7 +454,7 @@ def comparison_options(function: F) -> F:
 
 def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return `options` with the values of `comparison_options` renamed to fields of
-    `edgeq.report.compare.CompareRequest`.
+    `edgeq.reporting.compare.CompareRequest`.
     """
     from edgeq.measure.task import split_task_options
     from edgeq.run.session import given_options

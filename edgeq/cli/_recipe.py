@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from edgeq_device.relay import without_passwords
+from edgeq_device.system.relay import without_passwords
 
 from edgeq.cli import COMMANDS
 from edgeq.errors import UsageError, suggest

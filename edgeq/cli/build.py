@@ -42,7 +42,7 @@ _OUTPUTS_SHOWN = 4
 
 def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     """Yield the lines for coverage, agreement, accuracy, speed and warnings."""
-    from edgeq_device.claim import SLOWER
+    from edgeq_device.measure.claim import SLOWER
 
     from edgeq.run.engines import DEFAULT
     from edgeq.util.numbers import metric, metric_name
@@ -179,7 +179,7 @@ def quantize_command(
     """
     from edgeq.jobs.quantize import quantize
     from edgeq.prove.job import build_arguments
-    from edgeq.tune.recover.closer import recovering
+    from edgeq.tuning.recover.closer import recovering
 
     result = quantize(
         **{name: options[name] for name in ("model", "output", "target")},
@@ -354,7 +354,7 @@ def tune_command(
     from edgeq.errors import GoalNotMetError, UsageError
     from edgeq.jobs.tune import plan, tune
     from edgeq.prove.job import tune_arguments
-    from edgeq.tune.goal import Goal, parse_budget
+    from edgeq.tuning.goal import Goal, parse_budget
 
     arguments = {**tune_arguments(options), "engines": engines_of(engines)}
     drop = arguments.pop("max_drop")
@@ -418,7 +418,7 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     if not record.get("simulated"):
         yield from _draw_timed(record, verbose=verbose)
         return
-    from edgeq.tune.record import summary
+    from edgeq.tuning.record import summary
 
     yield from (f"{title}: {text}" for title, text in summary(record).items())
     for form in record["trials"] if verbose else ():
@@ -429,7 +429,7 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
 
 
 def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
-    from edgeq_device.claim import Claim
+    from edgeq_device.measure.claim import Claim
 
     first, *details = record["verdict"]
     yield styled(first, "bold")

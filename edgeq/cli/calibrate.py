@@ -11,8 +11,8 @@ from edgeq.cli._common import Lines, Printer, command
 from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
-    from edgeq.calibrate.show import Shown
-    from edgeq.calibrate.statistics import Statistics
+    from edgeq.calibration.show import Shown
+    from edgeq.calibration.statistics import Statistics
 
 
 class _CollectByDefault(click.Group):
@@ -87,7 +87,7 @@ def collect(
     from edgeq.distributed.workers import open_workers
 
     # the workers start up while this process imports these modules
-    with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:
+    with open_workers(workers, ["edgeq.calibration.collect"]) as opened:
         from edgeq.jobs.calibrate import calibrate, parse_bytes
         from edgeq.model.compatibility import parse_sizes
 
@@ -132,7 +132,7 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     PATH can be a folder that `edgeq calibrate` wrote, a folder with ONNX Runtime's three tables, one of those tables, a
     native TensorRT cache, or a bundle's calibration.zip.
     """
-    from edgeq.calibrate.show import open_shown, write_svg
+    from edgeq.calibration.show import open_shown, write_svg
     from edgeq.util.outputs import check_apart, check_outside
 
     if svg is not None:
@@ -156,7 +156,7 @@ def _print_written(printer: Printer, statistics: Statistics, output: Path) -> No
 
 
 def _calibrate_lines(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
-    from edgeq.calibrate.show import Shown, sparkline, text_plot
+    from edgeq.calibration.show import Shown, sparkline, text_plot
 
     if not isinstance(shown, Shown):
         for entry in shown["tensors"]:

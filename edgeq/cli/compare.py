@@ -12,8 +12,8 @@ from edgeq.cli._options import FORCE, OUTPUT, PATH, Output, board_of, comparison
 from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgeq.report.compare import CompareRequest, Comparison
-    from edgeq.report.gate import Gated
+    from edgeq.reporting.compare import CompareRequest, Comparison
+    from edgeq.reporting.gate import Gated
 
 
 @command("compare")
@@ -55,7 +55,7 @@ def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **o
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
     edgeq compare old.edgeq new.edgeq --limits gate.toml
     """
-    from edgeq.report.compare import CompareRequest, Limits, run_comparison
+    from edgeq.reporting.compare import CompareRequest, Limits, run_comparison
     from edgeq.util.numbers import parse_drop
 
     own = Limits(parse_drop(options.pop("max_drop")), options.pop("min_speedup"))
@@ -125,7 +125,7 @@ def gate_command(printer: Printer, model: Path, baseline: Path, **options: Any) 
     edgeq gate new.edgeq --baseline baseline.edgeq --data val/ --task classification --junit gate.xml
     edgeq gate new.edgeq --baseline baseline.edgeq --on ssh://pi@10.0.0.5
     """
-    from edgeq.report.compare import CompareRequest
+    from edgeq.reporting.compare import CompareRequest
 
     own = {name: options.pop(name) for name in ("limits", "on", "junit", "update", "as_markdown", "force")}
     _gate(printer, CompareRequest(baseline, model, **comparison_arguments(options)), **own)
@@ -142,7 +142,7 @@ def _gate(
     as_markdown: bool = False,
     force: bool = False,
 ) -> None:
-    from edgeq.report import gate
+    from edgeq.reporting import gate
     from edgeq.util.outputs import output_file
 
     if junit is not None:

@@ -12,7 +12,7 @@ from edgeq.cli._common import Printer, command
 from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, target_option
 
 if TYPE_CHECKING:
-    from edgeq.retarget.run import Retargeted
+    from edgeq.retargeting.run import Retargeted
 
 
 @command("retarget")
@@ -33,7 +33,7 @@ def retarget_command(printer: Printer, model: Path, output: Path, force: bool, *
     edgeq retarget qat.onnx --activation-type uint8 -o u8s8.onnx
     edgeq retarget qat.onnx --format QOperator -o integer.onnx
     """
-    from edgeq.retarget.run import retarget
+    from edgeq.retargeting.run import retarget
 
     if not any(options.values()):
         options["target"] = "auto"

@@ -38,7 +38,7 @@ def demo_command(printer: Printer, output: Path, files: Path | None, force: bool
 
 
 def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
-    from edgeq_device.verify import report_lines
+    from edgeq_device.bundle.verify import report_lines
 
     from edgeq.measure.latency import speed_of
     from edgeq.util.numbers import share

@@ -30,13 +30,13 @@ from edgeq.cli._options import (
     target_option,
 )
 from edgeq.cli.build import closeness
-from edgeq.report.figures import shorten
+from edgeq.reporting.figures import shorten
 
 if TYPE_CHECKING:
     from edgeq.measure.debug import Diagnosis
     from edgeq.model.inspect import ModelReport, TargetPrediction
     from edgeq.prove.saturation import Audited
-    from edgeq.report.bundle import Reported
+    from edgeq.reporting.bundle import Reported
 
 # The bar that shows a layer's own error is empty at this SQNR or better, and full at 0 dB.
 _CLEAN_DB = 50.0
@@ -196,7 +196,7 @@ def _share(value: float) -> str:
 )
 def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes and MACs, and the operators that run in int8 on a target."""
-    from edgeq_device.arrays import parse_shapes
+    from edgeq_device.prepare.arrays import parse_shapes
 
     from edgeq.jobs.inspect import inspect
     from edgeq.util.registry import device_errors
@@ -367,7 +367,7 @@ def report_command(printer: Printer, bundle: Path, output: Path | None, opened: 
     edgeq report dist/ --bench -o report.html
     edgeq report tuning.json --open
     """
-    from edgeq.report.bundle import report_bundle
+    from edgeq.reporting.bundle import report_bundle
 
     result = report_bundle(bundle, output, progress=printer.progress(), **options)
     printer.lines(result, _report_lines(result))
@@ -381,7 +381,7 @@ def _open(page: Path, printer: Printer) -> None:
     """Open the page with the system's program for web pages. The working directory is not searched for this program or
     for the programs that it starts.
     """
-    from edgeq_device.programs import child_environment, find_program
+    from edgeq_device.system.programs import child_environment, find_program
 
     if os.name == "nt":
         click.launch(str(page))  # Windows chooses the program by file type, not through PATH

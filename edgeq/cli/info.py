@@ -221,10 +221,10 @@ def extensions_command(printer: Printer) -> None:
     The lists include the entries of installed plug-ins and name each plug-in's package (docs/extending.md).
     """
     from edgeq.backends import base
-    from edgeq.calibrate import methods
+    from edgeq.calibration import methods
     from edgeq.data import steps
     from edgeq.measure import decoders, task
-    from edgeq.tune.recover import methods as recoveries
+    from edgeq.tuning.recover import methods as recoveries
 
     plain = {
         "calibration_methods": _rows(methods, lambda method: {"title": method.title, "options": _options(method)}),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from edgeq_device.relay import printable
+from edgeq_device.system.relay import printable
 
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._options import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from edgeq.measure.evaluation import EvalResult, Trial
     from edgeq.measure.latency import Measurement
     from edgeq.remote.devices import Board
-    from edgeq.report.timing import FleetRecord
+    from edgeq.reporting.timing import FleetRecord
 
 
 @command("verify")
@@ -89,7 +89,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
     edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
     edgeq verify dist/ --on ssh://pi@10.0.0.5
     """
-    from edgeq_device.verify import report_lines
+    from edgeq_device.bundle.verify import report_lines
 
     from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
 
@@ -200,8 +200,8 @@ def bench_command(
     edgeq bench bundle/ --on ssh://pi@10.0.0.5
     edgeq bench bundle/ --on fleet.toml
     """
-    from edgeq_device.arrays import parse_shapes
-    from edgeq_device.bench import bench_lines, parse_settings
+    from edgeq_device.measure.bench import bench_lines, parse_settings
+    from edgeq_device.prepare.arrays import parse_shapes
 
     from edgeq.measure.bench import BenchData, bench
     from edgeq.run.session import given_options

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-from edgeq_device.budget import renew
-from edgeq_device.relay import printable
+from edgeq_device.system.budget import renew
+from edgeq_device.system.relay import printable
 
 from edgeq.data.open_source import find_files, find_sidecar
 from edgeq.errors import UsageError

@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from edgeq.backends.systolic.save import belongs_to_program
+from edgeq.compat._callable import make_callable
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
 from edgeq.compat._names import find
 from edgeq.compat.readers import RESNET50
@@ -33,7 +34,6 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.jobs import quantize as job
 from edgeq.model.load import model_files, model_signature, read_model
 from edgeq.util.outputs import check_apart, output_file
-from edgeq.util.public import make_callable
 
 _SIZES = 3
 """Number of arguments of a function in the older form: the path of the image and two sizes."""

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.places import make_scratch, scratch_folder
+from edgeq_device.system.places import make_scratch, scratch_folder
 from numpy.typing import NDArray
 
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.methods.entropy import entropy_range
-from edgeq.calibrate.methods.percentile import percentile_range
-from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.statistics import Statistics, TensorStatistics, linear_of, mean_of_units
-from edgeq.calibrate.table import write_tables
+from edgeq.calibration.collect import collect
+from edgeq.calibration.methods.entropy import entropy_range
+from edgeq.calibration.methods.percentile import percentile_range
+from edgeq.calibration.ranges import Range
+from edgeq.calibration.statistics import Statistics, TensorStatistics, linear_of, mean_of_units
+from edgeq.calibration.table import write_tables
 from edgeq.compat.source import (
     LOG,
     METHODS,
@@ -46,7 +46,7 @@ from edgeq.model.load import load_model, read_model, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.quant_params import dynamic_params
 from edgeq.model.shapes import element_types
-from edgeq.quantize.quantizer import tensors_data
+from edgeq.quantization.quantizer import tensors_data
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.outputs import output_file
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
-from edgeq.calibrate.statistics import Statistics
-from edgeq.calibrate.table import write_tables
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
+from edgeq.calibration.statistics import Statistics
+from edgeq.calibration.table import write_tables
 from edgeq.compat._command import SETTINGS, Command, run_program, says
 from edgeq.compat.evaluators import DetectionEvaluator
 from edgeq.compat.readers import DataReader, YoloDataReader
@@ -59,7 +59,7 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
 
     Raises:
         UsageError: there are no readers.
-        DataError, CalibrationError: for the same reasons as in `edgeq.calibrate.collect`.
+        DataError, CalibrationError: for the same reasons as in `edgeq.calibration.collect`.
     """
     path = Path(model_path)
     digest, model = model_digest(path), read_model(path)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.compat.calibrators import CalibraterBase, CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
 from edgeq.compat.source import (
     LOG,
@@ -33,10 +33,10 @@ from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import path_of
 from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.model.rewrites import gemms_with_factors, plain_gemms
-from edgeq.quantize.qdq import lasting_clamps
-from edgeq.quantize.quantizer import chosen_params, quantize_with_ranges, quantizer_files, tensors_data
-from edgeq.quantize.weight_only import standard_attentions
-from edgeq.retarget.run import retarget
+from edgeq.quantization.qdq import lasting_clamps
+from edgeq.quantization.quantizer import chosen_params, quantize_with_ranges, quantizer_files, tensors_data
+from edgeq.quantization.weight_only import standard_attentions
+from edgeq.retargeting.run import retarget
 from edgeq.util.outputs import output_file
 
 # Options that onnxruntime's quantizer reads. edgeq uses this quantizer to write the model.

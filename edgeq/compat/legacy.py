@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.compat.source import LOG, as_given, checked, member, warn_unknown_nodes
@@ -37,7 +37,7 @@ from edgeq.model.graph import (
 )
 from edgeq.model.load import save_model
 from edgeq.model.quant_params import LIMITS, QuantParams
-from edgeq.quantize.quantizer import refusals
+from edgeq.quantization.quantizer import refusals
 
 Given = Mapping[str, Sequence[Any]]
 _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}

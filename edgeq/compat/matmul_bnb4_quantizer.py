@@ -20,7 +20,7 @@ from edgeq.compat.source import ModelInput, listed, siblings
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.load import load_model, path_of, save_model
-from edgeq.quantize.quantizer import refusals
+from edgeq.quantization.quantizer import refusals
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.outputs import output_file
 

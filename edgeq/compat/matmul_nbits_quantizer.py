@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._names import find, quantization_tools
@@ -24,9 +24,9 @@ from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, 
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.load import load_model, path_of, save_model
-from edgeq.quantize.block_weights import INT8_LEVEL, LEVEL, OPERATOR
-from edgeq.quantize.quantizer import refusals
-from edgeq.quantize.weight_only import write_weight_only
+from edgeq.quantization.block_weights import INT8_LEVEL, LEVEL, OPERATOR
+from edgeq.quantization.quantizer import refusals
+from edgeq.quantization.weight_only import write_weight_only
 from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
 from edgeq.util.outputs import output_file
 

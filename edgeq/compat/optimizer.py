@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 import onnx
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat._command import SETTINGS, ArgumentParser, Command, PrintedProgress, run_program, say
 from edgeq.compat.preprocess import quant_pre_process
@@ -30,10 +30,10 @@ from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavail
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.clean import name_nodes
 from edgeq.model.load import data_beside, load_model, model_files, model_signature, read_model, save_model
-from edgeq.quantize.quantizer import quiet
-from edgeq.retarget.compare import made_up_inputs
+from edgeq.quantization.quantizer import quiet
+from edgeq.retargeting.compare import made_up_inputs
 from edgeq.run.session import open_session
-from edgeq.tune.recover.fuse_attention import split_unsqueezes
+from edgeq.tuning.recover.fuse_attention import split_unsqueezes
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
 

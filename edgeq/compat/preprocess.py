@@ -13,7 +13,7 @@ from typing import Any
 import click
 import onnx
 import onnx_ir as ir
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, switch
 from edgeq.compat._names import find

@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from edgeq.compat._callable import make_callable
 from edgeq.compat._names import find
 from edgeq.compat.files import quantize_dynamic, quantize_static
 from edgeq.compat.legacy import quantize_model
@@ -19,7 +20,6 @@ from edgeq.compat.matmul_nbits_quantizer import in_blocks
 from edgeq.compat.source import ModelInput, Written
 from edgeq.errors import UsageError
 from edgeq.model.load import path_of
-from edgeq.util.public import make_callable
 
 
 def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:

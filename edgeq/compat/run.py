@@ -15,7 +15,7 @@ from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_
 from edgeq.compat.readers import RESNET50
 from edgeq.data.open_source import Data
 from edgeq.jobs.quantize import quantize
-from edgeq.quantize.quantizer import quiet
+from edgeq.quantization.quantizer import quiet
 from edgeq.util.records import plain
 
 _FORMATS = ("QDQ", "QOperator")

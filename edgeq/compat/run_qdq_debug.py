@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat import qdq_loss_debug as debug
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says

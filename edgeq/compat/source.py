@@ -17,7 +17,7 @@ from edgeq.model.edit import from_proto
 from edgeq.model.graph import MAIN_DOMAINS
 from edgeq.model.load import data_beside, is_quantized, path_of, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.quantize.quantizer import settle
+from edgeq.quantization.quantizer import settle
 from edgeq.run.session import SessionSettings, open_session
 
 METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}

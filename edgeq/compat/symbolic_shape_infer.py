@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, says
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write

@@ -22,8 +22,8 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 import onnx
-from edgeq_device import arrays
-from edgeq_device.files import open_file, read_file
+from edgeq_device.prepare import arrays
+from edgeq_device.system.files import open_file, read_file
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
@@ -331,7 +331,8 @@ def npy_header(stream: IO[bytes]) -> Header:
     """Return the header of an .npy stream. Afterwards, the stream is at the first value.
 
     Raises:
-        ValueError, OSError: for the same reasons as in `edgeq_device.arrays.npy_header`, and also if a size is below 0.
+        ValueError, OSError: for the same reasons as in `edgeq_device.prepare.arrays.npy_header`, and also if a size is
+            below 0.
     """
     shape, fortran, dtype = arrays.npy_header(stream)
     if any(size < 0 for size in shape):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from edgeq_device.files import check_file
+from edgeq_device.system.files import check_file
 from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from edgeq_device.files import read_file
+from edgeq_device.system.files import read_file
 
 from edgeq.data.files import decode
 from edgeq.data.records import Array, Geometry, Picture, SourceOptions, State, assumed_axes, check_size

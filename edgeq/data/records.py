@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from edgeq_device.budget import VARIABLE, largest_sample
-from edgeq_device.files import open_file, read_file
+from edgeq_device.system.budget import VARIABLE, largest_sample
+from edgeq_device.system.files import open_file, read_file
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError

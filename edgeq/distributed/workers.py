@@ -22,8 +22,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from edgeq_device.files import open_file, read_file
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.files import open_file, read_file
+from edgeq_device.system.places import scratch_folder
 
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError

@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.arrays import one_array, read_arrays
-from edgeq_device.basis import EVERYTHING, Basis
-from edgeq_device.engines import EngineSpec, find_library, plugin_of, problem_of
+from edgeq_device.bundle.opening import OutputCheck, check_outputs
+from edgeq_device.bundle.package import MAIN, Bundle
+from edgeq_device.bundle.select import CPU, Device, judge, select
+from edgeq_device.bundle.variants import SliceTolerance, Variant
+from edgeq_device.engines.catalog import EngineSpec, find_library, plugin_of, problem_of
+from edgeq_device.engines.sessions import read_device
 from edgeq_device.errors import DeviceError
-from edgeq_device.opening import OutputCheck, check_outputs
-from edgeq_device.package import MAIN, Bundle
-from edgeq_device.select import CPU, Device, judge, select
-from edgeq_device.sessions import read_device
-from edgeq_device.variants import SliceTolerance, Variant
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from edgeq_device.prepare.arrays import one_array, read_arrays
 from numpy.typing import NDArray
 
 from edgeq.bundle.verify import opened

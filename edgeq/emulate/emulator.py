@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import numpy as np
-from edgeq_device.engines import EngineSpec
-from edgeq_device.places import exposure, scratch_folder
+from edgeq_device.engines.catalog import EngineSpec
+from edgeq_device.system.places import exposure, scratch_folder
 from msgspec import Meta
 from numpy.typing import NDArray
 

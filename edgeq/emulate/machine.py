@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from edgeq_device.engines import parse_version
-from edgeq_device.programs import child_environment, find_program
-from edgeq_device.serve import import_path
+from edgeq_device.engines.catalog import parse_version
+from edgeq_device.engines.serve import import_path
+from edgeq_device.system.programs import child_environment, find_program
 
 from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load_emulators
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.features import FEATURES, bit_of
-from edgeq_device.places import move_new, scratch_folder
-from edgeq_device.programs import child_environment, find_program
-from edgeq_device.serve import import_path
+from edgeq_device.engines.serve import import_path
+from edgeq_device.measure.features import FEATURES, bit_of
+from edgeq_device.system.places import move_new, scratch_folder
+from edgeq_device.system.programs import child_environment, find_program
 
 from edgeq.emulate.emulator import (
     Emulator,

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
-from edgeq_device.files import open_file
-from edgeq_device.programs import child_environment, find_program
+from edgeq_device.system.files import open_file
+from edgeq_device.system.programs import child_environment, find_program
 
 from edgeq.emulate.emulator import Emulator, Recipe, checked, home
 from edgeq.errors import RuntimeUnavailableError, UsageError

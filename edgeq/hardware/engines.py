@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeq_device.cuda import Gpu, capability_text
-from edgeq_device.engines import (
+from edgeq_device.bundle.select import wrong_here
+from edgeq_device.engines.catalog import (
     EngineSpec,
     WrongKernels,
     form_for,
@@ -17,7 +17,7 @@ from edgeq_device.engines import (
     this_platform,
     vendor_problem,
 )
-from edgeq_device.select import wrong_here
+from edgeq_device.engines.cuda import Gpu, capability_text
 
 from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine

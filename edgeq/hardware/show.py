@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgeq_device.cuda import capability_text
+from edgeq_device.engines.cuda import capability_text
 
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import EngineState, wrong_on

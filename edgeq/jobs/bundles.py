@@ -14,16 +14,16 @@ from edgeq_device.program import LABELS
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import share_weights, write_bundle
-from edgeq.calibrate.ranges import Range, quantizable_tensors, scheme_ranges
-from edgeq.calibrate.table import write_tables
+from edgeq.calibration.ranges import Range, quantizable_tensors, scheme_ranges
+from edgeq.calibration.table import write_tables
 from edgeq.measure.coverage import summarise
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.load import model_bytes, model_digest, shared_model
 from edgeq.model.quant_params import QuantParams
 from edgeq.prove.job import Built, Job
 from edgeq.prove.variants import Variant, alternative_spec, selftest_cases, variant_spec
-from edgeq.report.layers import layer_record, quantized_tensors, worst_tensors
-from edgeq.report.page import DEVICE_COMMANDS, make_record, report_files
+from edgeq.reporting.layers import layer_record, quantized_tensors, worst_tensors
+from edgeq.reporting.page import DEVICE_COMMANDS, make_record, report_files
 from edgeq.run.session import EngineFiles
 from edgeq.util.records import plain
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.files import check_directory, check_regular, load_statistics, save_statistics
-from edgeq.calibrate.ranges import quantizable_tensors
-from edgeq.calibrate.statistics import Statistics
+from edgeq.calibration.collect import collect
+from edgeq.calibration.files import check_directory, check_regular, load_statistics, save_statistics
+from edgeq.calibration.ranges import quantizable_tensors
+from edgeq.calibration.statistics import Statistics
 from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from edgeq_device.arrays import read_arrays
-from edgeq_device.cuda import read_gpus
+from edgeq_device.bundle.opening import run_selftest
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.bundle.select import judge
+from edgeq_device.bundle.variants import Variant
+from edgeq_device.engines.cuda import read_gpus
+from edgeq_device.engines.sessions import open_session as open_on_device
+from edgeq_device.engines.sessions import read_device
 from edgeq_device.errors import DeviceError
-from edgeq_device.opening import run_selftest
-from edgeq_device.package import open_bundle
-from edgeq_device.places import scratch_folder
-from edgeq_device.select import judge
-from edgeq_device.sessions import open_session as open_on_device
-from edgeq_device.sessions import read_device
-from edgeq_device.variants import Variant
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.system.places import scratch_folder
 
 from edgeq import demo
 from edgeq.backends.base import REGISTRY as BACKENDS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import backend_for, backend_named
 from edgeq.bundle.write import check_archive
@@ -51,7 +51,7 @@ from edgeq.prove.target_checks import (
 from edgeq.prove.variants import Variant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
-from edgeq.tune.goal import Effort, check_effort
+from edgeq.tuning.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to

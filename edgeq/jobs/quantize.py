@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import ESTIMATE, ONNX, REGISTRY, backend_for, check_suffix, file_suffix
 from edgeq.data.open_source import Data
@@ -26,11 +26,11 @@ from edgeq.prove.builds import Builds, check_measurable, finished, must_decide, 
 from edgeq.prove.job import Builder, Built, Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
-from edgeq.quantize.block_weights import DETAIL, BlockCompute
+from edgeq.quantization.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
-from edgeq.tune.goal import Effort, check_effort
+from edgeq.tuning.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to, output_file

@@ -12,8 +12,8 @@ from edgeq.prove.builds import Builds, artifact_key
 from edgeq.prove.job import Built
 from edgeq.prove.proof import NotFiniteError, Proof, Repair
 from edgeq.scheme import Scheme
-from edgeq.tune.goal import DEFAULT_DROP, Effort
-from edgeq.tune.ladder import climb
+from edgeq.tuning.goal import DEFAULT_DROP, Effort
+from edgeq.tuning.ladder import climb
 
 
 @dataclass(frozen=True)

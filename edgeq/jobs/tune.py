@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.claim import UNKNOWN
-from edgeq_device.places import scratch_folder
+from edgeq_device.measure.claim import UNKNOWN
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import backend_named
-from edgeq.calibrate.files import save_statistics
+from edgeq.calibration.files import save_statistics
 from edgeq.data.open_source import Data, check_there
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError, HardwareError
@@ -37,9 +37,9 @@ from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
-from edgeq.tune.engines import Field, find_field, with_entrants
-from edgeq.tune.goal import Deadline, Goal, as_goal
-from edgeq.tune.journal import (
+from edgeq.tuning.engines import Field, find_field, with_entrants
+from edgeq.tuning.goal import Deadline, Goal, as_goal
+from edgeq.tuning.journal import (
     COLLECTED,
     JOURNAL,
     Journal,
@@ -51,12 +51,12 @@ from edgeq.tune.journal import (
     forget_record,
     keep_record,
 )
-from edgeq.tune.local import LocalEvaluator
-from edgeq.tune.memory import Memory, Space, memory_file, recall
-from edgeq.tune.record import Run, bundle_note, record_of, settings_of, shortfall, timed_record
-from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.search import Searches
-from edgeq.tune.space import (
+from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.memory import Memory, Space, memory_file, recall
+from edgeq.tuning.record import Run, bundle_note, record_of, settings_of, shortfall, timed_record
+from edgeq.tuning.recover.methods import recovery_groups
+from edgeq.tuning.search import Searches
+from edgeq.tuning.space import (
     WORTH_A_TRY,
     Candidate,
     kernel_candidates,
@@ -64,8 +64,8 @@ from edgeq.tune.space import (
     sequence_candidates,
     thread_counts,
 )
-from edgeq.tune.trials import FLOAT, Outcome, Trial
-from edgeq.tune.verdict import met, verdict
+from edgeq.tuning.trials import FLOAT, Outcome, Trial
+from edgeq.tuning.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import next_to, shown

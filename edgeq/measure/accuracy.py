@@ -20,10 +20,10 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from edgeq_device.basis import EVERYTHING, Basis
-from edgeq_device.cuda import shapes_of
-from edgeq_device.latency import Distribution, Runner
-from edgeq_device.scenarios import query_runner
+from edgeq_device.engines.cuda import shapes_of
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from edgeq_device.measure.latency import Distribution, Runner
+from edgeq_device.measure.scenarios import query_runner
 
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample, Samples, Shard, Sharded, SourceSamples, open_samples

@@ -53,8 +53,8 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from edgeq_device.arrays import one_array
-from edgeq_device.variants import slice_name
+from edgeq_device.bundle.variants import slice_name
+from edgeq_device.prepare.arrays import one_array
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample, Samples
@@ -473,7 +473,7 @@ class Session(Protocol):
 def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
     """Run one sample and return the outputs by name.
 
-    An output that is not a tensor becomes one array: see `edgeq_device.arrays.one_array`.
+    An output that is not a tensor becomes one array: see `edgeq_device.prepare.arrays.one_array`.
 
     Raises:
         DataError: the session refuses the sample's names, dtypes or shapes.

@@ -1,4 +1,4 @@
-"""Derive from a float model what the figures of its outputs are taken over. See `edgeq_device.basis`."""
+"""Derive from a float model what the figures of its outputs are taken over. See `edgeq_device.measure.basis`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import itertools
 from typing import Any
 
 import numpy as np
-from edgeq_device.basis import Basis
+from edgeq_device.measure.basis import Basis
 from numpy.typing import NDArray
 
-from edgeq.calibrate.hazards import find_limits
-from edgeq.calibrate.statistics import Nonfinite, Statistics, TensorStatistics, histogram_of
+from edgeq.calibration.hazards import find_limits
+from edgeq.calibration.statistics import Nonfinite, Statistics, TensorStatistics, histogram_of
 from edgeq.data.samples import Samples
 from edgeq.measure.agreement import Session, infer
 from edgeq.model.axes import ranked_axes

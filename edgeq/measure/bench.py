@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import onnx_ir as ir
-from edgeq_device.bench import BenchSettings
-from edgeq_device.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
-from edgeq_device.engines import FLOAT, plugin_of
-from edgeq_device.latency import Distribution, Runner, WarmUp, measure_interleaved
-from edgeq_device.opening import open_best
-from edgeq_device.package import MAIN, Bundle, open_bundle
-from edgeq_device.scenarios import Feed, query_runner
-from edgeq_device.select import precision_of
-from edgeq_device.sessions import read_device
-from edgeq_device.variants import EXTERNAL_FOLDER, Variant
+from edgeq_device.bundle.opening import open_best
+from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
+from edgeq_device.bundle.select import precision_of
+from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
+from edgeq_device.engines.catalog import FLOAT, plugin_of
+from edgeq_device.engines.sessions import read_device
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.measure.latency import Distribution, Runner, WarmUp, measure_interleaved
+from edgeq_device.measure.scenarios import Feed, query_runner
 
 from edgeq.data.open_source import Data, as_data
 from edgeq.errors import BundleError, UsageError

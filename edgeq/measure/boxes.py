@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-from edgeq_device.files import read_file
+from edgeq_device.system.files import read_file
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError, RuntimeUnavailableError

@@ -50,8 +50,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from edgeq_device.basis import EVERYTHING, Basis
-from edgeq_device.pairs import OutputPair, pair_outputs, pair_tensor
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from edgeq_device.measure.pairs import OutputPair, pair_outputs, pair_tensor
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.engines import engine_of_file
-from edgeq_device.places import scratch_folder
+from edgeq_device.engines.catalog import engine_of_file
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.measure.agreement import run_feed
 from edgeq.model.graph import (

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.basis import Basis
-from edgeq_device.engines import engine_of_file
-from edgeq_device.places import scratch_folder
+from edgeq_device.engines.catalog import engine_of_file
+from edgeq_device.measure.basis import Basis
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.data.open_source import Data, as_data
 from edgeq.data.samples import Samples, spread_over

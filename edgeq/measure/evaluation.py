@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.basis import EVERYTHING
-from edgeq_device.engines import FLOAT
+from edgeq_device.engines.catalog import FLOAT
+from edgeq_device.measure.basis import EVERYTHING
 
 from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.data.preprocess import Preprocess, candidates, load_preprocess

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from edgeq_device.basis import EVERYTHING, Basis
+from edgeq_device.measure.basis import EVERYTHING, Basis
 
 from edgeq.data.samples import Samples
 from edgeq.errors import RuntimeUnavailableError

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bench import BenchSettings, OnProgress, bench_lines
-from edgeq_device.bench_models import BenchModel, Shapes, bench_models
-from edgeq_device.claim import Claim
-from edgeq_device.memory import MemoryUse, measure_memory
-from edgeq_device.scenarios import Feed
+from edgeq_device.measure.bench import BenchSettings, OnProgress, bench_lines
+from edgeq_device.measure.bench_models import BenchModel, Shapes, bench_models
+from edgeq_device.measure.claim import Claim
+from edgeq_device.measure.memory import MemoryUse, measure_memory
+from edgeq_device.measure.scenarios import Feed
 
 from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_request, open_session, with_carried
@@ -60,7 +60,7 @@ class Measurement(Page):
         return figures
 
     def ratio(self, name: str, scenario: str = "single-stream") -> Mapping[str, Any]:
-        """Return how many times faster `name` is than the baseline (`edgeq_device.claim`).
+        """Return how many times faster `name` is than the baseline (`edgeq_device.measure.claim`).
 
         The keys are estimate, low, high, confidence, pairs, baseline_ms, ms, reason and verdict.
         """

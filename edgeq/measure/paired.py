@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
-from edgeq_device.basis import EVERYTHING, Basis
-from edgeq_device.pairs import pair_outputs
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from edgeq_device.measure.pairs import pair_outputs
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
-from edgeq_device.basis import Axis
+from edgeq_device.measure.basis import Axis
 
 from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, constant, name_of, node_input, operator_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from edgeq_device.files import open_file
-from edgeq_device.manifest import MANIFEST
+from edgeq_device.bundle.manifest import MANIFEST
+from edgeq_device.system.files import open_file
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
 
 from edgeq.errors import ModelError, OutputError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.engines import parse_version
+from edgeq_device.engines.catalog import parse_version
 
 from edgeq.errors import HardwareError, ModelError, UsageError, suggest
 from edgeq.model.graph import every_node, node_input, operator_of, opset_of
@@ -157,8 +157,8 @@ def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
 
 
 def wrong_table() -> str:
-    """Return the content of `edgeq_device/known_wrong.json`. On devices, this file lists the releases with wrong
-    kernels.
+    """Return the content of `edgeq_device/engines/known_wrong.json`. On devices, this file lists the releases with
+    wrong kernels.
     """
     content = toml_table(shipped("targets") / "onnxruntime" / "known_wrong.toml", HardwareError, "Correct the file")
     return json.dumps(content["wrong"], indent=1) + "\n"

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
-from edgeq_device.files import check_file
+from edgeq_device.system.files import check_file
 from numpy.typing import NDArray
 
 from edgeq.errors import ModelError, one_line

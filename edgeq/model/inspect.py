@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.errors import UsageError
 from edgeq.model.clean import node_names

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from edgeq_device.basis import Axis, Padding
+from edgeq_device.measure.basis import Axis, Padding
 
 from edgeq.model.axes import follow_axes
 from edgeq.model.graph import GraphIndex, constant, is_op, name_of, operator_of

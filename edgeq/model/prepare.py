@@ -130,7 +130,7 @@ class PreparedModel:
             source.
         notes: changes and other remarks, as sentences.
         hazards: for each tensor that must not be in 8 bits, the part of the reason after the tensor's name. It is known
-            only after calibration (`edgeq.calibrate.hazards`).
+            only after calibration (`edgeq.calibration.hazards`).
         unseen: float inputs that are zero in all calibration samples. They are known only after calibration.
     """
 

@@ -12,7 +12,7 @@ products, and one more sum that is rounded to 8 bits.
 
 An attention mask is added before a Softmax and contains numbers far below any score. A range that includes these
 numbers maps all scores to a single integer. edgeq finds masks in the graph, because the calibration samples may contain
-no masked position. `edgeq.calibrate.hazards` finds other such tensors from statistics.
+no masked position. `edgeq.calibration.hazards` finds other such tensors from statistics.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from edgeq_device.budget import VARIABLE, allowance, largest_sample
-from edgeq_device.onnxfile import ELEMENT_BITS
+from edgeq_device.bundle.onnxfile import ELEMENT_BITS
+from edgeq_device.system.budget import VARIABLE, allowance, largest_sample
 
 from edgeq.errors import ModelError, one_line
 from edgeq.model.edit import inner_graphs

@@ -13,9 +13,9 @@ from typing import IO, Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.budget import largest_sample
-from edgeq_device.files import open_file, read_file
-from edgeq_device.onnxfile import ELEMENT_BITS
+from edgeq_device.bundle.onnxfile import ELEMENT_BITS
+from edgeq_device.system.budget import largest_sample
+from edgeq_device.system.files import open_file, read_file
 
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.clean import BUNDLES_GO, is_archived_bundle, likely_cause

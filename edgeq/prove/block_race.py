@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.claim import SLOWER, UNKNOWN, claim
+from edgeq_device.measure.claim import SLOWER, UNKNOWN, claim
 
 from edgeq.backends.base import described
 from edgeq.data.samples import Samples, spread_over
@@ -19,7 +19,7 @@ from edgeq.measure.bench import race, runners
 from edgeq.measure.latency import sessions_to_time
 from edgeq.model.load import read_model, save_model
 from edgeq.prove.job import Built, Job
-from edgeq.quantize.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
+from edgeq.quantization.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES
 

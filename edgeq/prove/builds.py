@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.engines import installed_package, known_wrong
+from edgeq_device.engines.catalog import installed_package, known_wrong
 
 from edgeq.backends.base import Alternative, Artifact, backend_for, backend_named
 from edgeq.data.samples import spread_over

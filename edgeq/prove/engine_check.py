@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from edgeq_device.engines import FLOAT
-from edgeq_device.places import scratch_folder
+from edgeq_device.engines.catalog import FLOAT
+from edgeq_device.system.places import scratch_folder
 
 from edgeq import demo
 from edgeq.backends.base import Check

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.basis import EVERYTHING, Basis
+from edgeq_device.measure.basis import EVERYTHING, Basis
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, Backend, as_backend, backend_for, backend_named, check_names
 from edgeq.bundle.write import BUNDLE
-from edgeq.calibrate.collect import FloatOutputs, collect
-from edgeq.calibrate.files import load_statistics
-from edgeq.calibrate.hazards import behind_layers, calibrated, hazard_notes
-from edgeq.calibrate.methods import REGISTRY as METHODS
-from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
-from edgeq.calibrate.statistics import UNIT, Statistics
+from edgeq.calibration.collect import FloatOutputs, collect
+from edgeq.calibration.files import load_statistics
+from edgeq.calibration.hazards import behind_layers, calibrated, hazard_notes
+from edgeq.calibration.methods import REGISTRY as METHODS
+from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
+from edgeq.calibration.statistics import UNIT, Statistics
 from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
 from edgeq.data.parts import shared_files
@@ -49,7 +49,7 @@ from edgeq.model.load import data_beside, data_name, is_quantized, model_files, 
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
 from edgeq.prove.opening import check_preparation
-from edgeq.quantize.adopt import adopt
+from edgeq.quantization.adopt import adopt
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.signature import Signature

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from edgeq_device.basis import EVERYTHING, Basis
+from edgeq_device.measure.basis import EVERYTHING, Basis
 
 from edgeq.backends.base import Artifact
 from edgeq.data.records import Array, Sample

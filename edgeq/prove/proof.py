@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from edgeq_device.basis import EVERYTHING, Basis
-from edgeq_device.claim import SLOWER, Claim, claim
-from edgeq_device.latency import Distribution
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from edgeq_device.measure.claim import SLOWER, Claim, claim
+from edgeq_device.measure.latency import Distribution
 
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples, spread_over

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines import find_library, parse_version, plugin_of
+from edgeq_device.engines.catalog import find_library, parse_version, plugin_of
 
 from edgeq.backends.base import SIMULATORS, Artifact, backend_named
 from edgeq.emulate.audit import audit, graph_settings

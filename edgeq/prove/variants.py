@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.arrays import one_array
-from edgeq_device.basis import EVERYTHING, Basis
-from edgeq_device.engines import engine_options, parse_version
-from edgeq_device.pairs import OutputPair, pair_outputs
-from edgeq_device.variants import DRAWN, SliceTolerance
+from edgeq_device.bundle.variants import DRAWN, SliceTolerance
+from edgeq_device.engines.catalog import engine_options, parse_version
+from edgeq_device.measure.basis import EVERYTHING, Basis
+from edgeq_device.measure.pairs import OutputPair, pair_outputs
+from edgeq_device.prepare.arrays import one_array
 from numpy.typing import NDArray
 
 from edgeq.backends.base import ESTIMATE, Alternative, Artifact
@@ -30,7 +30,7 @@ from edgeq.prove.job import Built, Job
 from edgeq.prove.opening import open_stand_in
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision
-from edgeq.report.page import DIGITS
+from edgeq.reporting.page import DIGITS
 from edgeq.run.session import Engines, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import Displayed

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from edgeq_device.claim import RaceRules, Ranking
-from edgeq_device.latency import Distribution
+from edgeq_device.measure.claim import RaceRules, Ranking
+from edgeq_device.measure.latency import Distribution
 from msgspec import Meta
 
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
@@ -49,7 +49,7 @@ class _Ready:
 class BoardClock:
     """Time models on boards of one kind. The boards take turns, so that one rests while another works.
 
-    See `edgeq.tune.sessions.Clock`.
+    See `edgeq.tuning.sessions.Clock`.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class _Raced:
 
 @dataclass(frozen=True)
 class _Race:
-    """Describe a board's answer to a comparison of speeds. See `edgeq_device.claim.Ranking`."""
+    """Describe a board's answer to a comparison of speeds. See `edgeq_device.measure.claim.Ranking`."""
 
     order: tuple[Text, ...]
     settled: bool

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from edgeq_device.package import MAIN, Bundle
-from edgeq_device.verify import hash_line, variant_lines
+from edgeq_device.bundle.package import MAIN, Bundle
+from edgeq_device.bundle.verify import hash_line, variant_lines
 from msgspec import Meta
 
 from edgeq.backends.base import SIMULATORS
@@ -32,9 +32,9 @@ from edgeq.remote.devices import Board, boards_of
 from edgeq.remote.link import Line, Text, read_json
 from edgeq.remote.machine import board_record, describe_board
 from edgeq.remote.session import SENSELESS, BoardModels, BoardSession, open_board, senseless, start_board_guest
-from edgeq.report.compare import CompareRequest
-from edgeq.report.gate import Gated, GateLimits, gate
-from edgeq.report.timing import BenchReport, FleetRecord, FleetRow, summarised
+from edgeq.reporting.compare import CompareRequest
+from edgeq.reporting.gate import Gated, GateLimits, gate
+from edgeq.reporting.timing import BenchReport, FleetRecord, FleetRow, summarised
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import Amount, parse, plain
@@ -214,7 +214,7 @@ class _BoardProgress:
 
 
 class _BoardPlace(BoardModels):
-    """Measure models for a comparison on a board. See `edgeq.report.compare.ComparePlace`."""
+    """Measure models for a comparison on a board. See `edgeq.reporting.compare.ComparePlace`."""
 
     @property
     def name(self) -> str:
@@ -222,14 +222,14 @@ class _BoardPlace(BoardModels):
         return self._session.board.name
 
     def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
-        """Time the models on the board. See `edgeq.report.compare.ComparePlace`."""
+        """Time the models on the board. See `edgeq.reporting.compare.ComparePlace`."""
         return BoardBench(self._session, self._progress).loaded(models, sessions, work)
 
 
 def gate_on(
     board: Board, request: CompareRequest, limits: GateLimits, *, update: bool = False, progress: Progress = SILENT
 ) -> Gated:
-    """Run `edgeq.report.gate.gate` on a board. If there is no baseline to compare with, do not connect to the board.
+    """Run `edgeq.reporting.gate.gate` on a board. If there is no baseline to compare with, do not connect to the board.
 
     Raises:
         BoardError: the board cannot be used.
@@ -261,7 +261,9 @@ class OutputFound:
 
 @dataclass(frozen=True)
 class VariantFound:
-    """Report the check of one variant in the form that the runner writes. See `edgeq_device.verify.VariantReport`."""
+    """Report the check of one variant in the form that the runner writes. See
+    `edgeq_device.bundle.verify.VariantReport`.
+    """
 
     component: Text
     variant: Text

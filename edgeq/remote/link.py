@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
 from edgeq_device.errors import DeviceError
-from edgeq_device.plainjson import parse_json
-from edgeq_device.programs import child_environment, find_program
-from edgeq_device.relay import Tail, printable
+from edgeq_device.system.plainjson import parse_json
+from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.relay import Tail, printable
 from msgspec import Meta
 
 from edgeq.errors import BoardError

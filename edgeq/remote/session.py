@@ -16,13 +16,13 @@ from typing import IO, Annotated, Any, Self
 
 import numpy as np
 import onnx
-from edgeq_device.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
-from edgeq_device.budget import VARIABLE, largest_sample
-from edgeq_device.engines import EngineSpec, parse_version
-from edgeq_device.files import open_file
-from edgeq_device.package import MAIN
-from edgeq_device.places import scratch_folder
-from edgeq_device.serve import GuestSession, TensorInfo
+from edgeq_device.bundle.package import MAIN
+from edgeq_device.engines.catalog import EngineSpec, parse_version
+from edgeq_device.engines.serve import GuestSession, TensorInfo
+from edgeq_device.prepare.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
+from edgeq_device.system.budget import VARIABLE, largest_sample
+from edgeq_device.system.files import open_file
+from edgeq_device.system.places import scratch_folder
 from msgspec import Meta
 
 from edgeq.bundle.verify import contents, opened
@@ -232,7 +232,7 @@ class BoardSession:
     def runtime(self) -> str:
         """Send edgeq's programs for devices, and return the path of their folder on the board."""
         root = shipped("targets") / "runtime"
-        files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").iterdir())]
+        files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").rglob("*"))]
         taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
         return self.send(taken)
 

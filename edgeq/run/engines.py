@@ -1,8 +1,8 @@
 """Describe the engines that execute a graph: ONNX Runtime's own CPU kernels, or its plug-ins.
 
-Each file of `targets/engines/*.toml` describes one engine. `edgeq_device.engines.EngineSpec` has the fields that are
-needed to find and open an engine, because devices do this too. `Engine` adds the fields that matter for building and
-choosing. Devices get the contents of `engines.json`, which is next to that module.
+Each file of `targets/engines/*.toml` describes one engine. `edgeq_device.engines.catalog.EngineSpec` has the fields
+that are needed to find and open an engine, because devices do this too. `Engine` adds the fields that matter for
+building and choosing. Devices get the contents of `engines.json`, which is next to that module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines import FLOAT, EngineSpec
+from edgeq_device.engines.catalog import FLOAT, EngineSpec
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.util.records import parse, toml_table
@@ -318,6 +318,6 @@ def only_engine(backend: str) -> Engine | None:
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:
-    """Return the content of `edgeq_device/engines.json`, in which devices find the descriptions of the engines."""
+    """Return the content of `edgeq_device/engines/engines.json`, the descriptions of the engines for devices."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

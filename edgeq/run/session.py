@@ -14,9 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-import edgeq_device.serve
-from edgeq_device.engines import FLOAT, EngineSpec, engine_of_file, find_library, open_engine
-from edgeq_device.options import (
+import edgeq_device.engines.serve
+from edgeq_device.bundle.options import (
     BRIEF_SPIN,
     ignore_options_in_models,
     model_options,
@@ -24,9 +23,10 @@ from edgeq_device.options import (
     session_options,
     session_problem,
 )
-from edgeq_device.places import make_scratch, scratch_folder
-from edgeq_device.serve import GuestSession, import_path
-from edgeq_device.variants import EXTERNAL_FOLDER
+from edgeq_device.bundle.variants import EXTERNAL_FOLDER
+from edgeq_device.engines.catalog import FLOAT, EngineSpec, engine_of_file, find_library, open_engine
+from edgeq_device.engines.serve import GuestSession, import_path
+from edgeq_device.system.places import make_scratch, scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
@@ -275,7 +275,7 @@ class Command:
         return (*self.interpreter, "-I", *kept)
 
 
-class Guest(edgeq_device.serve.Guest):
+class Guest(edgeq_device.engines.serve.Guest):
     """Control a running guest program. `start_guest` makes this object."""
 
     _copies: tuple[Path, Callable[[], None]] | None = None

@@ -20,10 +20,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from edgeq_device.budget import VARIABLE, lifted_seconds
-from edgeq_device.engines import this_platform as _here
-from edgeq_device.places import exposure
-from edgeq_device.programs import child_environment, ending_with_parent, find_program
+from edgeq_device.engines.catalog import this_platform as _here
+from edgeq_device.system.budget import VARIABLE, lifted_seconds
+from edgeq_device.system.places import exposure
+from edgeq_device.system.programs import child_environment, ending_with_parent, find_program
 
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.util.display import SILENT, Progress

@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeq_device.files import open_file, read_file
-from edgeq_device.places import PrivateFolder, exchange, move_new, remove_ended, stage_name
+from edgeq_device.system.files import open_file, read_file
+from edgeq_device.system.places import PrivateFolder, exchange, move_new, remove_ended, stage_name
 
 from edgeq import __version__
 from edgeq.errors import OutputError

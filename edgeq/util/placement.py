@@ -29,9 +29,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgeq_device.errors import DeviceError
-from edgeq_device.files import open_file, read_file
-from edgeq_device.places import NO_LOCKS, is_stage, move_new
-from edgeq_device.plainjson import MAX_BYTES, parse_json
+from edgeq_device.system.files import open_file, read_file
+from edgeq_device.system.places import NO_LOCKS, is_stage, move_new
+from edgeq_device.system.plainjson import MAX_BYTES, parse_json
 
 from edgeq.errors import OutputError
 

@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import click
-from edgeq_device.budget import Budget, Endings, confine
-from edgeq_device.programs import child_environment
-from edgeq_device.relay import prepare_output, printable, without_passwords
+from edgeq_device.system.budget import Budget, Endings, confine
+from edgeq_device.system.programs import child_environment
+from edgeq_device.system.relay import prepare_output, printable, without_passwords
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
 from edgeq.util.registry import describe, device_errors, place_in, plugin_in

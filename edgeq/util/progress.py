@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import click
-from edgeq_device.relay import printable, printable_lines, unfiltered
+from edgeq_device.system.relay import printable, printable_lines, unfiltered
 
 from edgeq.util.display import SILENT, Advance, Progress
 

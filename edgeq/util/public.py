@@ -1,18 +1,10 @@
-"""Make a function public: show progress by default, use Python's words in messages, and shorten tracebacks.
-
-Some names are both functions and packages: users call `edgeq.tune(...)` and import `edgeq.tune.space`. Importing any
-module of a package sets the package as an attribute of its parent, where it replaces a function of the same name. So
-such a package is itself callable, and the name `edgeq.tune` always refers to the same object.
-"""
+"""Make a function public: show progress by default, use Python's words in messages, and shorten tracebacks."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from edgeq.errors import EdgeqError
@@ -62,35 +54,3 @@ class _InPython:
     def note(self, text: str) -> None:
         """Show one line; see `Progress.note`."""
         self._shown.note(in_python(text))
-
-
-class CallablePackage(ModuleType):
-    """Forward calls of a package to one of its functions, which is imported at the first call.
-
-    `inspect.signature` and `help` find the function through `__wrapped__`.
-    """
-
-    forwards_to: str
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        module, _, name = self.forwards_to.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return public(self.__wrapped__)(*args, **kwargs)
-
-
-def make_callable(package: str, function: str) -> None:
-    """Make a package forward calls to a function.
-
-    Type checkers see the function itself, because `edgeq/__init__.py` imports it only for them.
-
-    Args:
-        package: the package's `__name__`.
-        function: "module:name".
-    """
-    module = sys.modules[package]
-    module.__class__ = CallablePackage
-    module.__dict__["forwards_to"] = function

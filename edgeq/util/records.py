@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_
 import msgspec
 import numpy as np
 from edgeq_device.errors import DeviceError
-from edgeq_device.files import open_file, read_file
-from edgeq_device.plainjson import MAX_BYTES, MAX_DEPTH, parse_json
+from edgeq_device.system.files import open_file, read_file
+from edgeq_device.system.plainjson import MAX_BYTES, MAX_DEPTH, parse_json
 from msgspec import inspect
 
 from edgeq.errors import EdgeqError, suggest

@@ -167,7 +167,7 @@ class Group:
             self.place(name)
 
 
-METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
+METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibration.methods", "METHOD")
 DECODERS = Group(
     "decoder",
     "edgeq.decoders",
@@ -215,7 +215,7 @@ STEPS = Group(
     },
     error=DataError,
 )
-RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
+RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tuning.recover.methods", "RECOVERY")
 BACKENDS = Group(
     "backend",
     "edgeq.backends",
@@ -230,7 +230,7 @@ BACKENDS = Group(
     },
     error=HardwareError,
 )
-RENDERERS = Group("renderer", "edgeq.renderers", own={"html": "edgeq.report.page:draw"})
+RENDERERS = Group("renderer", "edgeq.renderers", own={"html": "edgeq.reporting.page:draw"})
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 

@@ -337,9 +337,9 @@ def _describe(folder, request, lines):
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
         sys.dont_write_bytecode = True
-    from edgeq_device import environment, features
-    from edgeq_device.cuda import read_gpus
-    from edgeq_device.engines import engines, installed_version, installed_versions, problem_of
+    from edgeq_device.engines.catalog import engines, installed_version, installed_versions, problem_of
+    from edgeq_device.engines.cuda import read_gpus
+    from edgeq_device.measure import environment, features
 
     versions = installed_versions(request["packages"])
     runtime = versions.get("onnxruntime") or versions.get("onnxruntime-gpu", "")

@@ -1,8 +1,8 @@
 """Do edgeq's work inside an emulated machine, on a board, or in a separate process for a plug-in engine.
 
 The program opens models as a device would. It reads requests from standard input and answers on standard output, in the
-frames of edgeq_device/arrays.py. It needs Python 3.9 or newer, numpy, onnxruntime, and edgeq_device next to it. Python
-runs in isolated mode. The first argument is a search path for modules, which comes first, like PYTHONPATH.
+frames of edgeq_device/prepare/arrays.py. It needs Python 3.9 or newer, numpy, onnxruntime, and edgeq_device next to it.
+Python runs in isolated mode. The first argument is a search path for modules, which comes first, like PYTHONPATH.
 
 With `--mask LIBRARY`, CPUID instructions of onnxruntime trap, and the library answers instead
 (edgeq/emulate/cpuid_mask.c). Each further argument "LEAF:SUBLEAF:REGISTER:BITS" removes bits from the answer. The
@@ -26,21 +26,21 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from edgeq_device.arrays import read_arrays
-from edgeq_device.bench import BenchSettings
-from edgeq_device.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
-from edgeq_device.claim import FEWEST_SESSIONS, rank_until_settled
-from edgeq_device.engines import add_engine, read_engine
-from edgeq_device.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
-from edgeq_device.files import read_file
-from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.memory import measure_memory
-from edgeq_device.opening import open_best, start_variant
-from edgeq_device.options import BRIEF_SPIN, session_options
-from edgeq_device.package import MAIN, open_bundle
-from edgeq_device.scenarios import query_runner
-from edgeq_device.serve import open_requested, requested_variant, serve
-from edgeq_device.sessions import onnxruntime, read_device
+from edgeq_device.bundle.opening import open_best, start_variant
+from edgeq_device.bundle.options import BRIEF_SPIN, session_options
+from edgeq_device.bundle.package import MAIN, open_bundle
+from edgeq_device.engines.catalog import add_engine, read_engine
+from edgeq_device.engines.serve import open_requested, requested_variant, serve
+from edgeq_device.engines.sessions import onnxruntime, read_device
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.measure.claim import FEWEST_SESSIONS, rank_until_settled
+from edgeq_device.measure.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
+from edgeq_device.measure.latency import Bursts, WarmUp
+from edgeq_device.measure.memory import measure_memory
+from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.system.files import read_file
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -77,8 +77,11 @@ class _Source(SourceFileLoader):
     def get_data(self, path):
         """Return the bytes of the zip's file at `path`. Raise OSError if there is no such file."""
         try:
-            return self._archive.read("/".join(Path(path).parts[-2:]))
-        except KeyError as error:
+            parts = Path(path).parts
+            # The last folder of this name contains the package: a folder above the bundle may have the same name.
+            start = len(parts) - 1 - parts[::-1].index(PACKAGE)
+            return self._archive.read("/".join(parts[start:]))
+        except (KeyError, ValueError) as error:
             raise FileNotFoundError(path) from error
 
 
@@ -103,14 +106,18 @@ class _Finder:
 
     def find_spec(self, name, path=None, target=None):
         """Return the import spec of `edgeq_device` or one of its modules, or None for every other name."""
-        package, _, module = name.partition(".")
-        file = f"{module or '__init__'}.py"
-        if package != PACKAGE or f"{PACKAGE}/{file}" not in self._names:
+        package, *modules = name.split(".")
+        if package != PACKAGE:
+            return None
+        inner = "/".join(modules)
+        is_room = f"{PACKAGE}/{inner}/__init__.py".replace("//", "/") in self._names
+        file = f"{inner}/__init__.py".lstrip("/") if is_room else f"{inner}.py"
+        if f"{PACKAGE}/{file}" not in self._names:
             return None
         place = str(self._folder / file)
         loader = _Source(name, place, self._content, self._archive)
-        inside = None if module else [str(self._folder)]
-        return spec_from_file_location(name, place, loader=loader, submodule_search_locations=inside)
+        folder = [str(self._folder / inner)] if is_room else None
+        return spec_from_file_location(name, place, loader=loader, submodule_search_locations=folder)
 
 
 def _content(root):

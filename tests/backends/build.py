@@ -12,8 +12,8 @@ from onnx import numpy_helper
 
 from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.model.prepare import PreparedModel, prepare_model

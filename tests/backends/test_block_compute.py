@@ -1,4 +1,4 @@
-"""Test `edgeq.quantize.block_weights`: int8 activations against the kernel, and the products that stay in float."""
+"""Test `edgeq.quantization.block_weights`: int8 activations against the kernel, and the products that stay in float."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeq.data.records import Sample
 from edgeq.errors import UsageError
 from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantize.block_weights import (
+from edgeq.quantization.block_weights import (
     DETAIL,
     LEVEL,
     ProductNoise,
@@ -30,7 +30,7 @@ from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from tests.backends.networks import prepared
 from tests.graphs import attributes, proto
-from tests.tune.recover.nets import FewSamples
+from tests.tuning.recover.nets import FewSamples
 
 K, N, WILD = 64, 48, 3
 NET = f"""
@@ -153,7 +153,7 @@ def test_few_of_many_outputs_tell_the_same(
     artifact = CpuBackend().build(wild, {}, FOUR, tmp_path / "q.onnx", samples=samples())
     model = read_model(artifact.model)
     whole = measure_noise(model, wild, samples())
-    monkeypatch.setattr("edgeq.quantize.block_weights._OUTPUTS", 16)
+    monkeypatch.setattr("edgeq.quantization.block_weights._OUTPUTS", 16)
     for few, all_of_them in zip(measure_noise(model, wild, samples()), whole, strict=True):
         assert few.weights == pytest.approx(all_of_them.weights, rel=0.3)
         assert few.activations == pytest.approx(all_of_them.activations, rel=0.3)

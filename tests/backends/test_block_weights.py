@@ -1,4 +1,4 @@
-"""Test `edgeq.quantize.block_weights` against the error of every range on a fine grid, and MatMulNBits' format."""
+"""Test `edgeq.quantization.block_weights` against the error of every range on a fine grid, and MatMulNBits' format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeq.quantize.block_weights import BlockWeights, fit_blocks, packed, unpacked
+from edgeq.quantization.block_weights import BlockWeights, fit_blocks, packed, unpacked
 
 
 def error(matrix: np.ndarray, blocks: BlockWeights, importance: np.ndarray) -> float:

@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from edgeq_device.options import model_options
+from edgeq_device.bundle.options import model_options
 from onnx import numpy_helper
 
 from edgeq.backends.base import backend_named
 from edgeq.backends.cpu import CpuBackend
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files, save_model
-from edgeq.quantize import quantizer
-from edgeq.quantize.quantizer import float_compute_nodes
+from edgeq.quantization import quantizer
+from edgeq.quantization.quantizer import float_compute_nodes
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from tests.backends.build import Bench, bench, mixed, operators, quantized, random, residual, stacked, weights

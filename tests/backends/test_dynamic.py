@@ -19,8 +19,8 @@ from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.prepare import PreparedModel
 from edgeq.prove.builds import explainer
 from edgeq.prove.job import Built
-from edgeq.quantize.recurrent import LEAST_MACS
-from edgeq.quantize.weight_only import gemms_to_matmuls
+from edgeq.quantization.recurrent import LEAST_MACS
+from edgeq.quantization.weight_only import gemms_to_matmuls
 from edgeq.run.session import open_session
 from edgeq.scheme import IntegerType, Scheme
 from tests.backends.networks import model_of, operators, prepared, recurrent, run, sqnr_db

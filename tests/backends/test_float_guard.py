@@ -1,4 +1,4 @@
-"""Test `edgeq.quantize.quantizer`: float layers between integer tensors stay float in a session without options."""
+"""Test `edgeq.quantization.quantizer`: float layers between integer tensors stay float in a session without options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from edgeq.model.edit import from_proto, to_bytes, to_proto
-from edgeq.quantize.quantizer import guard_float_layers
+from edgeq.quantization.quantizer import guard_float_layers
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import attributes, proto
 

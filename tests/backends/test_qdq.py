@@ -21,10 +21,10 @@ from hypothesis.extra.numpy import arrays
 from onnx import numpy_helper
 
 import edgeq
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.model.quant_params import LIMITS
-from edgeq.quantize.qdq import implies_clamp
-from edgeq.quantize.quantizer import activation_params, weight_params
+from edgeq.quantization.qdq import implies_clamp
+from edgeq.quantization.quantizer import activation_params, weight_params
 from edgeq.scheme import Scheme
 from tests.backends.build import Bench, bench, mixed, random, residual
 from tests.graphs import proto

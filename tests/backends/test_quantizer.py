@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.quantize import quantizer
+from edgeq.quantization import quantizer
 
 
 def test_threads_that_overlap_leave_logging_as_it_was() -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.model.load import model_files
-from edgeq.quantize.quantizer import quantizer_output
+from edgeq.quantization.quantizer import quantizer_output
 from tests.graphs import proto
 
 

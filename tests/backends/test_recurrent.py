@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from edgeq.model.edit import from_proto, to_bytes, to_proto
-from edgeq.quantize.recurrent import LEAST_MACS, IntegerWeights, expand_grus
+from edgeq.quantization.recurrent import LEAST_MACS, IntegerWeights, expand_grus
 from tests.backends.networks import operators, recurrent, run, sqnr_db
 
 BITS8 = IntegerWeights(per_channel=True, limit=127)

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from edgeq_device.bundle.package import open_bundle
 from edgeq_device.errors import BundleError
-from edgeq_device.package import open_bundle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import onnx
 import pytest
 from click.testing import CliRunner
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.bundle.variants import EXTERNAL_FOLDER
+from edgeq_device.engines.sessions import _gathered
 from edgeq_device.errors import BundleError
-from edgeq_device.package import open_bundle
-from edgeq_device.sessions import _gathered
-from edgeq_device.variants import EXTERNAL_FOLDER
 from onnx import TensorProto, helper
 
 from edgeq.bundle.plan import BundleSpec

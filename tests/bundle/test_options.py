@@ -18,18 +18,18 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.engines import EngineSpec, engine_options, engines
+from edgeq_device.bundle.options import BRIEF_SPIN, Rule, provider_problem, rules, session_problem
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.bundle.variants import EXTERNAL_FOLDER
+from edgeq_device.engines.catalog import EngineSpec, engine_options, engines
 from edgeq_device.errors import BundleError
-from edgeq_device.options import BRIEF_SPIN, Rule, provider_problem, rules, session_problem
-from edgeq_device.package import open_bundle
-from edgeq_device.places import own_table
-from edgeq_device.variants import EXTERNAL_FOLDER
+from edgeq_device.system.places import own_table
 from onnx import helper
 
 from edgeq.backends.tensorrt.options import explicit_options, table_options
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle
-from edgeq.calibrate.table import FLATBUFFERS
+from edgeq.calibration.table import FLATBUFFERS
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import load_profiles
@@ -243,7 +243,7 @@ def test_the_writer_sets_references_itself() -> None:
 
 def test_the_table_is_the_readers_own(good: Path, copy: Path, tmp_path: Path) -> None:
     """The reader's own table of options decides, not the table that the bundle brings for its runner."""
-    table = "edgeq_device/options.json"
+    table = "edgeq_device/bundle/options.json"
     with zipfile.ZipFile(copy / "edgeq_device.zip") as archive:
         values = json.loads(archive.read(table))
     values["session"]["session.node_partition_config_file"] = {"form": "switch", "why": "x", "source": "x"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.engines import engine_options, engines, find_library, forms
+from edgeq_device.engines.catalog import engine_options, engines, find_library, forms
 from edgeq_device.errors import RuntimeUnavailableError
 
 from edgeq.bundle.plan import BundleSpec

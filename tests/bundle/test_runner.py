@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgeq_device.bundle.opening import output_place
+from edgeq_device.bundle.package import open_bundle
 from edgeq_device.cli import main
 from edgeq_device.errors import OutputError
-from edgeq_device.opening import output_place
-from edgeq_device.package import open_bundle
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle

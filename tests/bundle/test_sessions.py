@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from edgeq_device.bundle.package import Bundle, open_bundle
+from edgeq_device.bundle.variants import Variant
+from edgeq_device.engines.sessions import open_session
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
-from edgeq_device.package import Bundle, open_bundle
-from edgeq_device.sessions import open_session
-from edgeq_device.variants import Variant
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle

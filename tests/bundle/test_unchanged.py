@@ -18,12 +18,12 @@ from typing import Any
 
 import onnxruntime
 import pytest
-from edgeq_device import manifest, opening, package
+from edgeq_device.bundle import manifest, opening, package
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.bundle.verify import verify
 from edgeq_device.cli import main
+from edgeq_device.engines.sessions import read_device
 from edgeq_device.errors import BundleError, OutputError
-from edgeq_device.package import open_bundle
-from edgeq_device.sessions import read_device
-from edgeq_device.verify import verify
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle

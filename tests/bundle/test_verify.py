@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgeq_device.arrays import read_arrays, write_npz
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.bundle.variants import SliceTolerance
+from edgeq_device.bundle.verify import variant_lines
 from edgeq_device.cli import main
 from edgeq_device.errors import BundleError
-from edgeq_device.package import open_bundle
-from edgeq_device.variants import SliceTolerance
-from edgeq_device.verify import variant_lines
+from edgeq_device.prepare.arrays import read_arrays, write_npz
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.verify import verify_bundle

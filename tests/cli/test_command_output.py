@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.bench import BenchSettings
-from edgeq_device.latency import WarmUp
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.latency import WarmUp
 
 from edgeq import errors
 from edgeq.errors import EdgeqError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bench import BenchSettings
-from edgeq_device.latency import WarmUp
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.latency import WarmUp
 
 from edgeq import demo
 from edgeq.cli.build import quantize_command

@@ -40,8 +40,8 @@ FILES = {
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the inputs of emit-c and merge, once."""
     from edgeq.backends.systolic.save import save_program
-    from edgeq.calibrate.files import save_statistics
-    from edgeq.calibrate.statistics import Statistics
+    from edgeq.calibration.files import save_statistics
+    from edgeq.calibration.statistics import Statistics
     from edgeq.demo import CALIBRATION, MODEL
     from tests.backends.systolic.emit_c.programs import program_of
 
@@ -224,8 +224,8 @@ def test_the_c_of_a_program_is_replaced_and_nothing_else(full: Workspace) -> Non
 
 
 def test_results_and_tables_of_older_tools_replace_only_their_like(tmp_path: Path) -> None:
-    from edgeq.calibrate.ranges import Range
-    from edgeq.calibrate.table import write_tables
+    from edgeq.calibration.ranges import Range
+    from edgeq.calibration.table import write_tables
     from edgeq.compat.mlperf import _check_results
 
     ranges = {"x": Range(-1.0, 1.0)}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.relay import printable_lines
+from edgeq_device.system.relay import printable_lines
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle

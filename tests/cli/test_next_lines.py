@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 import pytest
-from edgeq_device.bench import BenchSettings
-from edgeq_device.latency import WarmUp
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.latency import WarmUp
 
 from edgeq.cli import COMMANDS, group
 from edgeq.cli._common import NEXT, next_line

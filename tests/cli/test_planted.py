@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgeq_device.direct_wasm import package_problem
+from edgeq_device.engines.direct_wasm import package_problem
+from edgeq_device.engines.node import node_for
+from edgeq_device.engines.serve import import_path, python_command
 from edgeq_device.errors import DeviceError
-from edgeq_device.node import node_for
-from edgeq_device.programs import child_environment, find_program
-from edgeq_device.serve import import_path, python_command
+from edgeq_device.system.programs import child_environment, find_program
 
 from edgeq.backends.base import toolkits
 from edgeq.backends.litert.ethosu import find_vela
@@ -229,7 +229,7 @@ def test_a_bundle_with_more_files_is_refused_before_they_run(words: tuple[str, .
     cwd = place / "bundle" if words[1] == "." else place
     plant(place / "bundle")
     with zipfile.ZipFile(place / "bundle/edgeq_device.zip", "w") as archive:
-        archive.writestr("edgeq_device/memory.py", f"open({str(place / 'IMPORTED')!r}, 'w').write('altered')")
+        archive.writestr("edgeq_device/measure/memory.py", f"open({str(place / 'IMPORTED')!r}, 'w').write('altered')")
     done = run([program(place), *words], cwd, REPOSITORY, RUNNER)
     assert imported(place) == []
     assert done.returncode == (7 if words[1] == "." else 0), done.stderr
@@ -316,7 +316,7 @@ def test_a_runtime_on_the_parents_path_is_the_childs(tmp_path: Path) -> None:
     site.mkdir()
     here.mkdir()
     code = f"import sys; sys.path[:0] = [{str(RUNNER)!r}, {str(site)!r}]; sys.path += ['', {str(here)!r}, 'site']\n"
-    code += "from edgeq_device.serve import import_path; print(*import_path(), sep=chr(10))"
+    code += "from edgeq_device.engines.serve import import_path; print(*import_path(), sep=chr(10))"
     kept = run(["-P", "-c", code], here).stdout.splitlines()
     assert kept[:2] == [str(RUNNER), str(site)]
     assert not {"", "site", str(here)} & set(kept)
@@ -327,7 +327,7 @@ def test_a_child_can_do_what_its_parent_can(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.syspath_prepend(tmp_path)
     plant(tmp_path)
     assert str(tmp_path) not in import_path()
-    words = python_command("edgeq_device.memory")
+    words = python_command("edgeq_device.measure.memory")
     done = subprocess.run(words, input="{}", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("KeyError")

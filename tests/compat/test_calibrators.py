@@ -14,7 +14,7 @@ import onnxruntime.quantization as theirs
 import pytest
 
 from compat.networks import Reader, images, model_of, weights
-from edgeq.calibrate.table import read_tables
+from edgeq.calibration.table import read_tables
 from edgeq.compat import CalibraterBase, CalibrationMethod, CalibratorBase, create_calibrator
 from edgeq.compat.calibrate import CalibrationDataReader
 from edgeq.compat.calibrators import write_calibration_table

@@ -17,8 +17,8 @@ from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationMethod, create_calibrator
 from PIL import Image
 
-from edgeq.calibrate.ranges import derive_ranges
-from edgeq.calibrate.table import read_tables
+from edgeq.calibration.ranges import derive_ranges
+from edgeq.calibration.table import read_tables
 from edgeq.compat.detector import collect_readers, command
 from edgeq.compat.evaluators import DetectionEvaluator
 from edgeq.compat.readers import YoloDataReader

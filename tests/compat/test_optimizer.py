@@ -22,7 +22,7 @@ from edgeq.compat.qdq_loss_debug import collect_activations, modify_model_output
 from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError
 from tests.compat.models import classifier
 from tests.graphs import proto
-from tests.tune.recover.encoder import Sentences, encoder
+from tests.tuning.recover.encoder import Sentences, encoder
 
 OPERATORS = ["Attention", "EmbedLayerNormalization", "Gather", "MatMul"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.arrays import read_arrays
-from edgeq_device.package import open_bundle
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.prepare.arrays import read_arrays
 from onnx import numpy_helper
 
 from edgeq.bundle.verify import verify_bundle

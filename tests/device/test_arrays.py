@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.arrays import read_arrays, write_npz
 from edgeq_device.errors import DataError
+from edgeq_device.prepare.arrays import read_arrays, write_npz
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -47,7 +47,7 @@ def test_bytes_depend_on_names_and_values_alone() -> None:
 
 @given(npst.arrays(npst.scalar_dtypes().filter(lambda d: d.kind in "biufc"), npst.array_shapes(min_dims=0, min_side=0)))
 def test_npy_files_of_numpy_are_read(array: np.ndarray) -> None:
-    from edgeq_device.arrays import _read_npy
+    from edgeq_device.prepare.arrays import _read_npy
 
     for form in (array, np.asfortranarray(array)):
         data = npy(form)
@@ -126,7 +126,7 @@ def test_a_header_of_another_form(header: str, values: bytes, tmp_path: Path) ->
 
 
 def test_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq_device.arrays.MAX_ARRAY_BYTES", 1000)
+    monkeypatch.setattr("edgeq_device.prepare.arrays.MAX_ARRAY_BYTES", 1000)
     write_npz(tmp_path / "x.npz", {"x": np.zeros(10_000, np.int8)})
     with pytest.raises(DataError, match="more than 1000"):
         read_arrays(tmp_path / "x.npz")
@@ -144,7 +144,7 @@ def test_a_member_that_is_no_array(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_array_or_refused(data: bytes) -> None:
-    from edgeq_device.arrays import _read_npy
+    from edgeq_device.prepare.arrays import _read_npy
 
     for content in (data, b"\x93NUMPY\x01\x00" + data):
         try:

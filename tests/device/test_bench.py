@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.bench import OFFICIAL_DURATION_S, BenchSettings, bench_lines, parse_settings, run_bench
 from edgeq_device.errors import DataError, UsageError
-from edgeq_device.latency import WarmUp
-from edgeq_device.scenarios import SCENARIOS
+from edgeq_device.measure.bench import OFFICIAL_DURATION_S, BenchSettings, bench_lines, parse_settings, run_bench
+from edgeq_device.measure.latency import WarmUp
+from edgeq_device.measure.scenarios import SCENARIOS
 
 FEEDS = [{"x": np.full((1, 4), i, np.float32)} for i in range(5)]
 QUICK = {"min_duration_s": 0.5, "min_queries": 20, "warm_up": WarmUp(window=2, min_s=0.0, max_s=0.1)}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.bench_models import bundle_feeds, bundle_models, bundle_variants
-from edgeq_device.package import open_bundle
-from edgeq_device.serve import requested_variant
-from edgeq_device.sessions import read_device
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.engines.serve import requested_variant
+from edgeq_device.engines.sessions import read_device
+from edgeq_device.measure.bench_models import bundle_feeds, bundle_models, bundle_variants
 
 from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
 from edgeq.bundle.write import write_bundle
@@ -60,7 +60,9 @@ def test_memory_is_measured_with_the_engines_of_the_bundle(
     engines and timings in the current directory.
     """
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("edgeq_device.bench_models.measure_memory", lambda request, shapes: seen.update(request))
+    monkeypatch.setattr(
+        "edgeq_device.measure.bench_models.measure_memory", lambda request, shapes: seen.update(request)
+    )
     one = fakes.variant(
         ep="TensorrtExecutionProvider",
         model=models["narrow"],

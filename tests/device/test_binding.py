@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.cuda import BoundSession
+from edgeq_device.engines.cuda import BoundSession
 
 from tests import graphs
 from tests.graphs import proto

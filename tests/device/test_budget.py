@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from edgeq_device.budget import Budget, read_budget
 from edgeq_device.errors import BudgetError, UsageError
+from edgeq_device.system.budget import Budget, read_budget
 
 RUNTIME = Path(__file__).parents[2] / "targets" / "runtime"
 
@@ -45,7 +45,7 @@ def start(code: str, budget: str) -> subprocess.Popen[str]:
     """
     whole = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.budget import confine\n"
+        f"sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.system.budget import confine\n"
     )
     return subprocess.Popen(
         [sys.executable, "-I", "-c", f"{whole}budget = confine('this')\n{code}"],
@@ -90,7 +90,7 @@ def test_memory_is_limited() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux alone")
 def test_a_step_has_less_memory_for_a_while() -> None:
     code = """
-from edgeq_device.budget import allowance
+from edgeq_device.system.budget import allowance
 with allowance(200 << 20):
     bytearray(100 << 20)
     try:
@@ -109,7 +109,7 @@ bytearray(400 << 20)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_step_has_a_tenth_of_the_time() -> None:
     process = start(
-        "from edgeq_device.budget import allowance\nwith allowance(1 << 30):\n    while True: pass", "seconds=20"
+        "from edgeq_device.system.budget import allowance\nwith allowance(1 << 30):\n    while True: pass", "seconds=20"
     )
     before = time.monotonic()
     _, err = process.communicate(timeout=60)
@@ -123,7 +123,7 @@ def test_a_step_has_a_tenth_of_the_time() -> None:
 def test_progress_gives_the_time_again() -> None:
     code = """
 import time
-from edgeq_device.budget import renew
+from edgeq_device.system.budget import renew
 while time.process_time() < 3: renew(budget)
 """
     process = start(code, "seconds=1")
@@ -206,7 +206,7 @@ for number in range(20000): os.write(2, b"%d\\n" % number)
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_closed_stream_is_nobody_elses(closed: str) -> None:
     program = (
-        f"import sys; sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.budget import confine\n"
+        f"import sys; sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.system.budget import confine\n"
         "confine('this')\nprint('x'); print('y', file=sys.stderr); sys.exit(3)"
     )
     done = subprocess.run(

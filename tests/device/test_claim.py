@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.claim import (
+from edgeq_device.measure.claim import (
     CONFIDENCE,
     FASTER,
     FEWEST_PAIRS,
@@ -20,7 +20,7 @@ from edgeq_device.claim import (
     ratio,
     student_t,
 )
-from edgeq_device.latency import Distribution
+from edgeq_device.measure.latency import Distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import socket
 import threading
 
 import pytest
-from edgeq_device.connection import Broken, Deadline, Limits, Request, exchange, parse_address
+from edgeq_device.trust.connection import Broken, Deadline, Limits, Request, exchange, parse_address
 
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
 

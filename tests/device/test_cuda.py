@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from edgeq_device import cuda
-from edgeq_device.cuda import CUDA, BoundSession, CapturedSession, OpenWith, open_cuda
+from edgeq_device.engines import cuda
+from edgeq_device.engines.cuda import CUDA, BoundSession, CapturedSession, OpenWith, open_cuda
 from edgeq_device.errors import RuntimeUnavailableError
 
 from tests import graphs

@@ -10,7 +10,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 import pytest
-from edgeq_device.direct_litert import LiteRtSession, read_signature
+from edgeq_device.engines.direct_litert import LiteRtSession, read_signature
 from edgeq_device.errors import BundleError
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from edgeq_device.direct_openvino import _imported
-from edgeq_device.engines import EngineSpec
+from edgeq_device.engines.catalog import EngineSpec
+from edgeq_device.engines.direct_openvino import _imported
 
 PACKAGE = """
 try:

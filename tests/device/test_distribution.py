@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from edgeq_device.latency import Distribution, histogram, percentile, shared_edges, sparkline
+from edgeq_device.measure.latency import Distribution, histogram, percentile, shared_edges, sparkline
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.environment import Others, Waits
-from edgeq_device.latency import Bursts, measure_interleaved
+from edgeq_device.measure.environment import Others, Waits
+from edgeq_device.measure.latency import Bursts, measure_interleaved
 
 OWN, WORKER = threading.get_native_id(), 10_000_001
 
@@ -116,7 +116,7 @@ def test_on_a_busy_machine_it_goes_on_as_long_as_a_claim_is_in_reach(
     clock: Any, monkeypatch: pytest.MonkeyPatch, every: int, seconds: float
 ) -> None:
     """The measurement goes on if every second round is undisturbed, but not if only every fiftieth round or none is."""
-    from edgeq_device.environment import Waits
+    from edgeq_device.measure.environment import Waits
 
     rounds = itertools.count(1)
 
@@ -145,7 +145,7 @@ def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path, monkeyp
 
 
 def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq_device import environment
+    from edgeq_device.measure import environment
 
     slept: list[float] = []
     # Two processes are runnable: this one, and until the sleep, the one that runs a model for it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from edgeq_device.errors import UsageError
-from edgeq_device.signature import Curve, PublicKey, curves, read_public_key
+from edgeq_device.trust.signature import Curve, PublicKey, curves, read_public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

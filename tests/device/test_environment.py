@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from edgeq_device import environment
 from edgeq_device.errors import UsageError
+from edgeq_device.measure import environment
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.arrays import input_specs, parse_shapes, random_feeds
 from edgeq_device.errors import DataError, UsageError
+from edgeq_device.prepare.arrays import input_specs, parse_shapes, random_feeds
 
 
 def session(*inputs: tuple[str, str, list[Any]]) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device import sessions as gpu_sessions
-from edgeq_device.cuda import Gpu
+from edgeq_device.bundle.variants import Variant
+from edgeq_device.engines import sessions as gpu_sessions
+from edgeq_device.engines.cuda import Gpu
+from edgeq_device.engines.sessions import open_on_gpu
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.sessions import open_on_gpu
-from edgeq_device.variants import Variant
 
 from .fakes import case, variant
 

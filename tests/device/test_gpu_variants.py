@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device import opening
-from edgeq_device.cuda import Gpu
+from edgeq_device.bundle import opening
+from edgeq_device.bundle.opening import open_best
+from edgeq_device.bundle.select import Device, judge, select
+from edgeq_device.engines.cuda import Gpu
+from edgeq_device.engines.sessions import open_session
 from edgeq_device.errors import CheckFailedError, RuntimeUnavailableError
-from edgeq_device.opening import open_best
-from edgeq_device.select import Device, judge, select
-from edgeq_device.sessions import open_session
 
 from .fakes import CPU, bundle, case, device, variant
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edgeq_device.bundle.opening import check_feeds, read_feeds, save_outputs
+from edgeq_device.engines.sessions import infer
 from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
-from edgeq_device.opening import check_feeds, read_feeds, save_outputs
-from edgeq_device.sessions import infer
 
 from .fakes import Session, Spec
 

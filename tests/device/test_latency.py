@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.latency import Bursts, WarmUp, measure_interleaved, quiet_collector, warm_up
+from edgeq_device.measure.latency import Bursts, WarmUp, measure_interleaved, quiet_collector, warm_up
 
 WARM = WarmUp(window=4, tolerance=0.05, min_s=0.0, max_s=10.0)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import edgeq_device.engines
+import edgeq_device.engines.catalog
 import numpy as np
 import pytest
 
@@ -86,10 +86,10 @@ def device(
         )
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: edgeq-fake-tflite\nVersion: {version}\n")
     monkeypatch.syspath_prepend(place)
-    known = {**edgeq_device.engines.engines(), **load_engines(place / "engines")}
-    monkeypatch.setattr("edgeq_device.engines.engines", lambda: known)
-    monkeypatch.setattr("edgeq_device.sessions.engines", lambda: known)
-    monkeypatch.setattr("edgeq_device.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
+    known = {**edgeq_device.engines.catalog.engines(), **load_engines(place / "engines")}
+    monkeypatch.setattr("edgeq_device.engines.catalog.engines", lambda: known)
+    monkeypatch.setattr("edgeq_device.engines.sessions.engines", lambda: known)
+    monkeypatch.setattr("edgeq_device.bundle.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
     write_bundle(spec(tmp_path), tmp_path / "b")
     return Device(tmp_path, capsys)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.environment import read_memory
+from edgeq_device.engines.serve import open_request, python_command
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.memory import measure_memory
-from edgeq_device.serve import open_request, python_command
+from edgeq_device.measure.environment import read_memory
+from edgeq_device.measure.memory import measure_memory
 
 from . import fakes
 
@@ -46,7 +46,7 @@ def test_a_child_that_takes_too_long_is_given_up(models: dict[str, Path]) -> Non
 
 def test_the_child_speaks_json(models: dict[str, Path]) -> None:
     child = subprocess.run(
-        python_command("edgeq_device.memory"),
+        python_command("edgeq_device.measure.memory"),
         input=json.dumps(order(models["narrow"], shapes={})),
         capture_output=True,
         text=True,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from edgeq_device.bundle.options import KEY, model_options
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.engines.sessions import open_session as open_on_device
 from edgeq_device.errors import BundleError
-from edgeq_device.options import KEY, model_options
-from edgeq_device.package import open_bundle
-from edgeq_device.sessions import open_session as open_on_device
 
 from edgeq import errors
 from edgeq.bundle.plan import BundleSpec, VariantSpec

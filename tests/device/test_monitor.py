@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.bench import Monitor, environment_notes
-from edgeq_device.environment import Others
+from edgeq_device.measure.bench import Monitor, environment_notes
+from edgeq_device.measure.environment import Others
 
 FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
 ZONE = "sys/class/thermal/thermal_zone0/temp"
@@ -27,7 +27,7 @@ def write(root: Path, name: str, text: str) -> None:
 
 @pytest.fixture(autouse=True)
 def its_clock(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq_device.bench.time.monotonic", clock)
+    monkeypatch.setattr("edgeq_device.measure.bench.time.monotonic", clock)
 
 
 def test_clock_and_temperature_are_followed(tmp_path: Path, clock: Any) -> None:

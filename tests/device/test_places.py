@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from edgeq_device.places import temporary_folder
+from edgeq_device.system.places import temporary_folder
 
 RUNTIME = Path(__file__).parents[2] / "targets" / "runtime"
 
@@ -30,7 +30,7 @@ def test_a_folder_that_is_left(end: str, tmp_path: Path) -> None:
 import sys, tempfile
 sys.path.insert(0, {str(RUNTIME)!r})
 tempfile.tempdir = {str(tmp_path)!r}
-from edgeq_device.places import temporary_folder
+from edgeq_device.system.places import temporary_folder
 folder, _ = temporary_folder("edgeq-test-", "nothing")
 (folder / "file").write_text("x")
 print(folder.name)
@@ -47,7 +47,7 @@ def test_a_forked_process_leaves_it(tmp_path: Path) -> None:
 import os, sys, tempfile
 sys.path.insert(0, {str(RUNTIME)!r})
 tempfile.tempdir = {str(tmp_path)!r}
-from edgeq_device.places import temporary_folder
+from edgeq_device.system.places import temporary_folder
 folder, remove = temporary_folder("edgeq-test-", "nothing")
 if child := os.fork():
     os.waitpid(child, 0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from edgeq_device.errors import BundleError
-from edgeq_device.plainjson import MAX_DEPTH, parse_json
+from edgeq_device.system.plainjson import MAX_DEPTH, parse_json
 from hypothesis import given
 from hypothesis import strategies as st
 

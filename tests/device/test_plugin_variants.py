@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import edgeq_device.engines
+import edgeq_device.engines.catalog
 import numpy as np
 import pytest
+from edgeq_device.bundle.select import judge
 from edgeq_device.cli import main
-from edgeq_device.select import judge
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle
@@ -67,10 +67,10 @@ def device(
     (tmp_path / "plugin").mkdir()
     install = fake_engine.install_direct if direct else fake_engine.install
     engine = install(tmp_path / "plugin", monkeypatch, behaviour, version)
-    known = {**edgeq_device.engines.engines(), "fake": engine}
-    monkeypatch.setattr("edgeq_device.engines.engines", lambda: known)
-    monkeypatch.setattr("edgeq_device.sessions.engines", lambda: known)
-    monkeypatch.setattr("edgeq_device.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
+    known = {**edgeq_device.engines.catalog.engines(), "fake": engine}
+    monkeypatch.setattr("edgeq_device.engines.catalog.engines", lambda: known)
+    monkeypatch.setattr("edgeq_device.engines.sessions.engines", lambda: known)
+    monkeypatch.setattr("edgeq_device.bundle.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
     # The weights are next to the bundle's models, as for large models. The plug-in gets the model as bytes.
     models = [linear(tmp_path / str(bias) / "m.onnx", float(bias), external="weights.bin") for bias in (0, 1)]
     specs = (
@@ -184,7 +184,7 @@ def test_info_says_what_would_help(device: Device) -> None:
 
 
 def test_a_precision_that_is_slow_here_is_passed_over() -> None:
-    provider = edgeq_device.engines.engines()["openvino"].provider
+    provider = edgeq_device.engines.catalog.engines()["openvino"].provider
     brain = fakes.variant("v", ep=provider, info={"precision": "bf16"})
     usable = fakes.device("avx2", plugins={provider: ""})
     assert judge(brain, usable).reasons == ("bf16 is slow in openvino without amx_bf16 or avx512_bf16",)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.errors import BundleError, DataError
-from edgeq_device.prepare import Prepare
+from edgeq_device.prepare.steps import Prepare
 from edgeq_device.program import open_model
 from hypothesis import given, settings
 from hypothesis import strategies as st

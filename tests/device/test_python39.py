@@ -32,7 +32,7 @@ QUICK = ("--duration", "0.02", "--queries", "2", "--json")
 # Print the reason why an engine cannot be used on that Python, or an empty line.
 PROBLEM = """
 import onnxruntime
-from edgeq_device.engines import engines, problem_of
+from edgeq_device.engines.catalog import engines, problem_of
 print(problem_of(engines()[{name!r}], onnxruntime.__version__))
 """
 # Run a bundle's program with the fake engine that `values` describes.
@@ -44,11 +44,11 @@ bundle, packages, *arguments = sys.argv[1:]
 sys.path[:0] = [bundle, packages]
 import edgeq_run
 sys.meta_path.insert(0, edgeq_run._Finder(Path(bundle)))
-import edgeq_device.engines, edgeq_device.sessions
+import edgeq_device.engines.catalog, edgeq_device.engines.sessions
 from edgeq_device.cli import program
-fake = edgeq_device.engines.read_engine(json.loads({values!r}))
-known = {{**edgeq_device.engines.engines(), "fake": fake}}
-edgeq_device.engines.engines = edgeq_device.sessions.engines = lambda: known
+fake = edgeq_device.engines.catalog.read_engine(json.loads({values!r}))
+known = {{**edgeq_device.engines.catalog.engines(), "fake": fake}}
+edgeq_device.engines.catalog.engines = edgeq_device.engines.sessions.engines = lambda: known
 sys.argv = ["edgeq_run.py", *arguments]
 sys.exit(program(Path(bundle)))
 """
@@ -114,7 +114,10 @@ def device(python39: str, tmp_path: Path) -> Runner:
 
 
 def test_every_module_can_be_imported(device: Runner) -> None:
-    names = [f"edgeq_device.{path.stem}" for path in sorted((RUNTIME / "edgeq_device").glob("[!_]*.py"))]
+    names = [
+        ".".join(path.relative_to(RUNTIME).with_suffix("").parts)
+        for path in sorted((RUNTIME / "edgeq_device").rglob("[!_]*.py"))
+    ]
     assert len(names) > 20
     code = f"import sys; sys.path[:0] = [{str(RUNTIME)!r}]; import edgeq_guest, edgeq_board, {', '.join(names)}"
     device.right("-B", "-W", "error", "-c", code)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.claim import rank_until_settled, ratio
-from edgeq_device.latency import Burst, Bursts, Distribution
+from edgeq_device.measure.claim import rank_until_settled, ratio
+from edgeq_device.measure.latency import Burst, Bursts, Distribution
 
 ONE = Bursts(length_s=0.0, lead_in_s=0.0)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.latency import Distribution
-from edgeq_device.scenarios import (
+from edgeq_device.measure.latency import Distribution
+from edgeq_device.measure.scenarios import (
     SCENARIOS,
     ServerResult,
     arrivals,

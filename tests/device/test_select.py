@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from edgeq_device.bundle.select import judge, select
 from edgeq_device.errors import BundleError
-from edgeq_device.select import judge, select
 
 from .fakes import bundle, device, variant
 

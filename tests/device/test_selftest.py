@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edgeq_device.bundle.opening import SelfTest, compare, run_selftest
+from edgeq_device.bundle.variants import SliceTolerance
 from edgeq_device.errors import BundleError
-from edgeq_device.opening import SelfTest, compare, run_selftest
-from edgeq_device.variants import SliceTolerance
 
 from .fakes import Session, case, variant
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 from edgeq_device.errors import BundleError
-from edgeq_device.signature import BUNDLE_TYPE, PAYLOAD_TYPE, check_files, parse_signature, root_digest, signed_files
+from edgeq_device.trust.signature import (
+    BUNDLE_TYPE,
+    PAYLOAD_TYPE,
+    check_files,
+    parse_signature,
+    root_digest,
+    signed_files,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from edgeq_device.sessions import linked_version, read_tensorrt, version_text
+from edgeq_device.engines.sessions import linked_version, read_tensorrt, version_text
 
 
 def onnxruntime(folder: Path, library: bytes | None) -> Any:

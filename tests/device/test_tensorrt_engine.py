@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.cuda import Gpu
+from edgeq_device.bundle.variants import Variant
+from edgeq_device.engines.cuda import Gpu
+from edgeq_device.engines.sessions import engine_key, plan_engine, trtexec_line, typed_options
 from edgeq_device.errors import OutputError
-from edgeq_device.sessions import engine_key, plan_engine, trtexec_line, typed_options
-from edgeq_device.variants import Variant
 
 from .fakes import variant
 

@@ -6,7 +6,7 @@ import json
 import unicodedata
 
 import pytest
-from edgeq_device.relay import json_text, printable
+from edgeq_device.system.relay import json_text, printable
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from edgeq_device import trust as trust_module
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.signature import PublicKey, curves
-from edgeq_device.trust import read_trust, trust_for
+from edgeq_device.trust import keys as trust_module
+from edgeq_device.trust.keys import read_trust, trust_for
+from edgeq_device.trust.signature import PublicKey, curves
 
 KEY = PublicKey(curves()[0], curves()[0].x, curves()[0].y)
 

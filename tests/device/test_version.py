@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgeq_device.engines import parse_version
+from edgeq_device.engines.catalog import parse_version
 
 
 @pytest.mark.parametrize(

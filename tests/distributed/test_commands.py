@@ -28,8 +28,8 @@ from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import Task, make_task
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
-from edgeq.tune.local import LocalEvaluator
-from edgeq.tune.space import kernel_candidates
+from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.space import kernel_candidates
 from edgeq.util.records import plain
 from tests.distributed.jobs import dies_at, lives
 from tests.graphs import proto

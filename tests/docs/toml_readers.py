@@ -16,7 +16,7 @@ from edgeq.hardware import profile as schema
 from edgeq.hardware.target import resolve
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.remote.devices import boards_of
-from edgeq.report.gate import read_limits
+from edgeq.reporting.gate import read_limits
 
 
 def _project(path: Path) -> None:

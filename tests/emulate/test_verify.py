@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner
-from edgeq_device.arrays import read_arrays
+from edgeq_device.prepare.arrays import read_arrays
 
 from edgeq.backends.base import SIMULATORS
 from edgeq.bundle.verify import opened

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.cuda import CUDA, open_cuda, read_gpus
-from edgeq_device.engines import engine_options
+from edgeq_device.engines.catalog import engine_options
+from edgeq_device.engines.cuda import CUDA, open_cuda, read_gpus
 
 from edgeq import demo
 from edgeq.jobs.doctor import check_engine, doctor

@@ -3,8 +3,8 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-from edgeq_device.cuda import Gpu
-from edgeq_device.features import Reading
+from edgeq_device.engines.cuda import Gpu
+from edgeq_device.measure.features import Reading
 
 from edgeq.hardware import detect
 from edgeq.hardware import detect as runtimes

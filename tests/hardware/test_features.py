@@ -3,9 +3,9 @@ from __future__ import annotations
 import struct
 
 import pytest
-from edgeq_device import features
-from edgeq_device.engines import vendor_of
-from edgeq_device.features import Evidence, interpret
+from edgeq_device.engines.catalog import vendor_of
+from edgeq_device.measure import features
+from edgeq_device.measure.features import Evidence, interpret
 
 from tests.hardware.recorded import RECORDS, auxv, evidence_of
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.latency import Distribution
+from edgeq_device.measure.latency import Distribution
 from onnx import numpy_helper
 
 from edgeq.data.open_source import Data
 from edgeq.data.records import Sample
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.prove.block_race import raced_feeds
-from edgeq.quantize.block_weights import LEVEL
+from edgeq.quantization.block_weights import LEVEL
 from edgeq.util.records import plain
 from tests.graphs import proto
-from tests.tune.recover.nets import FewSamples
+from tests.tuning.recover.nets import FewSamples
 
 K = 64
 NET = f"""g (float[B,{K}] x) => (float[B,{K}] y) <float[{K},{K}] w, float[{K},{K}] v> {{

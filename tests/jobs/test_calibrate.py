@@ -11,7 +11,7 @@ from edgeq.cli.calibrate import calibrate_command
 from edgeq.errors import CalibrationError, DataError, OutputError, UsageError
 from edgeq.jobs.calibrate import calibrate, merge_to, parse_bytes
 from edgeq.model.prepare import prepare_model
-from tests.calibrate.models import images, small_cnn, write
+from tests.calibration.models import images, small_cnn, write
 
 
 @pytest.fixture

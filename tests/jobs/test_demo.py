@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeq_device.bench import BenchSettings
-from edgeq_device.latency import WarmUp
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.latency import WarmUp
 
 from edgeq import demo
 from edgeq.errors import OutputError

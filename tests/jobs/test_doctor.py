@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.cuda import Gpu
-from edgeq_device.engines import this_platform
+from edgeq_device.engines.catalog import this_platform
+from edgeq_device.engines.cuda import Gpu
 
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.detect import detect_machine

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import edgeq_device.engines
+import edgeq_device.engines.catalog
 import pytest
-from edgeq_device.arrays import read_arrays
+from edgeq_device.prepare.arrays import read_arrays
 
 from edgeq.bundle.verify import opened
 from edgeq.data.open_source import Data
@@ -33,8 +33,8 @@ def install(place: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str = "", v
     """Install the fake engine so that the runner finds it too."""
     (place / "plugin").mkdir()
     engine = fake_engine.install(place / "plugin", monkeypatch, behaviour, version)
-    known = {**edgeq_device.engines.engines(), "fake": engine}
-    monkeypatch.setattr("edgeq_device.engines.engines", lambda: known)
+    known = {**edgeq_device.engines.catalog.engines(), "fake": engine}
+    monkeypatch.setattr("edgeq_device.engines.catalog.engines", lambda: known)
     return EngineChoice(engine)
 
 

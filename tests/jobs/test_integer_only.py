@@ -9,13 +9,13 @@ import pytest
 
 from edgeq.backends.rknn.compile import platform_of
 from edgeq.backends.rknn.data import chip_named
-from edgeq.calibrate.hazards import DIVISOR
+from edgeq.calibration.hazards import DIVISOR
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import load_targets, resolve
 from edgeq.jobs.quantize import quantize
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.prove.job import build, prepared_for
-from edgeq.tune.goal import Effort
+from edgeq.tuning.goal import Effort
 from tests.backends.build import random
 from tests.graphs import proto
 from tests.opened import open_job

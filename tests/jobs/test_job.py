@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.calibrate.files import save_statistics
-from edgeq.calibrate.hazards import NONFINITE
+from edgeq.calibration.files import save_statistics
+from edgeq.calibration.hazards import NONFINITE
 from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from edgeq_device.package import open_bundle
+from edgeq_device.bundle.package import open_bundle
 from numpy.typing import NDArray
 
 from edgeq.jobs.package import package

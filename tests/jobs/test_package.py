@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.arrays import read_arrays
-from edgeq_device.package import open_bundle
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.prepare.arrays import read_arrays
 
 from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.data.open_source import Data

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.claim import Claim
+from edgeq_device.measure.claim import Claim
 from onnx import numpy_helper
 
 from edgeq.backends.base import Artifact

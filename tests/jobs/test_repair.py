@@ -190,7 +190,7 @@ def test_what_the_target_cannot_run_is_no_candidate(monkeypatch: pytest.MonkeyPa
     def refuse(*given: Any) -> None:
         raise CheckFailedError("needs a newer onnxruntime")
 
-    monkeypatch.setattr("edgeq.tune.local.runtime_requirements", refuse)
+    monkeypatch.setattr("edgeq.tuning.local.runtime_requirements", refuse)
     repair = quantized().proof.repair
     assert repair is not None
     assert repair.chosen == "the plain build"

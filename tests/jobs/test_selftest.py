@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.opening import check_outputs
+from edgeq_device.bundle.opening import check_outputs
 
 from edgeq.bundle.plan import SelfTestCase
 from edgeq.prove.variants import expected_outputs

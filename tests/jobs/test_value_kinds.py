@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.arrays import one_array
+from edgeq_device.prepare.arrays import one_array
 from onnx import TensorProto, helper
 
 from edgeq.bundle.verify import verify_bundle

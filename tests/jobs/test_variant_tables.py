@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.package import open_bundle
+from edgeq_device.bundle.package import open_bundle
 
 from edgeq.bundle.verify import check_report, verify_bundle
-from edgeq.calibrate.ranges import Range, derive_ranges
-from edgeq.calibrate.table import read_tables
+from edgeq.calibration.ranges import Range, derive_ranges
+from edgeq.calibration.table import read_tables
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import resolve
 from edgeq.jobs.bundles import used_ranges

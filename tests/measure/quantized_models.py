@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from edgeq_device.basis import Axis, Basis, Padding
-from edgeq_device.rows import match_rows
+from edgeq_device.measure.basis import Axis, Basis, Padding
+from edgeq_device.measure.rows import match_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from edgeq_device.bench import BenchSettings
-from edgeq_device.latency import WarmUp
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.latency import WarmUp
 
 import edgeq
 from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
@@ -161,7 +161,7 @@ def test_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgeq_device.bench_models.run_bench", interrupt)
+    monkeypatch.setattr("edgeq_device.measure.bench_models.run_bench", interrupt)
     done = run(model, *FAST)
     assert done.exit_code == 130
     assert "Traceback" not in done.output

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 from click.testing import CliRunner
-from edgeq_device.relay import json_text
+from edgeq_device.system.relay import json_text
 
 import edgeq
 from edgeq.backends.cpu import CpuBackend
 from edgeq.cli import group
 from edgeq.measure.layers import LayerComparison
 from edgeq.model.prepare import prepare_model
-from edgeq.report.page import render
-from edgeq.report.read import read_report
+from edgeq.reporting.page import render
+from edgeq.reporting.read import read_report
 from edgeq.scheme import IntegerType, Scheme
 from edgeq.util.records import plain
 from tests.graphs import proto

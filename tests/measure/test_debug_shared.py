@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.measure.debug import Diagnosis, debug
 from edgeq.model.prepare import prepare_model

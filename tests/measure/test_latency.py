@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bench import BenchSettings
-from edgeq_device.latency import WarmUp
+from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.latency import WarmUp
 
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.latency import Runner
+from edgeq_device.measure.latency import Runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

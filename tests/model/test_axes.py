@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from edgeq_device.basis import Axis
+from edgeq_device.measure.basis import Axis
 
 from edgeq.model.axes import ranked_axes
 from edgeq.model.graph import GraphIndex

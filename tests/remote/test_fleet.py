@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.report.timing import FleetRow, LatencyFigures, board_table, failures, kind_table, summarised
+from edgeq.reporting.timing import FleetRow, LatencyFigures, board_table, failures, kind_table, summarised
 from edgeq.util.records import plain
 from tests.remote.conftest import FakeBoard
 

@@ -12,7 +12,7 @@ from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import BoardError, UsageError, WorseError
 from tests.remote.conftest import FakeBoard
-from tests.report.test_gate import limits, made
+from tests.reporting.test_gate import limits, made
 
 # Tests never assert timings: any speed is fast enough, and an inconclusive speed passes.
 ANY_SPEED = 'max_slowdown = 100.0\nmax_memory_growth = 100.0\ninconclusive = "pass"\n'
@@ -20,8 +20,8 @@ ANY_SPEED = 'max_slowdown = 100.0\nmax_memory_growth = 100.0\ninconclusive = "pa
 
 @pytest.fixture(autouse=True)
 def _once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq.report.gate._ATTEMPTS", 1)
-    monkeypatch.setattr("edgeq.report.gate._SESSIONS", 2)
+    monkeypatch.setattr("edgeq.reporting.gate._ATTEMPTS", 1)
+    monkeypatch.setattr("edgeq.reporting.gate._SESSIONS", 2)
 
 
 def gate(board: FakeBoard, model: Path, baseline: Path, *options: object) -> Result:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.claim import RaceRules, Ranking, rank_until_settled
-from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.package import open_bundle
+from edgeq_device.bundle.package import open_bundle
+from edgeq_device.measure.claim import RaceRules, Ranking, rank_until_settled
+from edgeq_device.measure.latency import Bursts, WarmUp
 
 import edgeq
 from edgeq import demo
@@ -27,9 +27,9 @@ from edgeq.remote.devices import one_board
 from edgeq.remote.link import Channel
 from edgeq.remote.session import BoardGuest
 from edgeq.run.engines import choose_engine
-from edgeq.tune.goal import Goal
-from edgeq.tune.space import kernel_candidates
-from tests.tune.steady import SteadyRunner
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.space import kernel_candidates
+from tests.tuning.steady import SteadyRunner
 
 HOW = {"top": None, "keep": "a", "tie": 0.05, "min_rounds": 2, "max_duration_s": 0.5}
 FEW = RaceRules(1, WarmUp(min_s=0.0, max_s=0.05), Bursts(0.002, 0.0), HOW)
@@ -37,8 +37,8 @@ FEW = RaceRules(1, WarmUp(min_s=0.0, max_s=0.05), Bursts(0.002, 0.0), HOW)
 
 @contextmanager
 def steady_boards() -> Iterator[None]:
-    """Replace a board's measurements with times that are the same on every machine (see tests/tune/steady.py), and make
-    the search small: two ways to build, each with one way to calibrate.
+    """Replace a board's measurements with times that are the same on every machine (see tests/tuning/steady.py), and
+    make the search small: two ways to build, each with one way to calibrate.
     """
     real, race, every = clocks._ranking, BoardClock.race, kernel_candidates
 
@@ -53,9 +53,9 @@ def steady_boards() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clocks, "_ranking", steady)
         patch.setattr(BoardClock, "race", short)
-        patch.setattr("edgeq.tune.race.RACE_S", 0.6)
+        patch.setattr("edgeq.tuning.race.RACE_S", 0.6)
         patch.setattr("edgeq.jobs.tune.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
-        patch.setattr("edgeq.tune.build.method_candidates", lambda kernel, profile: ())
+        patch.setattr("edgeq.tuning.build.method_candidates", lambda kernel, profile: ())
         yield
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.engines import form_for, problem_of, serving, this_platform
-from edgeq_device.latency import measure_interleaved
-from edgeq_device.scenarios import query_runner
+from edgeq_device.engines.catalog import form_for, problem_of, serving, this_platform
+from edgeq_device.measure.latency import measure_interleaved
+from edgeq_device.measure.scenarios import query_runner
 
 from edgeq import demo
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
@@ -92,11 +92,11 @@ def test_nothing_is_started_on_a_cpu_that_an_engine_does_not_take(
         fake_engine.install(tmp_path, monkeypatch), cpu_vendors=("GenuineIntel",), cpu_vendors_until="1.2.3"
     )
     monkeypatch.setattr("edgeq.run.session.start_guest", None)
-    monkeypatch.setattr("edgeq_device.engines.read_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr("edgeq_device.engines.catalog.read_vendor", lambda: "AuthenticAMD")
     line = "edgeq-fake-engine 1.2.3 takes only CPUs by GenuineIntel; this one is AuthenticAMD"
     with Engines() as engines, pytest.raises(RuntimeUnavailableError, match=line):
         engines.open(demo.MODEL, SessionSettings(engine=engine))
-    monkeypatch.setattr("edgeq_device.engines.read_vendor", lambda: "GenuineIntel")
+    monkeypatch.setattr("edgeq_device.engines.catalog.read_vendor", lambda: "GenuineIntel")
     assert problem_of(engine, "1.31.1") == ""
 
 
@@ -201,10 +201,11 @@ def test_the_description_decides_which_package_serves(
     engine = load_engines()["openvino"]
     assert form_for(engine, place, vendor).packages == (package,)
     installed: dict[str, str] = {}
-    monkeypatch.setattr("edgeq_device.engines.read_vendor", lambda: vendor)
-    monkeypatch.setattr("edgeq_device.engines.this_platform", lambda: place)
+    monkeypatch.setattr("edgeq_device.engines.catalog.read_vendor", lambda: vendor)
+    monkeypatch.setattr("edgeq_device.engines.catalog.this_platform", lambda: place)
     monkeypatch.setattr(
-        "edgeq_device.engines.installed_versions", lambda names: {n: installed[n] for n in names if n in installed}
+        "edgeq_device.engines.catalog.installed_versions",
+        lambda names: {n: installed[n] for n in names if n in installed},
     )
     assert serving(engine).packages == (package,)
     if place.startswith("linux"):  # an installed package serves if it can

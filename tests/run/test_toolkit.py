@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.budget import lifted_seconds
+from edgeq_device.system.budget import lifted_seconds
 
 from edgeq.backends.base import toolkits
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError

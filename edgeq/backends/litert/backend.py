@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.places import scratch_folder
+from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import (
     Artifact,
@@ -36,7 +36,7 @@ from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
-from edgeq.calibrate.ranges import Range, share_ranges
+from edgeq.calibration.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine
@@ -49,9 +49,9 @@ from edgeq.model.load import read_model, read_own, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.model.rewrites import write_whole_pools
-from edgeq.quantize.norms import norms_as_convolutions
-from edgeq.quantize.qdq import write_qdq
-from edgeq.quantize.quantizer import spreads_thin
+from edgeq.quantization.norms import norms_as_convolutions
+from edgeq.quantization.qdq import write_qdq
+from edgeq.quantization.quantizer import spreads_thin
 from edgeq.run.engines import Engine, EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from edgeq_device.budget import lifted_seconds
-from edgeq_device.files import open_file
-from edgeq_device.places import scratch_folder
-from edgeq_device.programs import child_environment, find_program
+from edgeq_device.system.budget import lifted_seconds
+from edgeq_device.system.files import open_file
+from edgeq_device.system.places import scratch_folder
+from edgeq_device.system.programs import child_environment, find_program
 from msgspec import Meta
 
 from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError, one_line

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.engines import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, installed_version
 from edgeq_device.errors import DeviceError
-from edgeq_device.places import scratch_folder
-from edgeq_device.plainjson import parse_json
+from edgeq_device.system.places import scratch_folder
+from edgeq_device.system.plainjson import parse_json
 
 from edgeq.backends.base import Alternative, Artifact, DeviceSimulator, TargetBackend, check_names, require_fields
-from edgeq.calibrate.ranges import Range, share_ranges
+from edgeq.calibration.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
@@ -35,9 +35,9 @@ from edgeq.model.int8_prediction import Rule, int8_rules, predict_int8
 from edgeq.model.load import read_model, save_model, structure_digest
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
-from edgeq.quantize.norms import norms_as_convolutions
-from edgeq.quantize.qdq import lasting_clamps
-from edgeq.quantize.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
+from edgeq.quantization.norms import norms_as_convolutions
+from edgeq.quantization.qdq import lasting_clamps
+from edgeq.quantization.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
 from edgeq.run.engines import Engine, EngineChoice, engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme

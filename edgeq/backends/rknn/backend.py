@@ -37,8 +37,8 @@ from edgeq.backends.rknn.context import write_context
 from edgeq.backends.rknn.data import Chip, chip_named, dialect, toolkit
 from edgeq.backends.rknn.dialect import write_dialect
 from edgeq.backends.rknn.for_c import FORMS, MAGIC, write_for_c
-from edgeq.calibrate.hazards import ANGLE, INDEX
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.hazards import ANGLE, INDEX
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine

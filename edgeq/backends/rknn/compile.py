@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.arrays import write_npz
-from edgeq_device.files import open_file
-from edgeq_device.places import scratch_folder
+from edgeq_device.prepare.arrays import write_npz
+from edgeq_device.system.files import open_file
+from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.backends.rknn.data import chip_named, dialect, toolkit

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-from edgeq_device.direct_rknn import SIGNATURE, SOURCE
+from edgeq_device.engines.direct_rknn import SIGNATURE, SOURCE
 from onnx import helper
 
 from edgeq.signature import Signature, TensorSpec

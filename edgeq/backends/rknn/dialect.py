@@ -21,7 +21,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.rknn.data import dialect
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, drop_unused_initializers, replace_node
 from edgeq.model.graph import (
@@ -39,8 +39,8 @@ from edgeq.model.graph import (
 )
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.quant_params import LIMITS
-from edgeq.quantize.qdq import write_qdq
-from edgeq.quantize.quantizer import scheme_params
+from edgeq.quantization.qdq import write_qdq
+from edgeq.quantization.quantizer import scheme_params
 from edgeq.scheme import Scheme
 
 _STEPS = 127

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.errors import CalibrationError
 
 _Item = TypeVar("_Item")

@@ -3,9 +3,9 @@
 edgeq first lowers the program without samples. It then fits the program to samples in two ways, and keeps a change if
 it brings the outputs closer to the float model's:
 
-- Rounding weights: edgeq minimises the error of a layer's output, not of each weight (`edgeq.quantize.weight_only`).
-  The integers that a layer reads in the program decide which errors matter. The bias absorbs the shift of the mean that
-  rounding causes.
+- Rounding weights: edgeq minimises the error of a layer's output, not of each weight
+  (`edgeq.quantization.weight_only`). The integers that a layer reads in the program decide which errors matter. The
+  bias absorbs the shift of the mean that rounding causes.
 - Correcting biases: rounded weights and clipped activations shift the mean of a layer's output, and the shifts add up.
   edgeq runs the program once over some samples. Each layer reads the output of the corrected layers before it. The
   difference between the layer's mean and the float model's goes into its int32 bias, channel by channel (Nagel et al.
@@ -46,7 +46,7 @@ from edgeq.backends.systolic.save import belongs_to_program, save_program
 from edgeq.backends.systolic.session import simulated_array
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.hardware.target import Target
@@ -56,7 +56,7 @@ from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.model.sessions import open_in_memory
-from edgeq.quantize.weight_only import damped, round_rows, squared
+from edgeq.quantization.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
 Change = Callable[[Weighted, NDArray[Any]], Weighted]

@@ -25,14 +25,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.cuda import capability_text, read_gpus
-from edgeq_device.engines import engine_options, parse_version
-from edgeq_device.sessions import read_tensorrt
+from edgeq_device.engines.catalog import engine_options, parse_version
+from edgeq_device.engines.cuda import capability_text, read_gpus
+from edgeq_device.engines.sessions import read_tensorrt
 
 from edgeq.backends.base import Alternative, Artifact, Backend, Check, check_names, refuse_wide
 from edgeq.backends.tensorrt import explicit, options
-from edgeq.calibrate.ranges import Range, share_ranges
-from edgeq.calibrate.table import FLATBUFFERS, is_table
+from edgeq.calibration.ranges import Range, share_ranges
+from edgeq.calibration.table import FLATBUFFERS, is_table
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.detect import Machine

@@ -50,12 +50,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.engines import parse_version
+from edgeq_device.engines.catalog import parse_version
 from numpy.typing import NDArray
 
 from edgeq.backends.tensorrt.options import facts
-from edgeq.calibrate.ranges import Range, quantizable_tensors
-from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
+from edgeq.calibration.ranges import Range, quantizable_tensors
+from edgeq.calibration.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError
 from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind
 from edgeq.model.exact import Exactness, is_layer_output
@@ -77,7 +77,7 @@ from edgeq.model.int8_prediction import DEFAULT, NodeContext, Rule, explain_floa
 from edgeq.model.load import is_quantized
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types, write_shapes
-from edgeq.quantize.qdq import insert_pair, restore_constant, scale_and_zero
+from edgeq.quantization.qdq import insert_pair, restore_constant, scale_and_zero
 from edgeq.scheme import FloatType
 
 ADD = "Add"
@@ -135,7 +135,7 @@ def plan_placement(
         rules: int8 rules of the backend.
         exclude: the reason for each node to leave in float.
         op_types: the only operator types to quantize; None means every type that the rules allow.
-        cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
+        cut: share of each tensor's power that its range cuts off (`edgeq.calibration.ranges`).
         most_cut: the largest share that may be cut off.
         gains: whether to quantize only layers that int8 is expected to make faster.
         hazards: tensors that must not be in 8 bits, each with a reason. Messages print the reason directly after the

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
 from edgeq.backends.web.folder import write_folder
-from edgeq.calibrate.ranges import Range
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.engines import EngineChoice, engine_for

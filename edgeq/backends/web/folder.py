@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.direct_wasm import pins
+from edgeq_device.engines.direct_wasm import pins
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact
@@ -64,7 +64,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
 
 def write_module(folder: Path) -> Path:
     """Write the JavaScript module into `folder`, with the pins of the runtime, and return its path."""
-    text = (shipped("targets") / "runtime" / "edgeq_device" / MODULE).read_text("utf-8")
+    text = (shipped("targets") / "runtime" / "edgeq_device" / "engines" / MODULE).read_text("utf-8")
     place, pinned = folder / MODULE, "export const PINNED = null;"
     assert text.count(pinned) == 1
     place.write_text(text.replace(pinned, f"export const PINNED = {json.dumps(dict(pins()), indent=1)};"), "utf-8")

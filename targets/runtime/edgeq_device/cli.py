@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-from edgeq_device.budget import Endings, confine, lift_seconds
+from edgeq_device.bundle.package import Bundle, open_bundle
+from edgeq_device.bundle.variants import Variant
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError, UsageError
-from edgeq_device.package import Bundle, open_bundle
-from edgeq_device.programs import child_environment
-from edgeq_device.relay import json_text, prepare_output, printable, without_passwords
-from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
-from edgeq_device.variants import Variant
+from edgeq_device.system.budget import Endings, confine, lift_seconds
+from edgeq_device.system.programs import child_environment
+from edgeq_device.system.relay import json_text, prepare_output, printable, without_passwords
+from edgeq_device.trust.keys import PLACE, Trust, check_signature, trust_for
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 INTERRUPTED = 130
@@ -150,9 +150,9 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
 
 
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.select import select
-    from edgeq_device.sessions import read_device
-    from edgeq_device.verify import describe, info_lines
+    from edgeq_device.bundle.select import select
+    from edgeq_device.bundle.verify import describe, info_lines
+    from edgeq_device.engines.sessions import read_device
 
     device = read_device()
     try:
@@ -167,8 +167,8 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.sessions import read_device
-    from edgeq_device.verify import report_lines, verify
+    from edgeq_device.bundle.verify import report_lines, verify
+    from edgeq_device.engines.sessions import read_device
 
     report = verify(bundle, read_device(), arguments.variant, arguments.signer)
     _show(arguments, report.to_dict(), report_lines(report))
@@ -177,10 +177,10 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.arrays import parse_shapes
-    from edgeq_device.bench import bench_lines, parse_settings
-    from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.sessions import read_device
+    from edgeq_device.engines.sessions import read_device
+    from edgeq_device.measure.bench import bench_lines, parse_settings
+    from edgeq_device.measure.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
+    from edgeq_device.prepare.arrays import parse_shapes
 
     lift_seconds()  # the options of bench set how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
@@ -196,8 +196,8 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     if arguments.top or any(Path(text).suffix.lower() in IMAGES for text in arguments.inputs):
         return _answer(bundle, arguments)
-    from edgeq_device.opening import open_best, open_variant, output_place, read_feeds, save_outputs
-    from edgeq_device.sessions import infer, read_device
+    from edgeq_device.bundle.opening import open_best, open_variant, output_place, read_feeds, save_outputs
+    from edgeq_device.engines.sessions import infer, read_device
 
     output = output_place(bundle, arguments.output)
 
@@ -227,7 +227,7 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
-    from edgeq_device.opening import output_place, read_feeds, save_outputs
+    from edgeq_device.bundle.opening import output_place, read_feeds, save_outputs
     from edgeq_device.program import Model
 
     images = [text for text in arguments.inputs if Path(text).suffix.lower() in IMAGES]
@@ -260,7 +260,7 @@ def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
-    from edgeq_device.registry import parse_reference, pull
+    from edgeq_device.trust.registry import parse_reference, pull
 
     digest = pull(parse_reference(arguments.reference), arguments.output, trust)
     plain = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}

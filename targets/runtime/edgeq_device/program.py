@@ -7,14 +7,14 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
-from edgeq_device import package
-from edgeq_device.arrays import one_array
+from edgeq_device.bundle import package
+from edgeq_device.bundle.onnxfile import DTYPES
+from edgeq_device.bundle.opening import check_feeds, open_best
+from edgeq_device.engines.sessions import infer, read_device
 from edgeq_device.errors import BundleError, DataError
-from edgeq_device.onnxfile import DTYPES
-from edgeq_device.opening import check_feeds, open_best
-from edgeq_device.prepare import Prepare
-from edgeq_device.sessions import infer, read_device
-from edgeq_device.trust import check_signature, trust_for
+from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.steps import Prepare
+from edgeq_device.trust.keys import check_signature, trust_for
 
 LABELS = "labels.txt"
 _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24

@@ -16,8 +16,8 @@ import edgeq
 from edgeq.backends.base import backend_for
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.network import Network
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError

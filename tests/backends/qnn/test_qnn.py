@@ -9,19 +9,19 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
-from edgeq_device.engines import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, installed_version
 from edgeq_device.errors import DeviceError
 from onnx import TensorProto
 
 from edgeq.backends.base import Artifact, backend_for
 from edgeq.backends.qnn.backend import Delegation
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.quantize.norms import norms_as_convolutions
+from edgeq.quantization.norms import norms_as_convolutions
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.scheme import Scheme

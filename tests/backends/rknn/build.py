@@ -11,8 +11,8 @@ import pytest
 
 from edgeq.backends.base import Artifact, backend_for
 from edgeq.backends.rknn.data import toolkit
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import scheme_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import scheme_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import EdgeqError
 from edgeq.hardware.target import resolve

@@ -17,7 +17,7 @@ from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.jobs.quantize import quantize
 from edgeq.model.prepare import prepare_model
-from edgeq.quantize.adopt import adopt
+from edgeq.quantization.adopt import adopt
 from edgeq.run.session import open_session
 from tests import graphs
 

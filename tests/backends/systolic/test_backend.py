@@ -15,8 +15,8 @@ from edgeq.backends.systolic.estimate import place
 from edgeq.backends.systolic.program import Conv
 from edgeq.backends.systolic.save import load_program
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError

@@ -16,8 +16,8 @@ from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.program import ArrayConfig, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.model.edit import to_bytes
 from edgeq.model.prepare import PreparedModel, prepare_model

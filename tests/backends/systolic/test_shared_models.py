@@ -13,8 +13,8 @@ from edgeq.backends.systolic.estimate import place
 from edgeq.backends.systolic.program import ArrayConfig
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.model.edit import to_proto
 from edgeq.model.prepare import prepare_model

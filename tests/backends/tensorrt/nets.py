@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from edgeq.backends.base import Artifact, backend_for
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.prepare import PreparedModel, prepare_model

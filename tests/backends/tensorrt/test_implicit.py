@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from edgeq.backends.tensorrt.explicit import check_version, native_version, write_implicit
-from edgeq.calibrate.ranges import Range, quantizable_tensors
-from edgeq.calibrate.table import read_native, read_tables
+from edgeq.calibration.ranges import Range, quantizable_tensors
+from edgeq.calibration.table import read_native, read_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.edit import from_proto

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.direct_wasm import package_folder
-from edgeq_device.engines import problem_of
+from edgeq_device.engines.catalog import problem_of
+from edgeq_device.engines.direct_wasm import package_folder
 
 from edgeq.run.engines import load_engines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.direct_wasm import pins
+from edgeq_device.engines.direct_wasm import pins
 
 from edgeq.backends.web.folder import MANIFEST, write_module
 

@@ -22,7 +22,7 @@ from edgeq.model.load import model_signature
 from edgeq.run.engines import EngineChoice
 from edgeq.scheme import Scheme
 from tests.docs.blocks import REPOSITORY, blocks
-from tests.report.browser import Page, browsing, find_browser
+from tests.reporting.browser import Page, browsing, find_browser
 
 from .runtime import ISOLATED, WASM, in_node, served, with_runtime
 

@@ -45,7 +45,7 @@ RECIPES = [
 
 
 def the_same(texts: list[str], items: list[Any]) -> None:
-    module = (shipped("targets") / "runtime" / "edgeq_device" / "edgeq.mjs").as_uri()
+    module = (shipped("targets") / "runtime" / "edgeq_device" / "engines" / "edgeq.mjs").as_uri()
     chosen = [load_preprocess(text) for text in texts]
     cases = [
         {"recipe": web_recipe(one, IMAGE), "shape": item.shape, "data": item.ravel().tolist()}

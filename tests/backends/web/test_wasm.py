@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.direct_wasm import FOLDER, package_folder, pins
-from edgeq_device.engines import find_library
+from edgeq_device.engines.catalog import find_library
+from edgeq_device.engines.direct_wasm import FOLDER, package_folder, pins
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.latency import Bursts
-from edgeq_device.scenarios import query_runner
+from edgeq_device.measure.latency import Bursts
+from edgeq_device.measure.scenarios import query_runner
 
 import edgeq
 from edgeq import demo

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.connection import LIMITS, Limits, Request
 from edgeq_device.errors import DeviceError, RuntimeUnavailableError
-from edgeq_device.registry import MAX_REDIRECTS, Registry, parse_reference, pull
+from edgeq_device.trust.connection import LIMITS, Limits, Request
+from edgeq_device.trust.registry import MAX_REDIRECTS, Registry, parse_reference, pull
 
 from edgeq.bundle.transfer import pull_bundle, push_bundle
 from edgeq.errors import EdgeqError

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from edgeq_device.connection import Address, challenges, credentials, parse_address
+from edgeq_device.trust.connection import Address, challenges, credentials, parse_address
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from edgeq_device.cli import main
 from edgeq_device.errors import DeviceError
-from edgeq_device.registry import parse_reference
+from edgeq_device.trust.registry import parse_reference
 
 from edgeq.bundle.transfer import pull_bundle, push_bundle
 from edgeq.cli import group

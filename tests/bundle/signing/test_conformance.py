@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from edgeq_device.errors import DeviceError
-from edgeq_device.signature import parse_signature, signed_files
-from edgeq_device.trust import read_trust, verify_signature
+from edgeq_device.trust.keys import read_trust, verify_signature
+from edgeq_device.trust.signature import parse_signature, signed_files
 
 from edgeq.bundle.verify import verified_key
 from edgeq.errors import EdgeqError

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from edgeq_device.bundle.package import open_bundle
 from edgeq_device.cli import main
-from edgeq_device.package import open_bundle
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.verify import check_trusted

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.engines import problem_of
+from edgeq_device.engines.catalog import problem_of
 
 from edgeq.emulate.kernels import compute, saturating_product
 from edgeq.model.saturation import saturation_table

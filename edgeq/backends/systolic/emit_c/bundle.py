@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from edgeq_device.files import open_file
+from edgeq_device.system.files import open_file
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.emit_c import builder as emit

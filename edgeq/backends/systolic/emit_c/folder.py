@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.files import open_file
+from edgeq_device.system.files import open_file
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact

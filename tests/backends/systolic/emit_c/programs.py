@@ -14,8 +14,8 @@ from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.emit_c.bundle import CBundle, in_c
 from edgeq.backends.systolic.program import ArrayConfig, Program
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibration.collect import collect
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import prepare_model

@@ -1,0 +1,631 @@
+"""Run a float32 model once over samples and count the values of every tensor. The memory that this needs does not
+depend on the number of samples.
+
+For each sample, a session returns the tensors, and observers count their values (`FloatPass`). `FloatOutputs` keeps the
+model's outputs on the calibration samples. If the proof uses the same samples, it compares the int8 model with these
+outputs and need not run the float model again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from edgeq_device.measure.basis import NO_PADDING, Padding
+from edgeq_device.measure.pairs import visible_elements
+from edgeq_device.system.places import scratch_folder
+from numpy.typing import NDArray
+
+from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Seen
+from edgeq.calibration.ranges import Derived, Plan, plan, quantizable_tensors
+from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
+from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.errors import CalibrationError, DataError, EdgeqError
+from edgeq.hardware.detect import usable_threads
+from edgeq.model.graph import GraphIndex, indexed, name_of
+from edgeq.model.load import model_files, partitions, read_model, save_model, tensor_sizes
+from edgeq.model.padding import find_padding
+from edgeq.model.sessions import Loadable
+from edgeq.model.shapes import element_types
+from edgeq.model.tensors import float_constant
+from edgeq.util.display import SILENT, Progress
+
+_MOST_BYTES = 2**26
+_LARGEST_ELEMENT = 8
+
+
+class FloatOutputs:
+    """Store the outputs of each sample. Several threads may store outputs at once.
+
+    Args:
+        model: the float model.
+        total: number of samples.
+
+    Attributes:
+        names: names of the outputs. Empty if the outputs cannot be stored: they are too large, their sizes depend on
+            the sample, or no node computes them.
+    """
+
+    def __init__(self, model: ir.Model, total: int) -> None:
+        outputs = model.graph.outputs
+        kept = total * sum(map(_most_bytes, outputs)) <= _MOST_BYTES
+        self.names = tuple(map(name_of, outputs)) if kept else ()
+        self._total = total
+        self._by_place: dict[int, Mapping[str, NDArray[Any]]] = {}
+
+    def keep(self, place: int, values: Mapping[str, Any]) -> None:
+        """Store the outputs of the sample at index `place`. `values` contains the fetched tensors of this sample."""
+        self._by_place[place] = {name: values[name] for name in self.names}
+
+    def all(self) -> Sequence[Mapping[str, NDArray[Any]]]:
+        """Return the outputs of each sample, in order, as name → array. Return an empty sequence if any are missing."""
+        if not self.names or len(self._by_place) < self._total:
+            return ()
+        return tuple(self._by_place[place] for place in range(self._total))
+
+
+def _most_bytes(output: ir.Value) -> float:
+    """Return an upper bound of an output's size for one sample, in bytes. Return infinity if the size is not known, or
+    if an axis other than the first is free.
+    """
+    if output.producer() is None or output.shape is None:
+        return math.inf
+    known = [size for size in output.shape if isinstance(size, int)]
+    free = len(output.shape) - len(known)
+    first_alone = free == 0 or (free == 1 and not isinstance(output.shape[0], int))
+    return math.prod(known) * _LARGEST_ELEMENT if first_alone else math.inf
+
+
+_Arrays = list[tuple[str, NDArray[Any] | Part]]
+
+
+class FloatPass:
+    """Run one pass over the samples with several threads, and count the values of the tensors.
+
+    Args:
+        model: model that runs the samples and returns the fetched tensors of `steps`.
+        steps: plan that lists the tensors to fetch and to derive.
+        state: earlier statistics by tensor name.
+        channels: channel axes by tensor name.
+        at_once: number of samples that run at the same time.
+        every_element: whether to count all elements of large tensors.
+        outputs: store for the model's outputs. If it is set, `model` returns the fetched tensors, followed by the
+            outputs that are not among them.
+        padding: the positions that masks hide. Their values do not count.
+
+    Attributes:
+        running_s: seconds spent on running the model, summed over all threads.
+        counting_s: seconds spent on counting, summed over all threads.
+    """
+
+    def __init__(
+        self,
+        model: InstrumentedModel,
+        steps: Plan,
+        state: Mapping[str, TensorStatistics],
+        channels: Mapping[str, int],
+        *,
+        at_once: int,
+        every_element: bool,
+        outputs: FloatOutputs | None = None,
+        padding: Padding = NO_PADDING,
+    ) -> None:
+        self._outputs = outputs
+        self._padding = padding
+        self._plan = steps
+        self._model = model
+        self._observers = {
+            name: Observer(state[name], channels.get(name), every_element=every_element) for name in steps.names
+        }
+        self._pool = ThreadPoolExecutor(at_once)
+        self._limit = at_once + 1
+        self._pending: set[Future[None]] = set()
+        self._failure: EdgeqError | None = None
+        self._timing, self._counting = threading.Lock(), threading.Lock()
+        self._uncounted: deque[tuple[Sample, int, _Arrays]] = deque()
+        self.running_s = self.counting_s = 0.0
+
+    def run(self, samples: Iterable[tuple[int, Sample]]) -> Iterator[int]:
+        """Observe the samples, given as pairs (index, sample). Yield 1 for each sample that is done."""
+        for place, sample in samples:
+            self._pending.add(self._pool.submit(self.observe, sample, place))
+            while len(self._pending) >= self._limit:
+                yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+        while self._pending:
+            yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+
+    def so_far(self) -> dict[str, TensorStatistics]:
+        """Finish the samples that are running, and return statistics of all samples so far.
+
+        Raises:
+            EdgeqError: a sample failed.
+        """
+        for future in tuple(self._pending):
+            future.result()
+        return self.freeze()
+
+    def end(self) -> dict[str, TensorStatistics]:
+        """Finish the samples that are running, drop the waiting samples, and return the statistics.
+
+        Raises:
+            EdgeqError: a sample failed.
+        """
+        self.close()
+        return self.freeze(last=True)
+
+    def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
+        """Return statistics of the tensors of this pass. Do not call it while a sample is running.
+
+        Args:
+            last: whether to free the memory of the counters.
+            derive: whether to derive histograms from the histograms of other tensors. If not, derived histograms are
+                empty.
+
+        Raises:
+            EdgeqError: a sample failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        done = {name: self._observers[name].freeze(last=last) for name in self._plan.counted}
+        nonfinite = {name: observer.nonfinite for name, observer in self._observers.items()}
+        known = self._plan.histograms({n: one.histogram for n, one in done.items()}, nonfinite) if derive else {}
+        for how in self._plan.derived:
+            done[how.name] = self._observers[how.name].freeze(known.get(how.name, EMPTY))
+        return done
+
+    def close(self) -> None:
+        """Finish the samples that are running and drop the waiting samples. The observed samples are then the first n
+        samples, without a gap.
+        """
+        self._pool.shutdown(cancel_futures=True)
+
+    def _finished(self, done: set[Future[None]]) -> Iterator[int]:
+        for future in done:
+            self._pending.discard(future)
+            future.result()
+            yield 1
+
+    def observe(self, sample: Sample, place: int) -> None:
+        """Run and count one sample. `place` is its index among all samples.
+
+        Raises:
+            CalibrationError: an input contains a value that is not finite, or an output contains NaN or has no finite
+                value.
+            DataError: ONNX Runtime refuses the sample.
+        """
+        try:
+            self._observe(sample, place)
+        except EdgeqError as error:
+            self._failure = error
+            raise
+
+    def _observe(self, sample: Sample, place: int) -> None:
+        began = time.perf_counter()
+        arrays = self._arrays(sample, place)
+        with self._timing:
+            self.running_s += time.perf_counter() - began
+        # Only one thread counts at a time, while the others run the next samples. Two counting threads would hand
+        # Python's global lock back and forth at every array, which takes longer than counting.
+        self._uncounted.append((sample, place, arrays))
+        while self._uncounted and self._counting.acquire(blocking=len(self._uncounted) > 1):
+            began = time.perf_counter()
+            try:
+                while self._uncounted:
+                    self._count(*self._uncounted.popleft())
+            finally:
+                self.counting_s += time.perf_counter() - began
+                self._counting.release()
+
+    def _count(self, sample: Sample, place: int, arrays: _Arrays) -> None:
+        seen: dict[str, Seen] = {}
+        while arrays:
+            # Pop the arrays, so that each is freed as soon as it is counted.
+            name, values = arrays.pop()
+            try:
+                visible = None
+                if self._padding.masks and not isinstance(values, Part):
+                    visible = visible_elements(self._padding, name, values.shape, sample.inputs)
+                seen[name] = self._observers[name].observe(values, place, visible=visible)
+            except CalibrationError as error:
+                raise CalibrationError(
+                    f"tensor {name!r} in sample {sample.name}: {error.problem}",
+                    error.fix or "Check the sample and its preprocessing, or leave the tensor out",
+                ) from error
+        for derived in self._plan.derived:
+            part = _derive(derived, [seen[source] for source in derived.sources])
+            seen[derived.name] = part
+            self._observers[derived.name].note(part)
+        for name in self._plan.inputs:
+            if seen[name].nonfinite:
+                raise _refusal(name, sample, seen[name])
+        for name in self._plan.outputs:
+            if seen[name].nonfinite.nan or (seen[name].nonfinite and not seen[name].count):
+                raise _refusal(name, sample, seen[name])
+
+    def _arrays(self, sample: Sample, place: int) -> _Arrays:
+        """Return the arrays to count for a sample, each with its tensor name. The order is reversed, because the arrays
+        are popped from the end.
+        """
+        for name in self._plan.inputs:
+            if name not in sample.inputs:
+                raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
+        arrays: _Arrays = [(name, sample.inputs[name]) for name in self._plan.inputs]
+        if self._plan.fetched:
+            values = self._model.observe(sample.inputs, sample.name, place)
+            arrays += zip(self._plan.fetched, values, strict=self._outputs is None)
+            if self._outputs is not None:
+                self._outputs.keep(place, dict(zip(self._model.names, values, strict=True)))
+        return arrays[::-1]
+
+
+def _refusal(name: str, sample: Sample, seen: Seen) -> CalibrationError:
+    return CalibrationError(
+        f"tensor {name!r} in sample {sample.name}: it contains {seen.nonfinite}",
+        "Check the sample and its preprocessing",
+    )
+
+
+def _derive(how: Derived, sources: list[Seen]) -> Seen:
+    count = sum(s.count for s in sources)
+    low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
+    nonfinite = sum((s.nonfinite for s in sources), start=FINITE)
+    if how.kind == "clip":
+        moved, nonfinite = how.clipped(nonfinite)
+        count += sum(number for number, _ in moved)
+        low, high = min((low, *(bound for _, bound in moved))), max((high, *(bound for _, bound in moved)))
+        if count:
+            low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
+    return Seen(count, low, high, sources[0].dtype, nonfinite)
+
+
+@dataclass(frozen=True)
+class CalibrationJob:
+    """Compute, in a worker process, the statistics of the tensors `names` over a shard."""
+
+    model: Files
+    samples: SourceSamples | None
+    names: tuple[str, ...]
+    channels: Mapping[str, int]
+    threads: int
+    every_element: bool
+
+    def open(self, stack: ExitStack) -> Callable[[Shard], dict[str, TensorStatistics]]:
+        """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.Job`."""
+        model = read_model(self.model.place(stack))
+        graph = GraphIndex(model)
+        steps, padding = plan(model, self.names, self.channels), find_padding(graph)
+        every = self.every_element
+        fetched = InstrumentedModel(
+            graph,
+            steps.fetched,
+            keep_layout=steps.fetched if padding.masks else self.channels,
+            threads=self.threads,
+            every_element=every or bool(padding.masks),
+        )
+        nothing = {name: TensorStatistics() for name in self.names}
+
+        def run(shard: Shard) -> dict[str, TensorStatistics]:
+            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding)
+            for place, sample in enumerate(shard.read(self.samples), shard.start):
+                seen.observe(sample, place)
+            return seen.freeze(last=True, derive=False)
+
+        return run
+
+
+def observe_on(
+    workers: Workers,
+    model: ir.Model,
+    samples: Sharded,
+    names: tuple[str, ...],
+    channels: Mapping[str, int],
+    *,
+    threads: int,
+    every_element: bool,
+    first: int,
+) -> Iterator[dict[str, TensorStatistics]]:
+    """Yield the statistics of each shard, in order, beginning with sample `first`. Histograms that can be derived are
+    left empty.
+    """
+    with scratch_folder("edgeq-calibrate-") as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(model, path)
+        files = files_for(workers, path, model_files(path)[1:])
+        job = CalibrationJob(files, samples.reference, names, channels, threads, every_element)
+        yield from workers.map(job, samples.shards(first))
+
+
+class Merged:
+    """Merge the statistics of shards as they arrive. Histogram counts are summed in tables, and derived histograms are
+    computed once, at the end.
+
+    Args:
+        steps: plan that lists the tensors to fetch and to derive.
+        state: earlier statistics by tensor name.
+    """
+
+    def __init__(self, steps: Plan, state: Mapping[str, TensorStatistics]) -> None:
+        self._plan = steps
+        self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
+        self._counters = {name: Counter(state[name].histogram) for name in steps.counted}
+        self._whole = True
+
+    def run(self, parts: Iterable[Mapping[str, TensorStatistics]]) -> Iterator[int]:
+        """Add the shards one by one, and yield the number of samples in each."""
+        for part in parts:
+            self.add(part)
+            yield next(iter(part.values())).samples
+
+    def add(self, part: Mapping[str, TensorStatistics]) -> None:
+        """Add the statistics of one shard. Its derived histograms are not used."""
+        self._whole = False
+        for name, new in part.items():
+            before, totals = self._totals[name], replace(new, histogram=EMPTY)
+            self._totals[name] = before.merge(totals) if before.samples else totals
+        for name, counter in self._counters.items():
+            counter.take(part[name].histogram)
+        self._whole = True
+
+    def so_far(self) -> dict[str, TensorStatistics]:
+        """Return the statistics of all shards added so far."""
+        totals = self._totals
+        counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
+        known = self._plan.histograms(counted, {name: one.nonfinite for name, one in totals.items()})
+        return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
+
+    def end(self) -> dict[str, TensorStatistics]:
+        """Return the statistics of all shards. Return {} if an interrupt left a shard half added; the caller then keeps
+        the last saved state.
+        """
+        return self.so_far() if self._whole else {}
+
+
+MOST_AT_ONCE = 4
+"""Largest number of samples that run at once. A larger number is not faster, because only one sample is counted at a
+time."""
+
+
+Checkpoint = Callable[[Statistics], None]
+
+
+def collect(
+    model: ir.Model | GraphIndex,
+    samples: Samples,
+    tensors: Sequence[str] | None = None,
+    *,
+    model_digest: str = "",
+    memory: int | None = None,
+    progress: Progress = SILENT,
+    channels: Mapping[str, int] | None = None,
+    threads: int = 0,
+    workers: Workers | None = None,
+    every_element: bool = False,
+    start: Statistics | None = None,
+    checkpoint: Checkpoint | None = None,
+    checkpoint_seconds: float = 30.0,
+    timed: Callable[[float, float], None] = lambda running, counting: None,
+    outputs: FloatOutputs | None = None,
+) -> Statistics:
+    """Run the float model once over the samples, and record the extrema, the number of elements and a histogram of each
+    tensor.
+
+    Several samples run at a time, each on few threads. All totals are integers or extrema, so the result does not
+    depend on the order in which samples finish.
+
+    Args:
+        model: a valid float model, possibly with external data; it is not changed.
+        samples: samples; each runs once, in this order.
+        tensors: names of the tensors to record; None means `quantizable_tensors`.
+        model_digest: digest of the model's file, which is stored to identify the statistics later; "" if they are not
+            saved.
+        memory: limit in bytes for observed activations; None for no limit. If a model needs more, edgeq makes several
+            passes. Each pass runs all samples and records some of the tensors.
+        channels: channel axis by tensor name, for tensors that also need extrema per channel.
+        threads: number of threads, shared by all samples that run at a time; 0 for one thread per core.
+        workers: workers that share the samples; the result has the same bytes for any number of workers. Each shard
+            runs on `threads` threads, or on one thread if `threads` is 0.
+        every_element: whether to count all elements of large tensors; see `edgeq.calibration.observer.PLENTY`.
+        start: unfinished statistics to continue, from the same model, data and tensors.
+        checkpoint: function that is called with the statistics so far, every `checkpoint_seconds` and on an interrupt
+            (Ctrl-C).
+        timed: function that is called after each pass on this machine with two numbers: the seconds spent on running
+            the model and on counting, each summed over the threads.
+        outputs: store for the model's outputs. It is filled only if a single pass on this machine sees all samples.
+
+    Raises:
+        CalibrationError: a value is NaN or infinite (the message names the tensor and the sample), or `start` comes
+            from another model, other data or other tensors.
+        DataError: there are no samples, or ONNX Runtime refuses one.
+    """
+    total = len(samples)
+    if total == 0:
+        raise DataError("there are no samples to calibrate with", "Give at least one")
+    channels = dict(channels or {})
+    graph = indexed(model)
+    model = graph.model
+    names = _known_floats(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
+    data_digest = samples.digest()
+    state = _initial(start, model_digest, data_digest, names, total)
+    threads = threads or (1 if workers is not None else usable_threads())
+    at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
+    passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
+    kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
+
+    def snapshot() -> Statistics:
+        """Return the current statistics. A sample counts as done once it has been counted for every tensor."""
+        done = min((t.samples for t in state.values()), default=total)
+        return Statistics(model_digest, data_digest, done, state, total)
+
+    def save() -> None:
+        """Pass the current statistics to `checkpoint`."""
+        if checkpoint is not None:
+            checkpoint(snapshot())
+
+    sharded = Sharded(samples, workers) if workers is not None else None
+    padding = find_padding(graph)
+    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _weights_named(model):
+        for partition in passes:
+            done = state[partition[0]].samples
+            advance(done)
+            steps = plan(model, partition, channels)
+            if workers is not None and sharded is not None:
+                parts = observe_on(
+                    workers,
+                    model,
+                    sharded,
+                    partition,
+                    channels,
+                    threads=threads,
+                    every_element=every_element,
+                    first=done,
+                )
+                merged = Merged(steps, state)
+                _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
+                continue
+            each = max(1, threads // at_once)
+            last = kept.names if kept is not None else ()
+            wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
+            # Positions can be told apart only in the whole tensor, in its own layout.
+            kept_layout = wanted if padding.masks else {*channels, *last}
+            every = every_element or bool(padding.masks)
+            fetched = InstrumentedModel(graph, wanted, keep_layout=kept_layout, threads=each, every_element=every)
+            seen = FloatPass(
+                fetched,
+                steps,
+                state,
+                channels,
+                at_once=at_once,
+                every_element=every_element,
+                outputs=kept,
+                padding=padding,
+            )
+            remaining = itertools.islice(enumerate(samples), done, None)
+            with closing(seen):
+                _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)
+            timed(seen.running_s, seen.counting_s)
+    return snapshot()
+
+
+@contextmanager
+def _weights_named(model: ir.Model) -> Iterator[None]:
+    """If a tensor contains NaN because a weight contains NaN, name the weight in the error instead of blaming the
+    sample. Infinite weights are not named, because they may be masks.
+    """
+    try:
+        yield
+    except CalibrationError as error:
+        for weight in model.graph.initializers.values():
+            values = float_constant(weight)
+            if values is not None and np.isnan(values).any():
+                problem = f"{error.problem}, like weight {weight.name!r} of the model"
+                raise CalibrationError(problem, "Train or export the model again") from error
+        raise
+
+
+def _passes(
+    graph: GraphIndex,
+    names: Sequence[str],
+    state: Mapping[str, TensorStatistics],
+    samples: Samples,
+    total: int,
+    memory: int | None,
+    at_once: int,
+) -> tuple[list[tuple[str, ...]], int]:
+    """Return the tensor names of each pass, and how many samples may run at once.
+
+    The tensors of a pass are neighbours in the graph and have seen the same number of samples. Tensors that have seen
+    all samples are left out. If memory is short, edgeq first runs fewer samples at once. It adds passes
+    only if that is not enough, because each pass runs the model again. The sizes of the tensors are taken from the
+    first sample.
+    """
+    by_progress: dict[int, list[str]] = {}
+    for name in names:
+        if state[name].samples < total:
+            by_progress.setdefault(state[name].samples, []).append(name)
+    groups = list(by_progress.values())
+    if memory is None:
+        return [tuple(group) for group in groups], at_once
+    first = next(iter(samples), None)
+    if first is None:
+        raise DataError("there are no samples to calibrate with", "Give at least one")
+    sizes = tensor_sizes(Loadable.of(graph).proto, first.inputs)
+    largest = max(sizes.values(), default=0)
+    sizes = {name: sizes.get(name, largest) for name in names}
+    # Besides the samples that run at once, one more waits to be counted.
+    at_once = max(1, min(at_once, memory // max(1, sum(sizes.values())) - 1))
+    budget = memory // (at_once + 1 if at_once > 1 else 1)
+    parts = (part for group in groups for part in partitions(((name, sizes[name]) for name in group), budget))
+    return [tuple(part) for part in parts], at_once
+
+
+def _collect(
+    seen: Iterable[int],
+    statistics: FloatPass | Merged,
+    state: dict[str, TensorStatistics],
+    advance: Callable[[int], None],
+    save: Callable[[], None],
+    save_seconds: float,
+) -> None:
+    """Run a pass and store its statistics in `state` every `save_seconds`, on an interrupt, and at the end. `seen`
+    yields the number of samples processed since it last yielded.
+    """
+    saved = time.monotonic()
+    try:
+        for count in seen:
+            advance(count)
+            if time.monotonic() - saved > save_seconds:
+                state.update(statistics.so_far())
+                save()
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        state.update(statistics.end())
+        save()
+        raise
+    state.update(statistics.end())
+
+
+def _initial(
+    start: Statistics | None, model_digest: str, data_digest: str, names: Sequence[str], total: int
+) -> dict[str, TensorStatistics]:
+    if start is None:
+        return {name: TensorStatistics() for name in names}
+    start.check_model(model_digest, "the unfinished calibration")
+    if start.data_digest != data_digest or start.total != total:
+        raise CalibrationError(
+            "the unfinished calibration was collected on other data", "Give the same data, or start anew with --force"
+        )
+    if set(start.tensors) != set(names):
+        raise CalibrationError(
+            "the unfinished calibration recorded other tensors", "Give the same options, or start anew with --force"
+        )
+    return dict(start.tensors)
+
+
+def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
+    """Return `names`, leaving out tensors that are not floats. Sometimes only ONNX Runtime can infer a type.
+
+    Raises:
+        CalibrationError: the model has no tensor with one of the names.
+    """
+    for name in names:
+        if name not in graph.values or graph.values[name].is_initializer():
+            raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")
+    types = element_types(graph)
+    untyped = [n for n in names if n not in graph.inputs and n not in types]
+    if not untyped:
+        return tuple(names)
+    floats = InstrumentedModel(graph, untyped, keep_layout=untyped, threads=1).floats()
+    return tuple(n for n in names if n not in untyped or n in floats)

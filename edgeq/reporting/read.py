@@ -1,0 +1,494 @@
+"""Read the content of a report from the record in a bundle. The record has the types that the pipeline writes.
+Everything except the names of variants may be missing, and the page leaves out missing parts. docs/report.md lists the
+keys.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from edgeq_device.measure.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
+
+from edgeq.measure.accuracy import Accuracy
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
+from edgeq.measure.coverage import Coverage, KernelTime
+from edgeq.reporting.figures import Pairs, pairs, string
+from edgeq.reporting.layers import Layer, LayersRecord, TensorHistogram, layer_rows
+from edgeq.reporting.timing import (
+    INT8,
+    BenchReport,
+    FleetRecord,
+    Speed,
+    Timing,
+    bench_timing,
+    finalists_timing,
+    speed_timing,
+)
+from edgeq.reporting.tuning_record import FLOAT, ModelRecord, TuningRecord
+from edgeq.util.numbers import decibels, difference, metric, metric_name, share, size, times
+from edgeq.util.records import Count, Finite, Positive, Share, readable
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Hold a sentence on the decision about saturating kernels."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Hold one accuracy metric. `primary` is True for the metric that decides the verdict."""
+
+    name: str
+    float32: float | None
+    int8: float | None
+    primary: bool = False
+    higher_is_better: bool = True
+
+    @property
+    def gain(self) -> float | None:
+        """Return int8 minus float32."""
+        return None if self.float32 is None or self.int8 is None else self.int8 - self.float32
+
+
+_MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """Hold a sentence on the repair of a poor result."""
+
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Describe one way to run the model, and its proof. The keys are those of `edgeq package --json`, and also the
+    name, `title`, `layers`, `kernels` and `histograms`. All but the name may be missing.
+
+    Attributes:
+        sqnr_db, top1_agreement: the manifest's figures, used if there is no `agreement`.
+        checked: the checks, and the kernels on which they ran.
+    """
+
+    name: str = ""
+    title: str = ""
+    target: str | None = None
+    profile: str | None = None
+    provider: str | None = None
+    engine: str | None = None
+    min_onnxruntime: str | None = None
+    checked: str = ""
+    saturation: Saturation | None = None
+    repair: Repaired | None = None
+    native: bool | None = None
+    scheme: Mapping[str, Any] = field(default_factory=dict)
+    session_options: Mapping[str, Any] = field(default_factory=dict)
+    bytes: Positive | None = None
+    coverage: Coverage | None = None
+    agreement: Agreement | None = None
+    accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
+    sqnr_db: Finite | None = None
+    top1_agreement: Share | None = None
+    samples: Count | None = None
+    held_out: bool | None = None
+    speed: Speed | None = None
+    layers: LayersRecord | None = None
+    kernels: Mapping[str, tuple[KernelTime, ...]] = field(default_factory=dict)
+    histograms: tuple[TensorHistogram, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> Pairs:
+        """Return where the variant runs and how it was checked."""
+        known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
+        sums = self.saturation.why if self.saturation else ""
+        repair = self.repair.sentence if self.repair else ""
+        return pairs({**known, "checked": self.checked, "16-bit sums": sums, "repair": repair}, 10)
+
+    @property
+    def scheme_facts(self) -> Pairs:
+        """Return how the variant is quantized, without fields that have no meaning in its mode."""
+        unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
+        shown = pairs(self.scheme, 30)
+        hidden = ("exclude", "exclude_reasons", unused)
+        return tuple((key.replace("_", " "), value) for key, value in shown if key not in hidden)
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Return the nodes that the scheme keeps in float. Text after a node states why edgeq itself chose the node."""
+        nodes, reasons = self.scheme.get("exclude"), self.scheme.get("exclude_reasons")
+        known = reasons if isinstance(reasons, Mapping) else {}
+        listed = nodes[:500] if isinstance(nodes, list | tuple) else ()
+        named = ((string(node), string(known.get(node) if isinstance(node, str) else None)) for node in listed)
+        return tuple(f"{name}: {reason}" if reason else name for name, reason in named)
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics of both models, in the order in which the int8 model has them."""
+        found = [self.accuracy.get(name) for name in (INT8, FLOAT)]
+        after, before = (one.metrics if one else {} for one in found)
+        names = list(dict.fromkeys([*after, *before]))[:_MOST_METRICS]
+        known = found[0] or found[1]
+        if known is None or not names:
+            return ()
+        primary = known.primary if known.primary in names else names[0]
+        return tuple(
+            Metric(n[:100], before.get(n), after.get(n), n == primary, known.higher_is_better or n != primary)
+            for n in names
+        )
+
+    @property
+    def primary(self) -> Metric | None:
+        """Return the primary metric, which decides the verdict."""
+        return next((metric for metric in self.metrics if metric.primary), None)
+
+    @property
+    def outputs(self) -> tuple[OutputAgreement, ...]:
+        """Return how closely each output matches that of float32."""
+        return self.agreement.outputs[:_MOST_OUTPUTS] if self.agreement else ()
+
+    @property
+    def worst_db(self) -> float | None:
+        """Return the SQNR of the worst output or slice in dB."""
+        known = [one.least_db for one in self.outputs if math.isfinite(one.least_db) and one.same is None]
+        return min(known, default=self.sqnr_db)
+
+    @property
+    def top1(self) -> float | None:
+        """Return the lowest top-1 agreement of an output: the share of samples whose top-1 is the float32 model's."""
+        return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
+
+    @property
+    def timing(self) -> Timing | None:
+        """Return the latencies in the variant's proof."""
+        return speed_timing(self.speed) if self.speed else None
+
+    @cached_property
+    def drawn_layers(self) -> tuple[tuple[Layer, ...], float | None]:
+        """Return the variant's layers in execution order, and the time of conversions between float and int8 in
+        microseconds.
+        """
+        return layer_rows(self.layers, self.kernels)
+
+
+@dataclass(frozen=True)
+class ReportRecord:
+    """Hold report.json, with tuning.json as `tuning`. `bench`, `fleet` and `machine` are set only if they were measured
+    for this page.
+    """
+
+    name: str = ""
+    model: ModelRecord | None = None
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    tuning: TuningRecord | None = None
+    bench: BenchReport | None = None
+    fleet: FleetRecord | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Hold all the data that the page shows."""
+
+    name: str
+    variants: tuple[Variant, ...] = ()
+    float_bytes: float | None = None
+    tuning: TuningRecord | None = None
+    timing: Timing | None = None
+    fleet: FleetRecord | None = None
+    machine: Pairs = ()
+    versions: Pairs = ()
+    identity: Pairs = ()
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> Variant | None:
+        """Return the variant that the verdict is about: a variant that was timed, or else one that was checked on its
+        own kernels, or else the first variant.
+        """
+        timed = self.timing.models if self.timing else {}
+        by_name = [v for v in self.variants if v.name in timed]
+        native = [v for v in self.variants if v.native]
+        return next(iter([*by_name, *native, *self.variants]), None)
+
+
+_MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "memory_bytes", "os", "system", "governors")
+
+
+_FORMER = {"count": "samples", "culprits": "error_sources"}
+"""Current names of keys, by the names that edgeq 0.2 and older wrote."""
+
+
+def _renamed(part: Any) -> Any:
+    """Return a part of a variant's record with the current names of its keys."""
+    return {_FORMER.get(key, key): value for key, value in part.items()} if isinstance(part, Mapping) else part
+
+
+def _current(body: Any) -> Any:
+    """Return a variant's record in which the former keys of `accuracy`, `agreement` and `layers` are replaced."""
+    if not isinstance(body, Mapping):
+        return body
+    parts = {name: _renamed(body[name]) for name in ("agreement", "layers") if name in body}
+    if isinstance(accuracy := body.get("accuracy"), Mapping):
+        parts["accuracy"] = {name: _renamed(found) for name, found in accuracy.items()}
+    return {**body, **parts}
+
+
+def read_report(plain: Mapping[str, Any]) -> ReportData:
+    """Read the valid parts of a record. Invalid parts are left out and never raise an error."""
+    if isinstance(variants := plain.get("variants"), Mapping):
+        plain = {**plain, "variants": {name: _current(body) for name, body in variants.items()}}
+    record = readable(plain, ReportRecord) or ReportRecord()
+    tuning = record.tuning or TuningRecord()
+    timing = bench_timing(record.bench) if record.bench else None
+    if timing is None and record.tuning is not None:
+        timing = finalists_timing(tuning)
+    model = record.model or tuning.model or ModelRecord()
+    identity = {**record.identity, "float32 model, sha256": model.sha256 or ""}
+    return ReportData(
+        name=record.name or model.name or "model",
+        variants=tuple(replace(body, name=name) for name, body in list(record.variants.items())[:_MOST_VARIANTS]),
+        float_bytes=model.bytes,
+        tuning=tuning if tuning.candidates else None,
+        timing=timing,
+        fleet=record.fleet,
+        machine=_machine(record.machine or tuning.machine) or (timing.machine if timing else ()),
+        versions=pairs(record.versions or tuning.versions, 20) or (timing.versions if timing else ()),
+        identity=pairs(identity, 20),
+        commands=record.commands[:20],
+        notes=record.notes[:40],
+    )
+
+
+def _machine(plain: Mapping[str, Any]) -> Pairs:
+    known = {key: plain.get(key) for key in _MACHINE}
+    memory = known["memory_bytes"]
+    known["memory_bytes"] = size(memory) if isinstance(memory, int) and 0 < memory < 1 << 64 else None
+    found = [(key.replace("_bytes", "").replace("_", " "), value) for key, value in pairs(known, 20)]
+    gpus = plain.get("gpus")
+    for gpu in gpus[:8] if isinstance(gpus, list | tuple) else ():
+        found.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
+    return tuple((key, value) for key, value in found if value and value != "0")
+
+
+Tone = Literal["good", "bad", "neutral"]
+_SMALL_LOSS = 0.01
+"""If no limit is set, a loss below this value is not coloured as bad. This applies to metrics that are shares."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Describe one figure by its label, its value, and a note on what the value is compared with."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: Tone = "neutral"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Hold the result. `status` names it in a word or two; `sentence` explains it.
+
+    Attributes:
+        target: the target that the verdict is about, or "" if there is only one target.
+        commands: commands that help to find the cause of a bad result.
+    """
+
+    tone: Tone
+    status: str
+    sentence: str
+    figures: tuple[Figure, ...]
+    warnings: tuple[str, ...] = ()
+    target: str = ""
+    commands: tuple[str, ...] = ()
+
+
+def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
+    """Return the verdict on one variant. If there is no variant, the verdict is only about the tuning run."""
+    timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
+    variant = variant or Variant()
+    claim = _claim(timing, variant)
+    speed, accuracy, agreement = _speed(claim), _accuracy(variant, tuning), _agreement(variant)
+    ratio = variant.bytes / data.float_bytes if variant.bytes and data.float_bytes else None
+    shown = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
+    of_space = "" if ratio is None else f"takes {share(ratio, 0)} of its space"
+    parts = [part for part in (_speed_text(claim), _accuracy_text(variant), of_space) if part]
+    slow, *poor_figures = (figure is not None and figure.tone == "bad" for figure in (speed, accuracy, agreement))
+    poor = any(poor_figures)
+    warnings = variant.warnings[:20]
+    tone: Tone = "neutral" if warnings else "good"
+    status, sentence = "Result", f"The int8 model {_listed(parts)}."
+    if tuning is not None and tuning.met is False:
+        tone, status = "bad", "Goal not met"
+        sentence = "No candidate keeps the required accuracy and is faster than float32."
+        if tuning.chosen:
+            sentence += f" {tuning.chosen} comes closest."
+    elif not parts:
+        tone, status, sentence = "neutral", "No measurements", "This model has not been measured yet."
+    elif slow or poor:
+        tone, status = "bad", "Look closer"
+    elif tuning is not None and tuning.met:
+        unknown = claim is not None and claim.verdict == UNKNOWN
+        tone, status = ("neutral", "Speed unproven") if unknown else ("good", "Goal met")
+        if not unknown and tuning.doubts:
+            tone, status = "neutral", "Accuracy in doubt"
+    return Verdict(
+        tone,
+        status,
+        sentence,
+        tuple(figure for figure in shown if figure is not None),
+        warnings,
+        target=(variant.title or variant.name) if len(data.variants) > 1 else "",
+        commands=tuple(_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met")),
+    )
+
+
+def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, missed: bool) -> Iterator[str]:
+    """Yield the commands that show the cause of a bad verdict. MODEL.onnx is the float32 model."""
+    named = f" --variant {shlex.quote(variant.name)}" if variant.name and len(data.variants) > 1 else ""
+    if poor:
+        yield f"edgeq debug MODEL.onnx BUNDLE{named} --data SAMPLES"
+    if slow:
+        yield f"edgeq report BUNDLE --bench{named}"
+    if missed:
+        over = "--force " if data.tuning is not None and data.tuning.chosen else ""
+        yield f"edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume {over}-o BUNDLE"
+
+
+def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
+    """Return the report's timing if it is about this variant. Otherwise return the variant's own timing."""
+    if variant is not None and variant.timing is not None and data.timing is None:
+        return variant.timing
+    timing = data.timing
+    if timing is None or variant is None or len(data.variants) <= 1:
+        return timing
+    return timing if variant.name in timing.models else variant.timing
+
+
+def compared(timing: Timing | None, variant: Variant) -> str:
+    """Return the name of the model that `timing` compares with the baseline. This is the variant, or else the first
+    model that is not the baseline. Return "" if there is none.
+    """
+    if timing is None or timing.baseline not in timing.models:
+        return ""
+    others = [name for name in timing.models if name != timing.baseline]
+    return variant.name if variant.name in others else next(iter(others), "")
+
+
+def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
+    """Return the claim that can be made about the variant's speed, or None if the variant was not timed against
+    float32.
+    """
+    return timing.ratios.get(compared(timing, variant)) if timing is not None else None
+
+
+def _speed(found: Claim | None) -> Figure | None:
+    if found is None:
+        return None
+    about = found.estimated
+    if about is not None:
+        return Figure("Speed", f"about {times(about[0])}", f"unproven: {found.figures()}; {found.reason}")
+    if found.interval is None:
+        return Figure("Speed", "not measurable", found.reason or f"only {found.pairs} pairs of runs")
+    tone: Tone = "good" if found.verdict == FASTER else "bad" if found.verdict == SLOWER else "neutral"
+    return Figure("Speed", times(found.interval[0]), found.figures(), tone)
+
+
+def _speed_text(found: Claim | None) -> str:
+    if found is not None and found.estimated is not None:
+        return f"runs at about {times(found.estimated[0])} the speed of float32, estimated and unproven"
+    if found is None or found.interval is None:
+        return ""
+    if found.verdict == UNSETTLED:
+        return "is about as fast as float32 here"
+    ratio = times(found.interval[0])
+    return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
+
+
+def _accuracy(variant: Variant, tuning: TuningRecord | None) -> Figure | None:
+    primary = variant.primary
+    if primary is None or primary.int8 is None:
+        return None
+    name, shown = metric_name(primary.name), metric(primary.name, primary.int8)
+    if primary.gain is None:
+        return Figure(name, shown)
+    change, before = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
+    return Figure(name, shown, f"{change} against float32's {before}", _accuracy_tone(primary, tuning))
+
+
+def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
+    """Return the colour for the loss of accuracy. The loss is compared with the goal of the tuning run or, without a
+    goal, with a loss that is usually accepted.
+    """
+    gain = primary.gain or 0.0
+    lost = -gain if primary.higher_is_better else gain
+    if lost <= 0:
+        return "good"
+    asked = tuning.goal.max_drop if tuning is not None and tuning.metric.name == primary.name else None
+    if asked is not None:
+        return "good" if lost <= asked else "bad"
+    scale = abs(primary.float32 or 0.0) or 1.0
+    return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
+
+
+def _accuracy_text(variant: Variant) -> str:
+    primary = variant.primary
+    if primary is not None and primary.gain is not None and primary.int8 is not None:
+        shown = metric(primary.name, primary.int8)
+        name = metric_name(primary.name)
+        change = difference(primary.name, primary.gain)
+        if change.startswith("0"):
+            return f"keeps float32's {name} of {shown}"
+        better = (primary.gain > 0) == primary.higher_is_better
+        return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({shown})"
+    if variant.top1 is not None:
+        return f"gives float32's top answer in {share(variant.top1)} of the samples"
+    if variant.worst_db is not None:
+        return f"follows float32's outputs at {decibels(variant.worst_db)} SQNR"
+    return ""
+
+
+def _agreement(variant: Variant) -> Figure | None:
+    if variant.worst_db is None and variant.top1 is None:
+        return None
+    seen = f"{variant.samples} samples" if variant.samples else ""
+    if variant.samples and variant.held_out is False:
+        seen = f"{seen} of the calibration"
+    if variant.worst_db is None:
+        return Figure("Same top answer", share(variant.top1 or 0.0), seen)
+    tone: Tone = "bad" if variant.primary is None and variant.worst_db < HEALTHY_DB else "neutral"
+    top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
+    return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, seen) if x), tone)
+
+
+def _size(data: ReportData, variant: Variant, ratio: float | None) -> Figure | None:
+    if variant.bytes is None:
+        return None
+    note = "" if ratio is None else f"{ratio:.2f} of float32's {size(data.float_bytes or 0)}"
+    return Figure("Size", size(variant.bytes), note)
+
+
+def _coverage(coverage: Coverage | None) -> Figure | None:
+    if coverage is None:
+        return None
+    if coverage.int8_mac_share is None:
+        return Figure("In int8", "not known", coverage.how)
+    origin = coverage.origin or "measured"
+    return Figure("In int8", share(coverage.int8_mac_share), f"of the multiply-accumulates, {origin}")
+
+
+def _listed(parts: list[str]) -> str:
+    return "".join(parts) if len(parts) < 2 else f"{', '.join(parts[:-1])} and {parts[-1]}"

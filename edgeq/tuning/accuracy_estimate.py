@@ -1,0 +1,269 @@
+"""Estimate one candidate's accuracy against float32, sample by sample, with its uncertainty.
+
+With labels, the loss is the drop in the task's metric. Its standard error comes from the samples: see
+`edgeq.measure.task`.
+
+Without labels, or in addition to them, the loss is estimated from float32's own probabilities. For class scores, let p
+be float32's probabilities: the scores if they sum to one, else their softmax.
+
+    regret        mean over rows of p[float32's class] - p[candidate's class]
+    disagreement  share of rows whose classes differ
+
+If p is right, the regret is the expected loss of top-1. Even if p is wrong, the loss of top-1 cannot be larger than the
+disagreement. For other outputs, the loss is 1 - cosine of the worst output, or of the worst slice of an output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.data.records import Sample
+from edgeq.measure.agreement import Outputs, is_class_scores, probabilities, worst_db
+from edgeq.measure.comparison import Comparison
+from edgeq.measure.task import Measured, Task, loss_error
+from edgeq.reporting.tuning_record import Assessment
+
+_TOP1 = "top1"
+Held = Literal["expected", "seen", "noise"]
+"""The figure that is compared with the allowed loss.
+
+- "expected": the loss to expect on other samples.
+- "seen": the loss on these samples, as a proof of the same model reports it: by labels, else the share of rows whose
+  top-1 changes, else 1 - cosine.
+- "noise", without labels: noise power over signal power in the worst output, or in the worst slice of an output.
+"""
+# The noise on an eighth of the samples differs from the noise on all samples by at most this factor.
+_STEADY = 2.0
+# Standard deviation of the error with which the regret estimates the loss, as a share of the regret: float32 may
+# misjudge itself by this much.
+_TRUST = 0.5
+_SURE = 1.96  # two-sided 95 % of the normal distribution
+
+
+@dataclass
+class Regret:
+    """Hold running sums over the rows of one output of class scores."""
+
+    rows: int = 0
+    sum: float = 0.0
+    squares: float = 0.0
+    changed: int = 0
+    fits: bool = True
+    leads: list[NDArray[np.float64]] = field(default_factory=list)
+    moves: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def update(self, reference: NDArray[Any], candidate: NDArray[Any]) -> None:
+        """Add rows of scores [N, ...] of float32 and of the candidate."""
+        self.fits = self.fits and is_class_scores(reference) and reference.shape == candidate.shape
+        if not self.fits:
+            return
+        scores = reference.reshape(len(reference), -1).astype(np.float64)
+        other = candidate.reshape(len(candidate), -1).astype(np.float64)
+        p = probabilities(scores)
+        every = np.arange(len(p))
+        first, second = scores.argmax(1), np.where(np.isnan(other), -np.inf, other).argmax(1)
+        lost = p[every, first] - p[every, second]
+        self.rows += len(p)
+        self.sum += float(lost.sum())
+        self.squares += float((lost**2).sum())
+        self.changed += int((first != second).sum())
+        lead = _lead(scores, first)
+        self.leads.append(lead)
+        with np.errstate(invalid="ignore"):  # the scores of an excluded class may be -inf in both models
+            self.moves.append(lead - _lead(other, first))
+
+    @property
+    def mean(self) -> float:
+        """Return the regret, which is a probability."""
+        return self.sum / self.rows
+
+    @property
+    def error(self) -> float:
+        """Return the standard error of `mean`."""
+        variance = max(0.0, self.squares / self.rows - self.mean**2)
+        return math.sqrt(variance / self.rows)
+
+    @property
+    def changing(self) -> float:
+        """Return how many rows are expected to change class in another set of rows of the same size.
+
+        The lead of each row's class is compared with the changes of the lead in all rows. So the result may be positive
+        even if no class has changed in these rows.
+        """
+        leads, moves = np.concatenate(self.leads), np.sort(np.concatenate(self.moves))
+        return float((1 - np.searchsorted(moves, leads) / self.rows).sum())
+
+
+def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return, for each row, the lead of its class `best` over the next class: [rows, classes] and [rows] to [rows]."""
+    every = np.arange(len(scores))
+    others = scores.copy()
+    others[every, best] = -np.inf
+    lead: NDArray[np.float64] = scores[every, best] - others.max(1)
+    return lead
+
+
+@dataclass
+class AgreementEstimate:
+    """Compare one candidate's outputs with float32's, over all rows."""
+
+    comparison: Comparison = field(default_factory=Comparison)
+    regrets: dict[str, Regret] = field(default_factory=dict)
+
+    def update(self, reference: Outputs, candidate: Outputs, sample: Sample, *, rows: int = 1) -> None:
+        """Add one or more rows: the outputs of both models by name, and the sample that both were computed from."""
+        self.comparison.update(reference, candidate, sample.inputs, rows=rows)
+        for name, array in reference.items():
+            if name in candidate and array.dtype.kind == "f":
+                self.regrets.setdefault(name, Regret()).update(array, candidate[name])
+
+    @property
+    def regret(self) -> Regret | None:
+        """Return the regret of the output that contains class scores. Return None if there is no such output, or if
+        float32 is not sure enough of its own classes.
+        """
+        for output in self.comparison.result().outputs:
+            found = self.regrets.get(output.name)
+            if output.top1 is not None and found is not None and found.fits and found.rows:
+                return found if self.comparison.outputs[output.name].classes.confident else None
+        return None
+
+
+def assess(
+    agreement: AgreementEstimate,
+    labels: tuple[Task, Measured, Measured] | None,
+    *,
+    complete: bool,
+    held: Held = "expected",
+) -> Assessment:
+    """Return the assessment from the samples seen so far.
+
+    Args:
+        labels: the task, and its measurements of float32 and of the candidate on the same rows; None without labels.
+        complete: whether all samples have been seen.
+        held: the figure to compare with the allowed loss; see `Held`.
+    """
+    compared = agreement.comparison.result()
+    regret = agreement.regret
+    known: dict[str, Any] = {
+        "samples": compared.samples,
+        "complete": complete,
+        "basis": "labels" if labels else "noise" if held == "noise" else "agreement",
+        "sqnr_db": compared.least_db,
+        "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
+        "disagreement": regret.changed / regret.rows if regret else None,
+    }
+    if any(o.nonfinite or o.mismatched for o in compared.outputs):
+        return Assessment(**known, drop=1.0, low=1.0, high=1.0, expected=1.0)
+    if labels is not None:
+        task, reference, candidate = labels
+        sign = 1 if task.higher_is_better else -1
+        drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
+        error = loss_error(reference, candidate, further=further_error(candidate, regret, compared.samples))
+        known["metrics"] = candidate.metrics
+        low, high = sure(drop, error)
+        if error is None:
+            return Assessment(**known, drop=drop, low=low, high=high, expected=drop)
+        by_float = regret if task.primary == _TOP1 else None
+        expected, doubt = (drop, 0.0) if held == "seen" else _combine(drop, error, by_float)
+        return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
+    if held == "noise":
+        noise = 10 ** (-worst_db(compared) / 10)
+        return Assessment(**known, drop=noise, low=noise / _STEADY, high=noise * _STEADY, expected=noise)
+    if held == "seen":
+        top1 = compared.top1
+        drop = 1 - (known["cosine"] if top1 is None else top1)
+        return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+    if regret is not None:
+        mean, reach = regret.mean, _SURE * regret.error
+        return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
+    drop = 1 - known["cosine"]
+    return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+
+
+def further_error(measured: Measured, regret: Regret | None, rows: int) -> float:
+    """Return the part of a loss's standard error that is due to rare rows: rows that change class, but that happen not
+    to be among the `rows` rows seen.
+
+    For a mean of scores, this part is the weight of one row. For any other metric of classes, it is the error of two
+    rows, one for each direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial
+    proportions based on paired data, 2012). If fewer than two rows are expected to change, the error is that of the
+    expected number. If float32 is not sure of its classes, the error is 0, because then every row has a little
+    influence.
+    """
+    if measured.scores is not None:
+        return 1 / rows
+    return 0.0 if regret is None else math.sqrt(min(2.0, regret.changing)) / rows
+
+
+def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
+    """Return the 95 % interval of the loss `drop` with the standard error `error`. If the error is not known, return
+    the whole scale.
+
+    Args:
+        further: half the width of the 95 % interval of an independent quantity that is added to the loss.
+    """
+    if error is None:
+        return -1.0, 1.0
+    reach = math.hypot(_SURE * error, further)
+    return drop - reach, drop + reach
+
+
+def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, float]:
+    """Return the loss to expect on other samples, and its standard error. For top-1, combine the measured loss and the
+    regret, weighted by the inverse of their variances. For other metrics, return the measured loss.
+
+    The loss by labels is unbiased but noisy: it depends only on rows that change between right and wrong, and a few
+    hundred samples contain about a dozen such rows. The regret is steady but may be biased, so its standard error
+    includes half its size. A candidate that seems better than float32 counts as equal. Otherwise the search would
+    choose a candidate that was merely lucky on the few samples.
+    """
+    if regret is None:
+        return max(drop, 0.0), error
+    trusted = math.hypot(regret.error, _TRUST * regret.mean)
+    return _weighed((max(drop, 0.0), error), (regret.mean, trusted))
+
+
+def loses_more(
+    here: Assessment, there: Assessment, error: float | None, whole: Assessment, between_db: float
+) -> tuple[float, float | None]:
+    """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of the
+    difference.
+
+    On few samples, the difference measured by labels is unbiased but noisy, because few of the samples change class.
+    The noise of the outputs is steady, because every sample shows it, and losses grow with its power. With noise N in
+    this machine's kernels and N' in the engine, the engine's loss is estimated as N' / N times this machine's loss. The
+    standard error of this estimate is sqrt(D / N) / 2 times the largest likely loss on this machine. D is the power of
+    the difference between the engine's outputs and this machine's. The largest likely loss is taken to be at least two
+    samples out of all. If only roundings differ, the standard error is small. If the engine computes something else, it
+    is large, and the labels decide.
+
+    Args:
+        here, there: assessments of the model on the same samples in this machine's kernels and in the engine.
+        error: standard error of the difference between their losses; None if it is not known.
+        whole: the assessment in this machine's kernels on all samples.
+        between_db: SQNR of the engine's outputs against this machine's outputs.
+    """
+    more = there.drop - here.drop
+    if error is None:
+        return more, None
+    before, after, between = (10 ** (-db / 10) for db in (here.sqnr_db, there.sqnr_db, between_db))
+    if between == 0:
+        return 0.0, 0.0
+    if before in (0, math.inf):
+        return more, error
+    expected = max(0.0, whole.drop) * (after / before - 1)
+    most = max(whole.high, 2 / whole.samples)
+    return _weighed((more, error), (expected, _TRUST * most * math.sqrt(between / before)))
+
+
+def _weighed(*estimates: tuple[float, float]) -> tuple[float, float]:
+    """Combine estimates of one value and their standard errors, weighted by the inverse of their variances."""
+    weights = [1 / max(error**2, 1e-12) for _, error in estimates]
+    total = sum(weights)
+    return sum(weight * value for weight, (value, _) in zip(weights, estimates, strict=True)) / total, total**-0.5

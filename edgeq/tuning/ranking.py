@@ -1,0 +1,229 @@
+"""Rank the layers, tensors or products of a candidate in the order in which to give them more precision. The method
+depends on the candidate.
+
+The noise of a tensor or product is the noise at the outputs if nothing else is rounded, in the float model on this
+machine's kernels. A simulator of the hardware would take a thousand times as long for the same result.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from edgeq.calibration.ranges import Range
+from edgeq.errors import EdgeqError, one_line
+from edgeq.hardware.target import Target
+from edgeq.model.edit import Editor, insert_behind, set_constant
+from edgeq.model.graph import is_op, name_of, only_reader, sizes
+from edgeq.model.int8_prediction import int8_rules, quantizable_operators
+from edgeq.model.load import read_model
+from edgeq.model.products import node_macs
+from edgeq.model.quant_params import QuantParams
+from edgeq.model.sessions import open_in_memory
+from edgeq.prove.job import Built, Job
+from edgeq.quantization.block_weights import block_products, read_blocks
+from edgeq.run.session import Engines
+from edgeq.tuning.accuracy import AccuracyMeter
+from edgeq.tuning.engines import CandidateBuilder
+from edgeq.tuning.float_layers import WIDE, MacCosts, RankedLayer, Ranking, rank_by_probing
+from edgeq.tuning.goal import Deadline
+from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
+from edgeq.tuning.recover.costs import rank_static
+from edgeq.tuning.recover.layers import find_layers
+from edgeq.tuning.sessions import judged, opened
+from edgeq.tuning.space import Candidate
+from edgeq.util.display import Progress
+
+SCREENED = 8
+"""Number of samples on which candidates are screened and noise is measured."""
+# If speed is counted and a model has more multiply-accumulates than this, its noise is traced on one sample only,
+# because a repair must not take long.
+_LARGE = 100_000_000
+_CLIPPING = ("Relu", "Clip")
+
+
+@dataclass(frozen=True)
+class LayerRanker:
+    """Rank the layers, tensors or products that a candidate quantizes.
+
+    Attributes:
+        workdir: folder for temporary builds that measure noise.
+        counts: whether speed is counted, because the target's kernels do not run here.
+        by_tensors: whether static candidates are ranked by tensors even if speed is counted. This is quicker but
+            rougher.
+    """
+
+    job: Job
+    target: Target
+    workdir: Path
+    counts: bool
+    accuracy: AccuracyMeter
+    builder: CandidateBuilder
+    engines: Engines
+    progress: Progress
+    by_tensors: bool = False
+
+    def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
+        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Other candidates are
+        ranked by probing: one group of layers alone is quantized at a time, or a single layer if speed is counted.
+        `built` is the build of `candidate`.
+        """
+        scheme, recoverer = candidate.scheme, self.builder.recoverer
+        by_tensors = not self.counts or (self.by_tensors and WIDE not in self.target.profile.search)
+        if by_tensors and scheme.mode == "static" and not candidate.builder and self.job.calibration:
+            try:
+                return rank_static(
+                    recoverer,
+                    self.job,
+                    scheme,
+                    candidate.recoveries,
+                    profiled=candidate.engine is None,
+                    timed=not self.counts,
+                    count=self._followed,
+                    progress=self.progress,
+                )
+            # The batch or the names may differ, because not every target's model has the same tensors.
+            except EdgeqError as error:
+                self.progress.note(f"layers are ranked by building, not by tensors: {one_line(error, most=200)}")
+
+        def noise_of(session: Any) -> float:
+            """Return the noise power over the signal power of an open session, on the samples for screening."""
+            return self.accuracy.noise(session, SCREENED, model=candidate.name)
+
+        model, half = self.job.prepared.model, Deadline(seconds / 2).passed
+        if scheme.mode == "weight-only" and scheme.weight_bits < 8:
+            with self.progress.stage("ranking products"):
+                return rank_products(model, read_model(built.artifact.model), noise_of, half)
+        if WIDE in self.target.profile.search:
+            if candidate.recoveries:
+                model = recoverer.ranged(scheme, candidate.recoveries).prepared.model
+            with self.progress.stage("ranking tensors"):
+                return rank_tensors(model, built.ranges, noise_of, half)
+        macs = self._quantized_macs(candidate, built)
+        if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
+            return Ranking((), MacCosts({}))
+        with self.progress.stage("ranking layers") as advance:
+
+            def noise(nodes: Sequence[str]) -> float:
+                advance(1)
+                return self._noise_alone(candidate, nodes, macs)
+
+            return rank_by_probing(macs, noise, Deadline(seconds).passed, each=self.counts and not self.by_tensors)
+
+    @property
+    def _followed(self) -> int:
+        """Return the number of samples on which the noise of each layer is traced to the outputs."""
+        large = sum(node_macs(self.job.prepared.model).values()) > _LARGE
+        return 1 if self.counts and large else FOLLOWED
+
+    def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
+        """Return, in execution order, the multiply-accumulates of the int8 layers that may be kept in float."""
+        coverage, scheme, model = built.artifact.coverage, candidate.scheme, self.job.prepared.model
+        if coverage is not None:
+            return {node.source: node.macs for node in coverage.nodes if node.kind == "int8" and node.macs}
+        if scheme.mode == "dynamic":
+            types = frozenset(scheme.dynamic_weight_types)
+        else:
+            types = frozenset(scheme.op_types or quantizable_operators(int8_rules(self.target.backend)))
+        macs = node_macs(model)
+        eligible = [n.name or "" for n in model.graph if n.op_type in types and n.name not in scheme.exclude]
+        return {name: macs[name] for name in eligible if macs.get(name)}
+
+    def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
+        """Quantize only `nodes` of the layers in `macs`, and return the noise power over the signal power at the
+        outputs.
+        """
+        others = [name for name in macs if name not in nodes]
+        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
+        # Recoveries take time, and they change the noise of all layers by about the same factor.
+        probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
+        with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
+            artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
+            with opened(self.engines, *judged(artifact)) as session:
+                return self.accuracy.noise(session, SCREENED, model=probe.name)
+
+
+def rank_products(
+    model: ir.Model, quantized: ir.Model, noise_of: Callable[[Any], float], expired: Callable[[], bool]
+) -> Ranking:
+    """Rank the products of a 4-bit model in the order in which to give them 8 bits.
+
+    Args:
+        model: the prepared float model.
+        quantized: the same model with its products in blocks of 4 bits.
+        noise_of: a function that returns noise power over signal power at the outputs of an open session.
+        expired: a function that returns whether to stop measuring. Products that were not measured come last.
+    """
+    products = block_products(quantized)
+    found: list[RankedLayer] = []
+    costs: dict[str, int] = {}
+    for layer in find_layers(model):
+        if layer.name not in products:
+            continue
+        blocks = read_blocks(products[layer.name])
+        if blocks.bits == 8:
+            continue
+        changed = model.clone()
+        weight = changed.graph.initializers[layer.weight]
+        set_constant(weight, layer.unrows(blocks.matrix().T))
+        noise = 0.0 if expired() else noise_of(open_in_memory(changed))
+        found.append(RankedLayer(layer.name, (layer.name,), noise))
+        costs[layer.name] = blocks.integers.size // 2
+    return _ranked(found, costs, "eight_bit")
+
+
+def rank_tensors(
+    model: ir.Model, ranges: Mapping[str, Range], noise_of: Callable[[Any], float], expired: Callable[[], bool]
+) -> Ranking:
+    """Rank nodes by which output to raise to 16 bits first, for hardware that computes in 8 or 16 bits.
+
+    Args:
+        model: the prepared float model.
+        ranges: ranges of its quantized tensors.
+        noise_of, expired: see `rank_products`.
+    """
+    found: list[RankedLayer] = []
+    costs: dict[str, int] = {}
+    for node in model.graph:
+        name, made = str(node.name), name_of(node.outputs[0])
+        unknown = made not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
+        if unknown or _is_clipped(node.outputs[0]):
+            continue
+        costs[name] = prod(sizes(node.outputs[0]) or (1,))
+        noise = 0.0 if expired() else noise_of(open_in_memory(_rounded(model, made, ranges[made])))
+        before = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
+        maker = before.producer() if before is not None and _is_clipped(before) else None
+        found.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
+    return _ranked(found, costs, WIDE)
+
+
+def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> Ranking:
+    """Rank by noise per byte, the highest first. `costs` are bytes by name."""
+    order = sorted(found, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
+    return Ranking(tuple(order), MacCosts(costs), field=field)
+
+
+def _is_clipped(value: ir.Value) -> bool:
+    """Return whether the only reader of a value clips it. If so, the value is quantized with the range of the clipped
+    result.
+    """
+    reader = only_reader(value)
+    return reader is not None and is_op(reader, *_CLIPPING)
+
+
+def _rounded(model: ir.Model, tensor: str, span: Range) -> ir.Model:
+    """Return `model` with one tensor rounded to 8 bits."""
+    changed = model.clone()
+    editor = Editor(changed)
+    value = next(value for node in changed.graph for value in node.outputs if value.name == tensor)
+    params = QuantParams.from_range(span.low, span.high, ir.DataType.UINT8)
+    quantized = editor.quantize(value, params, f"{tensor}/rounded")
+    insert_behind(value, quantized, editor.dequantize(quantized, params, f"{tensor}/restored"), f"{tensor}/exact")
+    changed.graph.sort()
+    return changed

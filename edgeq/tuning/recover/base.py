@@ -1,0 +1,90 @@
+"""Define the interface of a recovery. A recovery takes the state of a build and returns a better one."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from edgeq.backends.base import Artifact
+from edgeq.calibration.ranges import Range
+from edgeq.calibration.statistics import Statistics
+from edgeq.data.samples import Samples
+from edgeq.model.prepare import PreparedModel
+from edgeq.scheme import Mode, Scheme
+from edgeq.util.display import Progress
+
+Stage = Literal["model", "ranges", "artifact"]
+
+
+@dataclass(frozen=True)
+class State:
+    """Hold everything that a recovery may read and replace.
+
+    Attributes:
+        prepared: the float model to quantize. A "model" recovery replaces it by an equivalent one.
+        statistics: statistics of `prepared` on the calibration samples; None if the scheme is not static.
+        ranges: ranges by tensor. Before ranges are derived, these are only the ranges that a model recovery has fixed.
+        scheme: how to quantize. A "ranges" recovery may add to `exclude`.
+        changed: names of the layers that "model" recoveries changed. The change is wasted on layers that stay in float.
+        artifact: the artifact; None before it is built.
+        notes: one sentence for each change.
+    """
+
+    prepared: PreparedModel
+    statistics: Statistics | None
+    ranges: Mapping[str, Range]
+    scheme: Scheme
+    artifact: Artifact | None = None
+    notes: tuple[str, ...] = ()
+    changed: frozenset[str] = frozenset()
+
+    def replace(self, **changes: Any) -> State:
+        """Return a copy with `changes`."""
+        return dataclasses.replace(self, **changes)
+
+    def note(self, *texts: str) -> State:
+        """Return a copy with more notes."""
+        return self.replace(notes=(*self.notes, *texts))
+
+
+class Recovery(ABC):
+    """Define one method of accuracy recovery.
+
+    Attributes:
+        name: name by which users and candidates refer to it.
+        title: what it does, in a few words.
+        stage: "model" replaces the float model by an equivalent one, "ranges" changes ranges or what is quantized,
+            "artifact" edits the quantized file.
+        free: True if the result has the same nodes and so costs no extra time on the device.
+        order: position among the recoveries of its stage, the lowest first.
+        replaces: name of a weaker recovery that is not needed in addition to this one.
+        slow: whether it runs the quantized model layer by layer. A repair tries such recoveries last.
+        searched: whether tuning tries it on its own.
+        keeps_float: whether it leaves nodes in float. A repair for hardware without float does not try it.
+        modes: modes of the schemes that it supports.
+    """
+
+    name: str
+    title: str
+    stage: Stage
+    free: bool
+    order = 100
+    replaces: str = ""
+    slow = False
+    searched = True
+    keeps_float = False
+    modes: tuple[Mode, ...] = ("static",)
+
+    @abstractmethod
+    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """Apply the recovery and return the new state. If there is nothing to do, return `state` with a note.
+
+        Args:
+            samples: calibration samples.
+            workdir: an empty folder for files that the new state refers to. All builds of one job have the same parent
+                folder, in which they can share files.
+        """

@@ -1,0 +1,43 @@
+"""Find the accuracy recoveries by name. Each recovery is one file with an object `RECOVERY`. Plug-ins add recoveries
+through an entry point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from edgeq.tuning.recover.base import Recovery, Stage
+from edgeq.util.registry import RECOVERIES, Registry
+
+REGISTRY: Registry[Recovery] = Registry(
+    RECOVERIES, lambda found: isinstance(found, Recovery), "edgeq.tuning.recover.base.Recovery"
+)
+
+
+def recoveries() -> Mapping[str, Recovery]:
+    """Return all recoveries by name, in the order in which they are applied. The order in which a user names them does
+    not matter.
+
+    Raises:
+        UsageError: a recovery of a plug-in is broken.
+    """
+    stages = get_args(Stage)
+    found = sorted((r for _, r in REGISTRY.items()), key=lambda r: (stages.index(r.stage), r.order, r.name))
+    return {recovery.name: recovery for recovery in found}
+
+
+def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the recoveries in groups, in the order in which tuning tries them.
+
+    The first group contains all recoveries that cost no time on the device; they are tried together. The others follow
+    one by one, except those that are already part of other candidates (`Recovery.searched`).
+
+    Args:
+        slow_last: whether recoveries that take long to apply come last, one by one.
+    """
+    found = recoveries()
+    slow = [name for name, recovery in found.items() if slow_last and recovery.slow]
+    free = tuple(name for name, recovery in found.items() if recovery.free and name not in slow)
+    others = (name for name, recovery in found.items() if recovery.searched and not recovery.free)
+    return (free, *((name,) for name in (*others, *slow)))

@@ -1,0 +1,290 @@
+"""Equalize across layers: scale channels between two layers so that integers suit both layers and the tensor.
+
+Let layers A and B have nothing between them but operators that commute with positive factors: Relu, pooling, or a Clip
+from 0 whose bound no scaled channel reaches. Then channel c may be divided by k[c] in the weights of A and multiplied
+by k[c] in those of B (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
+section 4.1). That paper chooses k for the weights alone.
+
+With one scale for each output channel, k costs A's weights nothing, and the tensor is best if all its channels have the
+same magnitude. So several k are tried. Each is a product of powers of three magnitudes of each channel: the largest in
+A's weights, in the tensor and in B's weights. The k with the least noise at B's output is chosen. The noise is the sum
+of three errors, which are assumed to be independent. Here x is the tensor, step is the step of x / k, and u is the
+input of A:
+
+    of the tensor       sum_c  |B[:, c]|^2  min((step k[c])^2 / 12, E[x_c^2])
+    of B's weights      sum_mc  e_mc^2  E[x_c^2] / k[c]^2              e: the rounding errors of B k
+    of A's weights      sum_cj  |B[:, c]|^2  k[c]^2  e_cj^2  E[u_j^2]  e: those of A / k, with one scale for all rows
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.calibration.sampled_values import channel_extrema, drawn_rows
+from edgeq.data.samples import Samples
+from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
+from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.scheme import Scheme
+from edgeq.tuning.recover.base import Recovery, Stage, State
+from edgeq.tuning.recover.layers import (
+    Floats,
+    Layer,
+    Weights,
+    find_layers,
+    input_channels,
+    only_layers,
+    spread_over_taps,
+)
+from edgeq.tuning.recover.methods.weight_rounding import weight_limits
+from edgeq.util.display import SILENT, Progress
+
+_COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
+# Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is their sum
+# minus 1.
+_POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
+_SWEEPS = 2
+_LEAST_GAIN = 10 ** (-1 / 10)
+"""A gain of one decibel multiplies the noise by this factor. A smaller gain is not worth building another model."""
+_WIDEST = 1e3
+# A channel counts as cut if it reaches this share of the Clip's bound.
+_CUT = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class CrossLayerEqualization(Recovery):
+    """Equalize across layers. The nodes do not change."""
+
+    name: str = "cross-layer-equalization"
+    title: str = "channels between two layers scaled for the least noise of both and of the tensor"
+    stage: Stage = "model"
+    free: bool = True
+    order = 10
+
+    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """Equalize the layers of `state`.
+
+        Raises:
+            EdgeqError: the model refuses a sample.
+        """
+        del progress
+        kept = set(state.scheme.exclude)
+        found = find_pairs(state.prepared.model)
+        pairs = [p for p in found if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
+        if not pairs:
+            return state.note(f"{self.name}: no layer's output is read only by layers")
+        model = state.prepared.model.clone()
+        factors = equalize(state.prepared, model, pairs, samples, state.scheme)
+        if not factors:
+            return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
+        prepared = rewritten(state.prepared, model, workdir / "equalized.onnx")
+        scaled = [pair for pair in pairs if pair.tensor in factors]
+        changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
+        names = ", ".join(pair.first.name for pair in scaled)
+        return state.replace(prepared=prepared, changed=state.changed | changed).note(
+            f"{self.name}: channels after {len(factors)} of {len(pairs)} layers scaled: {names}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Describe layers between which channels can be scaled.
+
+    Attributes:
+        first: the layer that computes the channels.
+        tensor: the tensor that the readers read, after the operators that commute with factors.
+        readers: the layers that read the tensor.
+        bound: the upper bound of a Clip between them; infinity without a Clip.
+    """
+
+    first: Layer
+    tensor: str
+    readers: tuple[Layer, ...]
+    bound: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """Hold figures of each channel of a tensor, float64 [channels]: the largest magnitudes below and above zero, and
+    the mean square.
+    """
+
+    below: Floats
+    above: Floats
+    power: Floats
+
+    def over(self, factor: Floats) -> Channels:
+        """Return the figures of the tensor after it is divided by `factor` [channels]."""
+        return Channels(self.below / factor, self.above / factor, self.power / factor**2)
+
+
+def find_pairs(model: ir.Model) -> tuple[Pair, ...]:
+    """Return all pairs of the main graph, in the order of the graph."""
+    layers = {layer.name: layer for layer in find_layers(model)}
+    weights, values = Weights(model), GraphIndex(model).values
+    found = []
+    for first in layers.values():
+        tensor, bound = values[first.output], math.inf
+        while (node := only_reader(tensor)) is not None and len(node.outputs) == 1:
+            cut = math.inf if is_op(node, *_COMMUTING) else _clipped_above(node)
+            if cut is None:
+                break
+            tensor, bound = node.outputs[0], min(bound, cut)
+        name = name_of(tensor)
+        behind = () if tensor.is_graph_output() else only_layers(readers(tensor), name, first, layers)
+        if behind and weights.alone(first.weight, first.bias, *(reader.weight for reader in behind)):
+            found.append(Pair(first, name, behind, bound))
+    return tuple(found)
+
+
+def equalize(
+    prepared: PreparedModel, model: ir.Model, pairs: Sequence[Pair], samples: Samples, scheme: Scheme
+) -> dict[str, Floats]:
+    """Scale the channels of `pairs` in `model`, in place, if that reduces the noise.
+
+    Args:
+        prepared: the model before the change.
+        model: a clone of the prepared model.
+
+    Returns:
+        The factors by which tensors were divided, float64 [channels], by name. Unchanged tensors are left out.
+    """
+    seen = observe(prepared, pairs, samples)
+    clipped = {pair.tensor: pair.first.channel_axis for pair in pairs if math.isfinite(pair.bound)}
+    reached = channel_extrema(prepared, clipped, samples, SILENT) if clipped else {}
+    weights = Weights(model)
+    total: dict[str, Floats] = {}
+    for _ in range(_SWEEPS):
+        for pair in pairs:
+            read = seen[pair.first.source].over(total.get(pair.first.source, np.ones(1)))
+            made = seen[pair.tensor].over(total.get(pair.tensor, np.ones(1)))
+            share: Floats | float = 0.0
+            if pair.tensor in reached:
+                share = reached[pair.tensor].maximum / total.get(pair.tensor, np.ones(1)) / pair.bound
+            factor = best_factor(weights, pair, read, made, scheme, share)
+            if factor is not None:
+                scale_pair(weights, pair, factor)
+                total[pair.tensor] = total.get(pair.tensor, np.ones(1)) * factor
+    return total
+
+
+def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
+    """Divide the channels of a pair's tensor by `factor`, and multiply the weights of the readers by it."""
+    weight, bias = weights.scaled_outputs(pair.first, 1 / factor)
+    weights.replace(pair.first.weight, weight)
+    if bias is not None:
+        weights.replace(pair.first.bias, bias)
+    for reader in pair.readers:
+        weights.scale_inputs(reader, factor)
+
+
+def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
+    """Return figures of channels on some samples, by the name of the tensor, for the tensors of `pairs` and the inputs
+    of the pairs' first layers.
+    """
+    axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
+    axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
+    return {
+        name: Channels(np.maximum(-rows.min(0), 0.0), np.maximum(rows.max(0), 0.0), (rows**2).mean(0))
+        for name, rows in drawn_rows(prepared, axes, samples).items()
+    }
+
+
+def best_factor(
+    weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme, reached: Floats | float = 0.0
+) -> Floats | None:
+    """Return the factor with the least noise, float64 [channels]; None if it gains less than a decibel.
+
+    Args:
+        reached: largest value of each channel, divided by the pair's bound.
+    """
+    reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
+    behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
+    one = np.ones(pair.first.outputs)
+    best, bar = None, _LEAST_GAIN * noise(weights, pair, read, made, one, scheme)
+    for first, between in _POWERS:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = _normalised(reach[0] ** first * reach[1] ** between * behind ** -(1 - first - between))
+        factor = _within(factor, np.asarray(reached))
+        found = noise(weights, pair, read, made, factor, scheme)
+        if found < bar:
+            best, bar = factor, found
+    return best
+
+
+def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: Floats, scheme: Scheme) -> float:
+    """Return the expected squared error at the readers' outputs, summed over channels, if the tensor is divided by
+    `factor`.
+    """
+    scaled = made.over(factor)
+    if scheme.activation_symmetric:
+        step = 2 * float(np.maximum(scaled.below, scaled.above).max()) / 255
+    else:
+        step = float(scaled.below.max() + scaled.above.max()) / 255
+    least, most = weight_limits(scheme.weight_type, scheme.reduce_range)
+    importance = sum((weights.input_importance(reader) for reader in pair.readers), np.zeros(pair.first.outputs))
+    # Values below half a step become zero, so their whole power is lost.
+    total = float((importance * np.minimum((step * factor) ** 2 / 12, made.power)).sum())
+    for reader in pair.readers:
+        rows = weights.rows(reader) * spread_over_taps(reader, factor)
+        errors = _rounding_errors(rows, scheme.per_channel, most - least)
+        total += float((errors**2 * spread_over_taps(reader, scaled.power)).sum())
+    if not scheme.per_channel:
+        rows = weights.rows(pair.first) / factor.reshape(pair.first.groups, -1, 1)
+        errors = _rounding_errors(rows, False, most - least)
+        lost = (errors**2 * spread_over_taps(pair.first, read.power)).sum(2).reshape(-1)
+        total += float((importance * factor**2 * lost).sum())
+    return total
+
+
+def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
+    """Return the rounding errors of weights [groups, outputs, taps]. The weights are quantized around zero, with one
+    scale for all outputs or one for each output.
+    """
+    steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
+    steps = np.where(steps > 0, steps, 1.0)
+    return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
+
+
+def _clipped_above(node: ir.Node) -> float | None:
+    """Return the constant upper bound of a Clip from 0; None for any other node."""
+    low, high = clamp_bounds(node) or (-math.inf, math.inf)
+    return high if low == 0 < high < math.inf else None
+
+
+def _reach(layer: Layer, weights: Weights) -> Floats:
+    """Return the largest magnitude of the weights of each output channel."""
+    return np.asarray(np.abs(weights.rows(layer)).max(2).reshape(-1), np.float64)
+
+
+def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
+    """Return the largest magnitude of the weights that read each input channel."""
+    return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
+
+
+def _within(factor: Floats, reached: Floats) -> Floats:
+    """Return the factor, limited to what a Clip allows: channels that the Clip cuts are not scaled, and after the
+    scaling it cuts no other channel.
+    """
+    cut = reached >= _CUT
+    if cut.any():
+        factor = np.where(cut, 1.0, factor / factor[cut].max())
+    return np.maximum(factor, reached)
+
+
+def _normalised(factor: Floats) -> Floats:
+    """Return the factor scaled to a geometric mean of 1. Channels that are zero on either side get 1."""
+    alive = np.isfinite(factor) & (factor > 0)
+    if not alive.any():
+        return np.ones_like(factor)
+    safe = np.where(alive, factor, 1.0)
+    middle = np.exp(np.log(safe[alive]).mean())
+    return np.where(alive, np.clip(safe / middle, 1 / _WIDEST, _WIDEST), 1.0)
+
+
+RECOVERY = CrossLayerEqualization()

@@ -1,0 +1,332 @@
+"""Split convolutions before a gate x = y g(y), as in SiLU and GELU: compute the convolution twice, once for each of the
+two readers of its output y.
+
+In integers, y has one scale for both readers. The gate g needs small steps near zero. The product needs the whole range
+of y, and x then has one scale for channels that may differ a hundredfold. No range serves both. Two convolutions cost
+little in integers, and then each result has its own scale:
+
+    y  = W u + b          →  g(y)         its range is where g changes
+    y' = (W u + b) / k    →  x' = y' g(y)     per channel k, so that all channels fill the range;
+                                              the layers that read x' have their weights multiplied by k
+
+In floats the network computes the same.
+
+`find_gates` finds these convolutions. `plan_gates` chooses which gates to split. For values of y drawn from some
+samples, it computes the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
+layers that read x, and compared to the sum over all gates. `plan_gates` also chooses the range and the channel factors
+of the second y. `split_all` splits the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.calibration.ranges import Range
+from edgeq.calibration.sampled_values import channel_extrema, drawn_rows
+from edgeq.calibration.statistics import ChannelExtrema, Statistics
+from edgeq.data.samples import Samples
+from edgeq.model.edit import Editor
+from edgeq.model.graph import GraphIndex, is_op, name_of, readers
+from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.quant_params import Grid, grid_of
+from edgeq.tuning.recover.base import Recovery, Stage, State
+from edgeq.tuning.recover.layers import Floats, Layer, Weights, find_layers, only_layers
+from edgeq.tuning.recover.nonlinear import Follower, Followers, Function, range_behind
+from edgeq.util.display import Progress
+
+VALUE = "/value"
+"""Suffix of the names of a layer's second form, of its weights and of its output."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """Describe a layer whose output is multiplied by a function of itself.
+
+    Attributes:
+        layer: the layer that computes y.
+        product: name of the Mul that computes x.
+        gate: name of the tensor g(y).
+        follower: the nodes from y to x.
+        readers: the layers that read x. If anything else reads x, this is empty, and channels cannot be scaled.
+    """
+
+    layer: Layer
+    product: str
+    gate: str
+    follower: Follower
+    readers: tuple[Layer, ...]
+
+
+def find_gates(model: ir.Model) -> tuple[Gate, ...]:
+    """Return every gate in the main graph that is the only user of its layer's output."""
+    layers = {layer.name: layer for layer in find_layers(model)}
+    by_output = {layer.output: layer for layer in layers.values()}
+    followers, weights = Followers(model), Weights(model)
+    found = []
+    for node in model.graph:
+        if not is_op(node, "Mul"):
+            continue
+        for value, gate in (tuple(node.inputs), tuple(reversed(node.inputs))):
+            layer = by_output.get(name_of(value))
+            if layer is None or layer.op_type == "MatMul" or not weights.alone(layer.weight, layer.bias):
+                continue
+            follower = _up_to(followers.of(layer.output), node)
+            inside = {output for made in follower.nodes for output in made.outputs} if follower else ()
+            if follower is not None and gate in inside:
+                reading = _reading_layers(node.outputs[0], layer, layers, weights)
+                found.append(Gate(layer, node.name or "", name_of(gate), follower, reading))
+                break
+    return tuple(found)
+
+
+def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
+    """Split gates of `model`, in place.
+
+    Gates are split in the order of the graph. If a layer reads the output of an earlier gate, its weights must be
+    scaled before the layer is copied.
+
+    Args:
+        factors: the gates to split, each with its k, float64 [channels]. These gates may also belong to the model from
+            which `model` was cloned.
+    """
+    index = GraphIndex(model)
+    editor = Editor(model)
+    for gate, factor in sorted(factors, key=lambda pair: index.order[pair[0].layer.name]):
+        _split(editor, index, gate, factor)
+
+
+def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> None:
+    """Split one gate. Nodes keep their names. The second form of the layer gets the layer's name with the suffix
+    `VALUE`.
+    """
+    layer, first = gate.layer, index.nodes[gate.layer.name]
+    weights = Weights(editor.model)
+    weight, bias = weights.scaled_outputs(layer, 1 / factor)
+    inputs = [first.inputs[0], editor.constant(layer.weight + VALUE, weight.astype("float32"))]
+    if bias is not None:
+        inputs.append(editor.constant(layer.bias + VALUE, bias.astype("float32")))
+    output = first.outputs[0]
+    second = editor.node(
+        layer.op_type,
+        inputs,
+        layer.name + VALUE,
+        output=layer.output + VALUE,
+        after=first,
+        like=output,
+        attributes=first.attributes,
+        domain=first.domain,
+    )
+    product = index.nodes[gate.product]
+    product.replace_input_with(product.inputs.index(output), second)
+    for reader in gate.readers:
+        weights.scale_inputs(reader, factor)
+
+
+def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
+    """Return the part of a follower on which the output of `end` depends.
+
+    Return None if `end` is not in the follower, or if anything outside that part reads one of its inner tensors.
+    """
+    inside = set(follower.nodes)
+    needed: set[ir.Node] = set()
+    waiting: list[ir.Node | None] = [end]
+    while waiting:
+        node = waiting.pop()
+        if node in inside and node not in needed:
+            needed.add(node)
+            waiting.extend(value.producer() for value in node.inputs if value is not None)
+    if end not in needed:
+        return None
+    read_outside = {name_of(value) for node in inside - needed for value in node.inputs} | set(follower.ends)
+    inner = {name_of(node.outputs[0]) for node in needed - {end}} | {follower.tensor}
+    if inner & read_outside:
+        return None
+    return Follower(follower.tensor, tuple(n for n in follower.nodes if n in needed), (name_of(end.outputs[0]),))
+
+
+def _reading_layers(value: ir.Value, maker: Layer, layers: Mapping[str, Layer], weights: Weights) -> tuple[Layer, ...]:
+    if value.is_graph_output():
+        return ()
+    found = only_layers(readers(value), name_of(value), maker, layers)
+    return found if all(weights.alone(layer.weight) for layer in found) else ()
+
+
+# Candidates for the ratio of the range of y' below zero to its range above zero.
+_BALANCES = (0.25, 0.5, 1.0, 2.0)
+_SMALLEST = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Describe the effect of splitting a gate.
+
+    Attributes:
+        now, then: expected squared error of x before and after the split, weighted by its readers, divided by the
+            expected square of x.
+        factor: k, float64 [channels].
+        value: range of y'.
+    """
+
+    gate: Gate
+    now: float
+    then: float
+    factor: Floats
+    value: Range
+
+
+def plan_gates(
+    prepared: PreparedModel,
+    gates: Sequence[Gate],
+    samples: Samples,
+    statistics: Statistics,
+    grid: Grid,
+    progress: Progress,
+) -> tuple[Plan, ...]:
+    """Simulate each gate with and without the split, on values of y drawn from some samples.
+
+    Args:
+        gates: gates of the prepared model.
+        statistics: statistics of the prepared model.
+        grid: the integers of activations.
+
+    Raises:
+        EdgeqError: ONNX Runtime refuses a sample.
+    """
+    # The layers are Conv, or Gemm with two axes, so channels are the second axis.
+    axes = {gate.layer.output: 1 for gate in gates}
+    extrema = channel_extrema(prepared, axes, samples, progress)
+    drawn = drawn_rows(prepared, axes, samples)
+    followers = Followers(prepared.model)
+    weights = Weights(prepared.model)
+    plans = []
+    for gate in gates:
+        product = followers.function(gate.follower)
+        head = Follower(gate.layer.output, gate.follower.nodes[:-1], (gate.gate,))
+        opening = followers.function(head)
+        weight = sum((weights.input_importance(r) for r in gate.readers), np.zeros(gate.layer.outputs))
+        if not gate.readers:
+            weight = np.ones(gate.layer.outputs)
+        y = gate.layer.output
+        now = range_behind(statistics.tensors[y], product, grid)
+        if now is not None:
+            plans.append(_simulate(gate, drawn[y], extrema[y], weight, opening, now, grid))
+    return tuple(plans)
+
+
+def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
+    """Return the plans with the greatest gains. Each gain is more than `share` of the errors that remain before that
+    split.
+    """
+    left = sum(plan.now for plan in plans)
+    chosen = []
+    for plan in sorted(plans, key=lambda p: p.then - p.now):
+        gain = plan.now - plan.then
+        if gain <= share * left:
+            break
+        chosen.append(plan)
+        left -= gain
+    return tuple(chosen)
+
+
+def _simulate(
+    gate: Gate, y: Floats, extrema: ChannelExtrema, weight: Floats, opening: Function, now: Range, grid: Grid
+) -> Plan:
+    g = opening(y).reshape(y.shape)
+    x = y * g
+    power = float(((x**2) @ weight).mean())
+    span = Range(min(float(g.min()), 0.0), max(float(g.max()), 0.0))
+    rounded_gate = _rounded(g, span, grid)
+    product = _rounded(y, now, grid) * _rounded(opening(_rounded(y, now, grid)).reshape(y.shape), span, grid)
+    error_now = float(((_rounded(product, _span(x), grid) - x) ** 2 @ weight).mean())
+    above = np.maximum(extrema.maximum.astype(np.float64), 0.0)
+    below = np.minimum(np.maximum(-extrema.minimum.astype(np.float64), 0.0), _closed_below(opening, extrema, span))
+    best: Plan | None = None
+    for balance in _BALANCES:
+        factor = np.maximum(above, below / balance)
+        factor = np.maximum(factor / max(float(factor.max()), 1e-30), _SMALLEST)
+        if not gate.readers:
+            factor = np.ones_like(factor)
+        high = float((above / factor).max())
+        low = float(min(balance * high if gate.readers else np.inf, (below / factor).max()))
+        value = Range(-low, high)
+        made = _rounded(y / factor, value, grid) * rounded_gate
+        error = float((((_rounded(made, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
+        plan = Plan(gate, _over(error_now, power), _over(error, power), factor, value)
+        if best is None or plan.then < best.then:
+            best = plan
+    assert best is not None
+    return best
+
+
+def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
+    """Return values after quantization over a range and dequantization; zeros for an empty range."""
+    params = grid.params(chosen.low, chosen.high)
+    return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
+
+
+def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
+    """Return how far below zero y still matters. Farther below, g(y) is less than half a step of its own range."""
+    lowest = float(extrema.minimum.min())
+    if lowest >= 0:
+        return 0.0
+    numbers = np.linspace(lowest, 0.0, 4096)
+    open_ = np.abs(opening(numbers).ravel()) >= 0.5 * (span.high - span.low) / 255
+    return float(-numbers[open_].min()) if open_.any() else 0.0
+
+
+def _span(values: Floats) -> Range:
+    return Range(min(float(values.min()), 0.0), max(float(values.max()), 0.0))
+
+
+def _over(error: float, power: float) -> float:
+    return error / power if power > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class SplitGates(Recovery):
+    """Split gates, the most useful first, until the next split would remove no more than `share` of the remaining error
+    of all gates.
+
+    Every split costs a convolution.
+    """
+
+    name: str = "split-gates"
+    title: str = "layers before x * g(x) computed twice, each with a range of its own and scaled channels"
+    stage: Stage = "model"
+    free: bool = False
+    order = 30
+    share: float = 0.1
+    replaces: str = ""
+
+    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+        """Split the gates of `state`.
+
+        Raises:
+            EdgeqError: the model refuses a sample.
+        """
+        gates = [gate for gate in find_gates(state.prepared.model) if gate.layer.name not in state.scheme.exclude]
+        if not gates:
+            return state.note(f"{self.name}: no layer is followed by a product with a function of itself")
+        assert state.statistics is not None
+        grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
+        plans = plan_gates(state.prepared, gates, samples, state.statistics, grid, progress)
+        chosen = worth_it(plans, self.share)
+        if not chosen:
+            return state.note(f"{self.name}: none of {len(gates)} gates stands out")
+        model = state.prepared.model.clone()
+        split_all(model, [(plan.gate, plan.factor) for plan in chosen])
+        prepared = rewritten(state.prepared, model, workdir / "split.onnx")
+        ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
+        names = ", ".join(plan.gate.layer.name for plan in chosen)
+        changed = {plan.gate.layer.name for plan in chosen}
+        return state.replace(
+            prepared=prepared, ranges={**state.ranges, **ranges}, changed=state.changed | changed
+        ).note(f"{self.name}: {len(chosen)} of {len(gates)} gates split: {names}")
+
+
+RECOVERY = SplitGates()

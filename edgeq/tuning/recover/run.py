@@ -1,0 +1,252 @@
+"""Find the recoveries by name, and run all stages of a build with some of them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgeq.backends.base import Artifact, backend_named
+from edgeq.calibration.collect import collect
+from edgeq.calibration.hazards import calibrated
+from edgeq.calibration.ranges import scheme_ranges
+from edgeq.data.samples import Samples
+from edgeq.errors import UsageError
+from edgeq.hardware.target import Target
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.agreement import Agreement, worst_db
+from edgeq.model.load import read_own, save_model
+from edgeq.prove.job import Built, Job, build, build_derived, computed_as_there, job_ranges, with_extrema
+from edgeq.prove.proof import FLOAT, simulated_count
+from edgeq.run.session import Engines, SessionSettings
+from edgeq.scheme import Scheme
+from edgeq.tuning.recover.base import Stage, State
+from edgeq.tuning.recover.methods import recoveries
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import plain
+from edgeq.util.registry import RECOVERIES
+
+
+class Recoverer:
+    """Build artifacts of one job with recoveries, and keep the parts that several builds share.
+
+    The shared parts are the float models that recoveries made, their statistics, and finished artifacts. The key of an
+    artifact is made from everything that decides its content, not from the names of its recoveries. A recovery may find
+    that it has nothing to do, so different recoveries may give the same artifact.
+
+    Args:
+        workdir: an existing folder for moments and for float models that recoveries make. It must exist as long as the
+            recoverer is in use.
+    """
+
+    def __init__(self, job: Job, target: Target, workdir: Path) -> None:
+        self._job = job
+        self._target = target
+        self._workdir = workdir
+        self._models: dict[object, State] = {}
+        self._statistics = {job.prepared.digest: job.statistics} if job.statistics is not None else {}
+        self._finished: dict[str, State] = {}
+
+    def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
+        """Build the artifact for `scheme` at `destination`, with the recoveries `names` applied.
+
+        Model recoveries come first. If they change the model, its statistics are collected again. Then the ranges are
+        derived, the model is built, and the remaining recoveries edit the quantized file.
+
+        Raises:
+            UsageError: a recovery is unknown or does not support the scheme or the backend, or there are no calibration
+                samples.
+            EdgeqError: a stage of the build fails.
+        """
+        final = self.state(scheme, names, destination, progress=progress)
+        assert final.artifact is not None
+        if final.artifact.model != destination:
+            save_model(read_own(final.artifact.model), destination)
+        notes = (*final.artifact.notes, *final.notes)
+        artifact = replace(final.artifact, model=destination, notes=notes)
+        return Built(self._target, computed_as_there(artifact, self._target, self._job.host), final.ranges)
+
+    def state(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> State:
+        """Return the state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
+
+        Raises:
+            UsageError: for the same reasons as in `build`.
+        """
+        state = self.ranged(scheme, names, progress=progress)
+        key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
+        found = self._finished.get(key)
+        if found is None or found.artifact is None or not _serves(found.artifact, destination):
+            own = replace(self._job, prepared=state.prepared, statistics=state.statistics)
+            derived = with_extrema(own, self._target, state.ranges)
+            artifact = build_derived(own, self._target, state.scheme, derived, destination).artifact
+            samples = self._check(scheme, names)
+            made = state.replace(artifact=artifact, notes=())
+            found = self._finished[key] = self._apply("artifact", names, made, samples, progress)
+        return found.replace(notes=(*state.notes, *found.notes))
+
+    def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
+        """Return the state before the build, with its model and its ranges. The errors are the same as in `state`."""
+        samples = self._check(scheme, names)
+        if scheme.mode != "static":
+            return State(self._job.prepared, None, {}, scheme)
+        state = self._with_model(scheme, names, samples, progress)
+        assert state.statistics is not None
+        # The job's own ranges are valid only for the tensors of its own model. Ranges that a model recovery has fixed
+        # do not change.
+        same = state.prepared.digest == self._job.prepared.digest
+        found = job_ranges(self._job, scheme) if same else scheme_ranges(state.statistics, scheme)
+        ranges = {**found, **state.ranges}
+        state = state.replace(scheme=scheme, ranges=ranges)
+        return self._apply("ranges", names, state, samples, progress)
+
+    def _check(self, scheme: Scheme, names: Sequence[str]) -> Samples:
+        for name in names:
+            RECOVERIES.check(name)
+            modes = recoveries()[name].modes
+            if scheme.mode not in modes:
+                raise UsageError(
+                    f"{name} needs a scheme that is {' or '.join(modes)}, not {scheme.mode}",
+                    "Choose one, or leave the recovery out",
+                )
+        refuse_ineffective(self._target, names)
+        if self._job.calibration is None:
+            raise UsageError("recoveries need calibration samples", "Give them with --data")
+        return self._job.calibration
+
+    def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
+        """Return the state after the "model" stage, with statistics of its model. The state is made only once for each
+        set of recoveries.
+
+        Layers that a scheme keeps in float make a difference only if a recovery would change them. So in a search for
+        such layers, dozens of schemes use the same state.
+        """
+        assert self._job.statistics is not None
+        start = State(self._job.prepared, self._job.statistics, {}, scheme)
+        named = {name: recovery for name, recovery in recoveries().items() if name in names}
+        stronger = {r.replaces: name for name, r in named.items() if r.replaces in named}
+        wanted = tuple(name for name, r in named.items() if r.stage == "model" and name not in stronger)
+        if not wanted:
+            return start
+        state = self._made(start.replace(scheme=scheme.replace(exclude=())), wanted, samples, progress)
+        if touched := tuple(sorted(state.changed.intersection(scheme.exclude))):
+            state = self._made(start.replace(scheme=scheme.replace(exclude=touched)), wanted, samples, progress)
+        return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
+
+    def _made(self, start: State, wanted: Sequence[str], samples: Samples, progress: Progress) -> State:
+        # Fields of the scheme that affect model recoveries.
+        fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
+        key = tuple(getattr(start.scheme, name) for name in fields)
+        state = start
+        for count, name in enumerate(wanted, 1):
+            made = (wanted[:count], key)
+            if made not in self._models:
+                self._models[made] = self._apply("model", (name,), state, samples, progress)
+            state = self._models[made]
+        prepared = state.prepared
+        if prepared.digest not in self._statistics:
+            found = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
+            self._statistics[prepared.digest] = found
+        statistics = self._statistics[prepared.digest]
+        prepared = calibrated(prepared, statistics)
+        return state.replace(prepared=prepared, statistics=statistics)
+
+    def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
+        for recovery in recoveries().values():
+            if recovery.stage == stage and recovery.name in names:
+                state = recovery.apply(state, samples, self.place(recovery.name), progress)
+        return state
+
+    def place(self, name: str = "build") -> Path:
+        """Return a new folder inside the work folder."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
+
+
+def ineffective(target: Target) -> frozenset[str]:
+    """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file that
+    the target's backend does not use for its result.
+    """
+    if backend_named(target.backend).recoverable:
+        return frozenset()
+    return frozenset(name for name, recovery in recoveries().items() if recovery.stage == "artifact")
+
+
+def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
+    """Refuse recoveries that have no effect on what is built for `target`.
+
+    Raises:
+        UsageError: a recovery has no effect. The message names it, the backend, and the recoveries that do have an
+            effect.
+    """
+    vain = ineffective(target)
+    first = next((name for name in names if name in vain), None)
+    if first is not None:
+        others = ", ".join(name for name in recoveries() if name not in vain)
+        raise UsageError(
+            f"{first} has no effect on what the {target.backend} backend builds for {target.name}",
+            f"Leave it out, or choose among {others}",
+        )
+
+
+def _serves(artifact: Artifact, destination: Path) -> bool:
+    """Return whether an artifact that was built before can be used for `destination`. A model alone can be copied. If
+    other files belong to the artifact, it must already be at `destination`, because their names contain the model's
+    name.
+    """
+    further = artifact.files or artifact.tables or artifact.alternatives or artifact.simulation
+    return artifact.model.exists() and (not further or artifact.model == destination)
+
+
+def _content(state: State, names: Sequence[str]) -> str:
+    """Return a text that identifies an artifact: the float model, scheme and ranges of `state`, and the recoveries
+    `names`, which edit the file.
+    """
+    ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
+    return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
+
+
+_PLAIN, _RECOVERED = "plain", "recovered"
+
+
+def no_worse(
+    job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
+) -> Built:
+    """Return `recovered`, or a plain build without the recoveries `names` if the plain build has a higher SQNR in the
+    proof. The proof's SQNR is that of the worst output on the validation samples.
+
+    Args:
+        scheme: the scheme of the plain build.
+        workdir: an existing folder for the plain build. It must exist as long as the result is in use.
+
+    Raises:
+        EdgeqError: the plain build fails, or a model refuses a sample.
+    """
+    destination = recovered.artifact.model
+    with progress.stage("Comparing with the build without recoveries"):
+        plain = build(job, recovered.target, scheme, workdir / destination.name)
+        found = {name: worst_db(agreement) for name, agreement in _agreements(job, plain, recovered).items()}
+    if found[_RECOVERED] >= found[_PLAIN]:
+        return recovered
+    without = build(job, recovered.target, scheme, destination)
+    note = (
+        f"{', '.join(names)}: left out, because the result is worse: {found[_RECOVERED]:.1f} dB SQNR against float32, "
+        f"{found[_PLAIN]:.1f} dB without"
+    )
+    return replace(without, artifact=replace(without.artifact, notes=(*without.artifact.notes, note)))
+
+
+def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement]:
+    """Return how closely each of the two builds follows the float model. Each build runs with the settings of
+    its proof.
+    """
+    count = simulated_count(job.prepared, recovered.artifact)
+    with Engines() as engines:
+        sessions = {FLOAT: engines.open(job.prepared.path, SessionSettings())}
+        for name, built in {_PLAIN: plain, _RECOVERED: recovered}.items():
+            sessions[name] = engines.open(built.artifact.proof_model, built.artifact.proof_settings())
+        known = {FLOAT: job.float_outputs} if job.float_outputs else {}
+        evaluation = evaluate_sessions(
+            sessions, job.validation, reference=FLOAT, count=count, known=known, basis=job.basis
+        )
+        return dict(evaluation.agreement)

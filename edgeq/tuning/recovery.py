@@ -1,0 +1,252 @@
+"""Recover candidates that are cheap but lose too much: methods that cost no speed first, layers in float last."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from edgeq_device.measure.claim import SLOWER, UNKNOWN
+
+from edgeq.hardware.profile import Profile
+from edgeq.scheme import ALL_NODES
+from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, REFINEMENTS, WIDE, select_float_layers
+from edgeq.tuning.judge import build_and_assess, in_full, in_simulation
+from edgeq.tuning.race import RACE_S, race_new, race_until_claimed
+from edgeq.tuning.trials import WIDE_COST, Trial, Trials
+
+_SPARED = {EXCLUDE: "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
+_LOSES = "kept in float to lose less accuracy"
+
+
+def recover_accuracy(trials: Trials, profile: Profile) -> None:
+    """Repair candidates that are cheaper than the best qualifying candidate, so that they qualify as well. Recoveries
+    are tried first, then layers in float.
+
+    If tensors may have 16 bits, all of them get 16 bits first. The result is often usable, but has more bits than
+    needed. If even that result certainly loses too much, smaller sets of tensors are not tried.
+    """
+    recovered: list[Trial] = []
+    for short in _bases(trials):
+        base = in_simulation(trials, short)
+        if trials.deadline.passed():
+            return
+        race_new(trials)
+        if not _worthwhile(trials, base) or any(_no_better(trials, base, other) for other in recovered):
+            continue
+        known = {trial.name for trial in trials.qualified()}
+        _recover(trials, base, profile)
+        if any(trial.name not in known for trial in trials.qualified()):
+            recovered.append(base)
+
+
+def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
+    """Recover `base`: by recoveries, by all tensors in 16 bits if the hardware has them, and by layers in float if the
+    hardware has float.
+    """
+    widens = WIDE in profile.search
+    widest = _on_16_bits(trials, base) if widens else None
+    best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
+    if trials.meets(best) or trials.deadline.passed() or (profile.integer_only and not widens):
+        return
+    if widest is not None and not trials.meets(widest):
+        widest = _on_16_bits(trials, best)
+    # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
+    # much.
+    if widest is None or (widest.judged is not None and widest.judged.low <= trials.goal.max_drop):
+        _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
+
+
+def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
+    """Return `base` with the set of recoveries that does best. Each group of recoveries is added as a whole or, if that
+    does harm, one by one. Then a recovery is removed if the others do better without it, or if it costs speed and is
+    not needed.
+    """
+    every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
+    if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
+        return base
+    groups = tuple(tuple(name for name in group if name not in own) for group in every)
+    best, max_drop, deadline = base, trials.goal.max_drop, trials.deadline
+    tried = {frozenset(base.candidate.recoveries)}
+
+    longest_s = 0.0
+
+    def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
+        """Build and assess the best candidate so far with the set `recoveries`, and remember that it was tried."""
+        nonlocal longest_s
+        tried.add(frozenset(recoveries))
+        candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
+        start = deadline.elapsed_s
+        made = build_and_assess(trials, candidate, "recovery", best.name)
+        longest_s = max(longest_s, deadline.elapsed_s - start)
+        return made
+
+    def expired() -> bool:
+        """Return whether another attempt would probably exceed the budget."""
+        return deadline.passed() or deadline.left_s() < longest_s
+
+    for position, group in enumerate(groups):
+        if not group:
+            continue
+        title = group[0] if position else "recovery"
+        steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
+        for names, label in steps:
+            if expired() or best.loss <= max_drop:
+                break
+            made = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
+            if made.loss < best.loss:
+                best = made
+                if names == group:
+                    break
+    for name in reversed(best.candidate.recoveries if trials.pace.prunes else ()):
+        enough = best.loss <= max_drop
+        fewer = tuple(other for other in best.candidate.recoveries if other != name)
+        if expired() or frozenset(fewer) in tried or (enough and name in groups[0]):
+            continue
+        made = attempt(f"- {name}", fewer)
+        best = made if made.loss <= (max_drop if enough else best.loss) else best
+    return best
+
+
+def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
+    """Return `best`, which is `base` with recoveries, or a better candidate with another range method and the
+    recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
+    with recoveries.
+    """
+    if best is base:
+        return best
+    own = base.candidate.recoveries
+    recoveries = (*own, *(name for name in trials.evaluator.recovery_groups()[0] if name not in own))
+    alike = [t for t in trials if t.structure == base.structure and t.candidate.recoveries == own and t is not base]
+    for other in sorted((t for t in alike if t.assessment), key=lambda t: t.loss)[: trials.pace.methods]:
+        if trials.meets(best) or trials.deadline.passed():
+            break
+        candidate = other.candidate.replace(name=f"{other.name} + recovery", recoveries=recoveries)
+        made = build_and_assess(trials, candidate, "recovery", other.name)
+        best = made if made.loss < best.loss else best
+    return best
+
+
+def _on_16_bits(trials: Trials, base: Trial) -> Trial:
+    """Build and assess `base` with all its tensors in 16 bits."""
+    scheme = base.candidate.scheme.replace(**{WIDE: (ALL_NODES,)})
+    candidate = base.candidate.replace(name=f"{base.name}, all tensors in 16 bits", scheme=scheme)
+    return build_and_assess(trials, candidate, "exclusion", base.name)
+
+
+def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
+    """Try `base` with layers in float, chosen by the evaluator's ranking, until it meets the goal at the least cost."""
+    if not trials.pace.float_sets:
+        return
+    ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.left_s())
+    field, scheme, most = ranking.field, base.candidate.scheme, trials.goal.max_drop
+    refinements = REFINEMENTS
+    if field != EIGHT_BIT:
+        headroom = min(headroom, trials.pace.most_float)
+    elif trials.pace.few_sets:  # giving 8 bits to one product fewer saves few bytes, but costs a build
+        refinements = 0
+    trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
+    named: Counter[int] = Counter()
+
+    def loss(nodes: tuple[str, ...]) -> float:
+        """Return the loss of `base` if `nodes` are kept in float, or get more bits."""
+        named[len(nodes)] += 1
+        again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
+        if field == EXCLUDE:
+            made = scheme.keep_in_float(nodes, _LOSES)
+        else:
+            made = scheme.replace(**{field: (*getattr(scheme, field), *nodes)})
+        candidate = base.candidate.replace(name=f"{base.name}, {len(nodes)} {_SPARED[field]}{again}", scheme=made)
+        return build_and_assess(trials, candidate, "exclusion", base.name).loss
+
+    def expired() -> bool:
+        return trials.deadline.passed() or named.total() >= trials.pace.float_sets
+
+    # If only a few sets are built, the first set should already be enough.
+    share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
+    hopeless = trials.pace.hopeless * most
+    how = {"share": share, "headroom": headroom, "hopeless": hopeless}
+    select_float_layers(ranking, loss, most, expired, refinements=refinements, **how)
+
+
+def _bases(trials: Trials) -> list[Trial]:
+    """Return a limited number of trials to recover: the most accurate trials of structures that lose too much but are
+    cheaper than the best qualifying trial. Trials about as cheap as the cheapest come first, and among these, the
+    trials that lose least.
+
+    If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
+    """
+    short = _short(trials)
+    doubtful = [t for t in short[: trials.pace.finalists] if t.timing is not None and t.verdict == UNKNOWN]
+    if doubtful and not trials.deadline.passed():
+        again = trials.qualified()[:1] + doubtful
+        race_until_claimed(trials, again, trials.deadline.left_s(RACE_S / 2), RACE_S, rough=True)
+        short = _short(trials)
+    near = [t for t in short if trials.cost(t) <= trials.cost(short[0]) * (1 + trials.pace.gain)]
+    bases = [*sorted(near, key=lambda t: t.loss), *short[len(near) :]][: trials.pace.recovered]
+    return [_reconsidered(trials, t) for t in sorted(bases, key=lambda t: t.loss)]
+
+
+def _short(trials: Trials) -> list[Trial]:
+    """Return the most accurate trial of each structure that loses too much, the cheapest first."""
+    best: dict[str, Trial] = {}
+    for trial in sorted((t for t in trials if t.assessment), key=lambda t: t.loss):
+        if trial.candidate.quantized and _perhaps_faster(trials, trial):
+            best.setdefault(trial.structure, trial)
+    short = [t for t in best.values() if not trials.meets(t) and _worthwhile(trials, t)]
+    return sorted(short, key=lambda t: (trials.cost(t), t.loss))
+
+
+def _perhaps_faster(trials: Trials, trial: Trial) -> bool:
+    """Return whether a trial was timed, and float32 is not certainly faster. If speed is the objective, the trial's
+    median must also be below float32's, because no recovery makes a trial faster.
+    """
+    if trial.timing is None or trial.verdict == SLOWER:
+        return False
+    return trial.verdict == UNKNOWN or not trials.by_time or trial.latency < 1
+
+
+def _worthwhile(trials: Trials, trial: Trial) -> bool:
+    """Return whether a trial would win if it qualified."""
+    qualified = trials.qualified()
+    return not qualified or trials.cheaper(trial, qualified[0])
+
+
+def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
+    """Return whether recovering `trial`, which loses more than `recovered`, cannot give a better result.
+
+    If both have the same quantization mode, `trial` needs at least as many layers in float. So `trial` is worth
+    recovering only if it is clearly faster than `recovered`. With another mode, it must be clearly faster than the best
+    trial that already qualifies.
+    """
+    one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
+    best = recovered if one_kind else trials.qualified()[0]
+    return trials.by_time and trials.cost(best) < trials.cost(trial) * (1 + trials.pace.gain)
+
+
+def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
+    """Return by how much the cost of a trial may grow. 0 means not at all. 1 means up to the cost of all layers in
+    float or, if the hardware `widens`, of all tensors in 16 bits.
+
+    If speed is the objective, the trial must stay faster than float32 by a difference that a race can measure. Unless
+    size or memory is the objective, it may not become slower than the best trial that already qualifies.
+    """
+
+    def cost(one: Trial) -> float:
+        """Return the latency relative to float32's. If the trial was not timed, return at most 1."""
+        return min(one.latency, 1.0) if one.timing is None else one.latency
+
+    own = cost(trial)
+    whole = own + WIDE_COST if widens else 1.0
+    rivals = [] if trials.objective in ("size", "memory") else trials.qualified()[:1]
+    limits = [1 - trials.pace.equal] if trials.by_time else []
+    most = min([whole, *limits, *(cost(rival) for rival in rivals)])
+    return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
+
+
+def _reconsidered(trials: Trials, trial: Trial) -> Trial:
+    """Return `trial` with its accuracy on all samples. The search may have dropped it after fewer samples, or because
+    the time ran out.
+    """
+    if trial.assessment is not None and trial.assessment.complete:
+        return trial
+    trial = in_full(trials, trial)
+    return trials.update(trial.name, reason="") if trials.meets(trial) else trial

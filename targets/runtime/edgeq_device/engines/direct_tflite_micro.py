@@ -1,0 +1,103 @@
+"""Open .tflite files in TFLite Micro, to find out what its kernels compute on microcontrollers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, List, Mapping
+
+import numpy as np
+
+from edgeq_device.engines.catalog import EngineSpec
+from edgeq_device.engines.direct_litert import LiteRtSession, read_signature
+from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.system.files import read_file
+
+_INTERPRETER = "python.tflite_micro.runtime"
+_ARENA_TIMES = 10
+_LEAST_ARENA, _MOST_ARENA = 1 << 20, 1 << 30
+_ARENA = "arena_bytes"
+
+
+def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
+    """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
+
+    Raises:
+        RuntimeUnavailableError: the file is not a .tflite file, or TFLite Micro has no kernel for it.
+        BundleError: the metadata do not have edgeq's form.
+    """
+    del ort, options
+    if not isinstance(model, str) or not model.endswith(engine.suffix):
+        raise RuntimeUnavailableError(f"{engine.name} opens only {engine.suffix} files", "Convert the model")
+    content = read_file(Path(model))
+    stated = read_signature(content, model)
+    runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter
+    opened = _opened(runtime, content, model, int(given.get(_ARENA, 0)))
+    return LiteRtSession(_Interpreter(opened), stated, engine.provider, "")
+
+
+def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
+    """Return an interpreter with enough memory for the activations, which may be larger than the file.
+
+    Args:
+        given: bytes of memory to use; 0 uses as much as the model needs.
+
+    Raises:
+        RuntimeUnavailableError: TFLite Micro refuses the model, or the model needs more memory than `given`.
+    """
+    arena = given or max(_LEAST_ARENA, _ARENA_TIMES * len(content))
+    while True:
+        try:
+            return runtime.from_bytes(content, arena_size=arena)
+        except RuntimeError as error:
+            if given or arena >= _MOST_ARENA:
+                raise RuntimeUnavailableError(f"TFLite Micro refuses {model}: {error}") from error
+            arena *= 8
+
+
+class _Interpreter:
+    """Give TFLite Micro's interpreter the same methods as LiteRT's. The index of a tensor is its position among the
+    inputs or outputs.
+    """
+
+    def __init__(self, interpreter: Any) -> None:
+        self._interpreter = interpreter
+
+    def get_input_details(self) -> List[Dict[str, Any]]:
+        """Return the inputs."""
+        return _details(self._interpreter.get_input_details, 0)
+
+    def get_output_details(self) -> List[Dict[str, Any]]:
+        """Return the outputs."""
+        return _details(self._interpreter.get_output_details, _OUTPUTS)
+
+    def set_tensor(self, index: int, array: Any) -> None:
+        """Set an input."""
+        self._interpreter.set_input(array, index)
+
+    def invoke(self) -> None:
+        """Run the model."""
+        self._interpreter.invoke()
+
+    def get_tensor(self, index: int) -> Any:
+        """Return an output."""
+        return self._interpreter.get_output(index - _OUTPUTS)
+
+
+_OUTPUTS = 1 << 16
+
+
+def _details(of: Any, first: int) -> List[Dict[str, Any]]:
+    """Return the descriptions of all inputs or outputs. The interpreter does not report how many there are, so `of` is
+    called until it raises an error.
+    """
+    found: List[Dict[str, Any]] = []
+    while True:
+        try:
+            one = of(len(found))
+        except (IndexError, RuntimeError, ValueError):
+            return found
+        scales, zeros = (one["quantization_parameters"][key] for key in ("scales", "zero_points"))
+        whole = (float(scales[0]), int(zeros[0])) if len(scales) else (0.0, 0)
+        own = {"name": f"{first + len(found)}", "index": first + len(found), "shape": np.asarray(one["shape"])}
+        found.append({**own, "dtype": one["dtype"], "quantization": whole})

@@ -1,0 +1,51 @@
+"""Start a process of node with ONNX Runtime Web. It communicates in the frames of a guest (see `serve.Guest`)."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import pkgutil
+from functools import lru_cache
+from pathlib import Path
+
+from edgeq_device.engines.direct_wasm import pins
+from edgeq_device.engines.serve import Guest
+from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.system.places import temporary_folder
+from edgeq_device.system.programs import child_environment, find_program
+
+_SCRIPTS = ("edgeq.mjs", "wasm_guest.mjs")
+_RUNTIME = "wasm"
+_ANSWER_S = 600.0
+
+
+class Node(Guest):
+    """Run a process of node with ONNX Runtime Web. One process opens any number of models."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
+
+def node_for(package: Path) -> Node:
+    """Return the process for the package in the folder `package`. Start a new one if the last one has ended."""
+    if _started(package).ended:
+        _started.cache_clear()
+    return _started(package)
+
+
+@lru_cache(maxsize=1)
+def _started(package: Path) -> Node:
+    program = find_program("node")
+    if program is None:
+        raise RuntimeUnavailableError("node is not on PATH", "Install node 20 or newer")
+    folder, _ = temporary_folder("edgeq-node-", "node cannot be started")
+    for name in _SCRIPTS:
+        (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
+    files = json.dumps(pins()["runtimes"][_RUNTIME])
+    # Files that node writes are removed with this folder, however node ends.
+    environment = {**child_environment(), **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
+    guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], environment, "node", request_s=_ANSWER_S)
+    atexit.register(guest.end)
+    return guest

@@ -1,0 +1,176 @@
+"""Open models and return a report on them: pin the cores, open the models, measure memory, find samples, and run the
+benchmark.
+
+`edgeq bench` and `edgeq_run.py bench` share this code, whatever kind of model they open.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edgeq_device.bundle.opening import open_best, open_variant
+from edgeq_device.bundle.package import FLOAT, Bundle
+from edgeq_device.bundle.select import Device
+from edgeq_device.bundle.variants import Variant
+from edgeq_device.engines.serve import open_request
+from edgeq_device.engines.sessions import onnxruntime
+from edgeq_device.errors import DataError, RuntimeUnavailableError
+from edgeq_device.measure.bench import BenchSettings, OnProgress, Report, run_bench
+from edgeq_device.measure.environment import pinned
+from edgeq_device.measure.memory import MemoryUse, measure_memory
+from edgeq_device.measure.scenarios import Feed
+from edgeq_device.prepare.arrays import random_feeds, read_arrays
+
+Shapes = Mapping[str, Tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """Describe one model to measure.
+
+    Attributes:
+        name: name of the model in the report.
+        open: function that takes the number of intra-op threads (0: onnxruntime's choice) and returns a session.
+        memory: function that takes the number of threads and the input shapes, measures the memory use in a separate
+            process, and returns it; None skips the measurement.
+        sessions: number of sessions in which the model is timed; they take turns (see `latency.Runners`).
+        apart: function that takes the number of threads and the number of a process, 1 or more, and returns a session
+            in that process; None opens the further sessions with `open`.
+    """
+
+    name: str
+    open: Callable[[int], Any]
+    memory: Optional[Callable[[int, Shapes], MemoryUse]] = None
+    sessions: int = 1
+    apart: Optional[Callable[[int, int], Any]] = None
+
+    def further(self, threads: int) -> List[Any]:
+        """Return the sessions after the first one."""
+        apart = self.apart or (lambda threads, process: self.open(threads))
+        return [apart(threads, process) for process in range(1, self.sessions)]
+
+
+def bench_models(
+    models: Sequence[BenchModel],
+    settings: BenchSettings,
+    *,
+    feeds: Optional[Callable[[Any], Sequence[Feed]]] = None,
+    shapes: Optional[Shapes] = None,
+    notes: Sequence[str] = (),
+    on_progress: OnProgress = lambda scenario, share: None,
+) -> Report:
+    """Open the models and measure them side by side.
+
+    Args:
+        settings: settings of the measurement. If `pin` is set and `threads` is not, each pinned core gets one thread.
+            By itself, onnxruntime would choose one thread for each core of the machine, and put them all on the pinned
+            cores.
+        feeds: function that takes the first session and returns the samples; None makes samples up from the session's
+            inputs.
+        shapes: shapes of inputs with open sizes, for made-up samples.
+        notes: remarks on how the models were chosen, for the report.
+
+    Returns:
+        `run_bench`'s report.
+
+    Raises:
+        UsageError, DataError: for the same reasons as `run_bench`. DataError is also raised if the models do not have
+            the same inputs.
+        Exception: any error that `BenchModel.open` raises.
+    """
+    settings.check()
+    runtime = str(onnxruntime().__version__)
+    versions = {"python": platform.python_version(), "onnxruntime": runtime, "numpy": np.__version__}
+    settings = replace(settings, threads=settings.threads or len(settings.pin))
+    found: List[str] = []
+    with pinned(settings.pin):
+        sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
+        more = {m.name: m.further(settings.threads) for m in models}
+        found += [note for session in sessions.values() for note in getattr(session, "notes", ())]
+        _check_same_inputs(sessions)
+        first = next(iter(sessions.values()))
+        samples = list(feeds(first) if feeds else random_feeds(first, shapes))
+        actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}
+        memory: Dict[str, Dict[str, int]] = {}
+        for name, measure in ((model.name, model.memory) for model in models if model.memory is not None):
+            try:
+                memory[name] = measure(settings.threads, actual).to_dict()
+            except RuntimeUnavailableError as error:
+                found.append(str(error))
+        report = run_bench(
+            sessions, samples, settings, more=more, memory=memory, versions=versions, on_progress=on_progress
+        )
+    if feeds is None:
+        found.append(_how_made_up(first, shapes or {}, actual))
+    report["notes"] = [*notes, *report["notes"], *found]
+    return report
+
+
+def _how_made_up(session: Any, shapes: Shapes, actual: Shapes) -> str:
+    opened = [i.name for i in session.get_inputs() if not all(isinstance(size, int) for size in i.shape[1:])]
+    sized = [f"{name} of {','.join(map(str, actual[name]))}" for name in opened if name not in shapes]
+    how = f", with 1 for open sizes ({'; '.join(sized)}; --shape NAME=SIZES sets others)" if sized else ""
+    return f"the inputs were made up (random values{how}); give data to time real ones"
+
+
+def _check_same_inputs(sessions: Mapping[str, Any]) -> None:
+    described = {name: sorted((i.name, i.type) for i in s.get_inputs()) for name, s in sessions.items()}
+    first = next(iter(described))
+    for name, inputs in described.items():
+        if inputs != described[first]:
+            left, right = (", ".join(f"{n}: {t}" for n, t in described[k]) for k in (first, name))
+            raise DataError(
+                f"{first} takes {left}, and {name} takes {right}", "Compare models that take the same inputs"
+            )
+
+
+def bundle_variants(
+    bundle: Bundle, device: Device, name: Optional[str] = None
+) -> Tuple[List[Variant], Tuple[str, ...]]:
+    """Return the variants to measure, and the reason why each better variant was passed over.
+
+    If the bundle has a float32 variant that runs here, it comes first. Then comes the best variant, or the variant that
+    `name` selects.
+
+    Raises:
+        BundleError: nothing in the bundle runs on this device, or the variant `name` does not.
+    """
+    opened = open_best(bundle, device, name=name)
+    variants = [opened.choice.variant]
+    if FLOAT in bundle.components:
+        variants.insert(0, open_best(bundle, device, component=FLOAT).choice.variant)
+    return variants, opened.passed_over
+
+
+def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
+    """Return a benchmark model for each variant. The model has the variant's name, except that variants of the
+    component "float32" are named "float32".
+    """
+    return [
+        BenchModel(
+            FLOAT if variant.component == FLOAT else variant.name,
+            partial(open_variant, variant),
+            partial(_memory, variant),
+        )
+        for variant in variants
+    ]
+
+
+def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
+    """Return a function that provides the inputs of the self-test as samples, for the argument `feeds` of
+    `bench_models`. Return None if the variants have no self-test.
+    """
+    cases = [case for variant in variants for case in variant.cases]
+    if not cases:
+        return None
+    paths = sorted({case.inputs for case in cases})
+    return lambda session: [read_arrays(path) for path in paths]
+
+
+def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
+    return measure_memory(open_request(variant, threads), shapes)

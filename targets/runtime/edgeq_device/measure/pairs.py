@@ -1,0 +1,161 @@
+"""Pair the outputs of two models by a basis: match rows without a place, and mark the elements that count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edgeq_device.measure.basis import Basis, Padding
+from edgeq_device.measure.rows import match_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class OutputPair:
+    """Hold one output of two models for one sample, with the elements that count.
+
+    Attributes:
+        reference, candidate: arrays; of one shape if rows were matched.
+        counted: which elements count, in the arrays' shape; None if all do.
+        hidden: number of elements at padded positions.
+        nothing: number of elements that mean nothing in both models.
+        strays: number of elements that mean nothing in one model alone.
+        nonfinite: number of elements that are NaN or infinite in one model alone and are not strays.
+        rows: number of rows to match, the larger of both models; 0 if rows have their place.
+        rows_found: number of matched rows.
+        ranked: axis of the matched rows; None if rows have their place.
+    """
+
+    name: str
+    reference: Array
+    candidate: Array
+    counted: Optional[Array] = None
+    hidden: int = 0
+    nothing: int = 0
+    strays: int = 0
+    nonfinite: int = 0
+    rows: int = 0
+    rows_found: int = 0
+    ranked: Optional[int] = None
+
+    def numbers(self) -> Tuple[Array, Array]:
+        """Return the reference and the candidate as float64, with zeros in place of the elements that do not count."""
+        arrays = np.asarray(self.reference, np.float64), np.asarray(self.candidate, np.float64)
+        if self.counted is None:
+            return arrays
+        r, c = (np.where(self.counted, array, 0.0) for array in arrays)
+        return r, c
+
+
+def pair_outputs(basis: Basis, reference: Arrays, candidate: Arrays, inputs: Arrays) -> Iterator[OutputPair]:
+    """Yield the outputs of numbers that both models have, for one sample.
+
+    Args:
+        inputs: the inputs from which both were computed.
+    """
+    common = [
+        name
+        for name, array in reference.items()
+        if name in candidate and array.dtype.kind in "biuf" and candidate[name].dtype.kind in "biuf"
+    ]
+    groups: Dict[str, List[str]] = {}
+    for name in common:
+        axis = basis.ranked.get(name)
+        if axis is not None and min(reference[name].ndim, candidate[name].ndim) > axis.place:
+            groups.setdefault(axis.origin, []).append(name)
+    matched = {pair.name: pair for names in groups.values() for pair in _matched(basis, names, reference, candidate)}
+    for name in common:
+        pair = matched.get(name) or OutputPair(name, reference[name], candidate[name])
+        yield _counted(basis, pair, inputs)
+
+
+def pair_tensor(basis: Basis, name: str, reference: Array, candidate: Array, inputs: Arrays) -> OutputPair:
+    """Return one tensor of two models, with the elements that count. Rows are not matched."""
+    return _counted(basis, OutputPair(name, reference, candidate), inputs)
+
+
+def visible_elements(padding: Padding, tensor: str, shape: Sequence[int], inputs: Arrays) -> Optional[Array]:
+    """Return which elements of a tensor are at real positions, in a shape that broadcasts to `shape`. Return None
+    if no mask hides any of them.
+
+    Args:
+        inputs: the model's inputs from which the tensor was computed.
+    """
+    axis = padding.axes.get(tensor)
+    mask = inputs.get(axis.origin) if axis is not None else None
+    if axis is None or mask is None or mask.ndim != 2 or axis.place >= len(shape):
+        return None
+    real: Array = mask.astype(bool) != padding.masks[axis.origin]
+    if real.all() or not real.any() or shape[axis.place] != real.shape[1]:
+        return None
+    after = (1,) * (len(shape) - axis.place - 1)
+    if axis.place and shape[0] == len(real):
+        return real.reshape(len(real), *(1,) * (axis.place - 1), real.shape[1], *after)
+    # Without a batch axis, the positions are those of a batch of one.
+    return real.reshape(-1, *after) if len(real) == 1 else None
+
+
+def _matched(basis: Basis, names: Sequence[str], reference: Arrays, candidate: Arrays) -> Iterator[OutputPair]:
+    """Yield the outputs whose rows have one order, with only the rows that both models found, in one order."""
+    before, after = ([_rows(o[n], basis.ranked[n].place) for n in names] for o in (reference, candidate))
+    counts = {array.shape[:2] for array in before}, {array.shape[:2] for array in after}
+    batches = {shape[0] for shapes in counts for shape in shapes}
+    if any(len(shapes) > 1 for shapes in counts) or len(batches) > 1:
+        return  # The outputs do not share rows after all.
+    pairs = [match_rows([a[item] for a in before], [a[item] for a in after]) for item in range(batches.pop())]
+    rows = sum(max(len(before[0][item]), len(after[0][item])) for item in range(len(pairs)))
+    for name in names:
+        place, arrays = basis.ranked[name].place, (reference[name], candidate[name])
+        r, c = (_chosen(array, place, [pair[side] for pair in pairs]) for side, array in enumerate(arrays))
+        yield OutputPair(name, r, c, rows=rows, rows_found=r.shape[place], ranked=place)
+
+
+def _counted(basis: Basis, pair: OutputPair, inputs: Arrays) -> OutputPair:
+    reference, candidate = pair.reference, pair.candidate
+    if reference.shape != candidate.shape or not reference.size:
+        return pair
+    visible = visible_elements(basis.padding, pair.name, reference.shape, inputs) if pair.ranked is None else None
+    real = None if visible is None else np.broadcast_to(visible, reference.shape)
+    hidden = 0 if real is None else int((~real).sum())
+    if "f" not in (reference.dtype.kind, candidate.dtype.kind):
+        return replace(pair, counted=real, hidden=hidden)
+    limit = basis.limits.get(pair.name, math.inf)
+    r, c = (np.asarray(array, np.float64) for array in (reference, candidate))
+    empty_r, empty_c = ~(np.abs(r) < limit), ~(np.abs(c) < limit)
+    if real is None and not empty_r.any() and not empty_c.any():
+        return pair
+    real = np.ones(reference.shape, bool) if real is None else real
+    both = real & empty_r & empty_c & ((np.sign(r) == np.sign(c)) | (np.isnan(r) & np.isnan(c)))
+    counted = real & ~empty_r & ~empty_c
+    apart = real & ~both & ~counted
+    # Without a limit, no number means nothing: a NaN or an infinity in one model alone is an error of that model.
+    wrong = apart & ((~np.isfinite(c) & ~empty_r) | np.isnan(c)) if limit < math.inf else apart
+    return replace(
+        pair,
+        counted=counted,
+        hidden=hidden,
+        nothing=int(both.sum()),
+        strays=int((apart & ~wrong).sum()),
+        nonfinite=int(wrong.sum()),
+    )
+
+
+def _rows(array: Array, place: int) -> Array:
+    """Return an array as [batch, rows, columns], where the rows are those along axis `place`."""
+    batch, columns = math.prod(array.shape[:place]), math.prod(array.shape[place + 1 :])
+    return array.reshape(batch, array.shape[place], columns)
+
+
+def _chosen(array: Array, place: int, rows: Sequence[Array]) -> Array:
+    """Return the chosen rows of all items of the batch, joined along axis `place`. The axes before it have length 1."""
+    items = array.reshape(len(rows), array.shape[place], *array.shape[place + 1 :])
+    chosen = np.concatenate([item[places] for item, places in zip(items, rows)])
+    return chosen.reshape((1,) * place + chosen.shape)

@@ -1,0 +1,289 @@
+"""Prepare an image or array for the model with the steps that the bundle records. The arithmetic is the same as
+edgeq's, in numpy.
+
+The steps are those of `edgeq/data/steps`, and tests check that both give the same results. Pillow decodes and resizes
+images. Only the steps on pixels need Pillow.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from edgeq_device.errors import BundleError, DataError, RuntimeUnavailableError
+from edgeq_device.system.files import check_file
+
+Array = Any
+MOST_PIXELS = 1 << 26
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+_FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+_ROUNDINGS: Dict[str, Callable[[float], int]] = {"floor": math.floor, "round": round, "ceil": math.ceil}
+_ARITHMETIC = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}
+_DTYPES = ("float16", "float32", "float64")
+
+
+class Prepare:
+    """Preprocess inputs for one model.
+
+    Args:
+        record: `preprocessing` in the edgeq.json of a variant.
+        shape: shape of the model's input; sizes that are not numbers are open.
+    """
+
+    def __init__(self, record: Mapping[str, Any], shape: Sequence[Any]) -> None:
+        steps, source = record.get("steps"), record.get("source", {})
+        if not isinstance(steps, list) or not isinstance(source, dict):
+            raise BundleError(
+                "the bundle's preprocessing is a function, which a bundle does not contain",
+                "Give tensors by input name",
+            )
+        self._steps, self._shape = steps, list(shape)
+        self._layout, self._channels = source.get("layout"), source.get("channels", "RGB")
+        self.input = source.get("input")
+
+    def __call__(self, item: Union[str, Path, Array]) -> Array:
+        """Return the model's input for an image file, a Pillow image, or a raw array (uint8 [H, W, 3], RGB).
+
+        Raises:
+            DataError: the item cannot be read or does not fit the steps.
+            BundleError: this runner does not know a step.
+            RuntimeUnavailableError: Pillow is needed and is not installed.
+        """
+        if isinstance(item, np.ndarray):
+            axes = self._layout or {2: "HW", 3: "HWC"}.get(item.ndim, "")
+            state = _State(item, axes if len(axes) == item.ndim else "", self._channels)
+        else:
+            state = _State(read_image(item), "HWC", "RGB")
+        for step in self._steps:
+            state = self._apply(state, step)
+        if len(self._shape) == state.array.ndim + 1:
+            state.array = state.array[None]
+        return np.ascontiguousarray(state.array)
+
+    def _apply(self, state: "_State", step: Any) -> "_State":
+        name = step.get("op") if isinstance(step, dict) else None
+        try:
+            if name in _ARITHMETIC:
+                return _arithmetic(state, name, step["value"])
+            if name in ("resize", "crop", "letterbox"):
+                return self._on_pixels(state, name, step)
+            if name == "layout":
+                return self._ordered(state, step["axes"])
+            if name in _OTHER:
+                return _OTHER[name](state, step)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise DataError(
+                f"step {name} does not fit an item of {state.array.dtype}{list(state.array.shape)} ({error})",
+                "Give an image, or tensors by input name",
+            ) from error
+        raise BundleError(f"this runner does not know the preprocessing step {name!r}", "Give tensors by input name")
+
+    def _on_pixels(self, state: "_State", name: str, step: Mapping[str, Any]) -> "_State":
+        size = self._size() if step["size"] == "model" else (int(step["size"][0]), int(step["size"][1]))
+        if size is None:
+            if name == "letterbox":
+                raise DataError("letterbox needs the model's width and height, which are open", "Give tensors")
+            return state
+        if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
+            raise BundleError(f"the preprocessing makes an image of {size[0]}x{size[1]} pixels", "Give tensors")
+        pixels = state.pixels()
+        rounding = _ROUNDINGS[step.get("rounding", "floor")]
+        height, width = pixels.shape[:2]
+        if name == "crop":
+            left, top = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
+            if left < 0 or top < 0:
+                raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}")
+            return state.with_pixels(pixels[top : top + size[1], left : left + size[0]])
+        rule = "fit" if name == "letterbox" else step.get("rule", "exact")
+        pixels = _resized(pixels, _planned(width, height, size, rule, rounding), step.get("filter", "bilinear"))
+        if name == "resize":
+            return state.with_pixels(pixels)
+        height, width = pixels.shape[:2]
+        centred = step.get("position", "top-left") == "center"
+        left, top = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
+        canvas = np.empty((size[1], size[0], pixels.shape[2]), pixels.dtype)
+        canvas[:] = step.get("value", [114])
+        canvas[top : top + height, left : left + width] = pixels
+        return state.with_pixels(canvas)
+
+    def _axes(self, have: str) -> str:
+        """Return the axes of the model's input. A size of 1 or 3 may be the number of channels. Channels come last if
+        the last size is 1 or 3 and the size in the channels-first position is not. Otherwise they come first.
+        """
+        shape = self._shape
+        if len(shape) == 4:
+            return "NHWC" if shape[3] in (1, 3) and shape[1] not in (1, 3) else "NCHW"
+        if len(shape) == 3 and "C" in have:
+            return "HWC" if shape[2] in (1, 3) and shape[0] not in (1, 3) else "CHW"
+        if len(shape) == len(have) + 1:
+            return "N" + have
+        return have if len(shape) == len(have) else ""
+
+    def _size(self) -> Optional[Tuple[int, int]]:
+        """Return the width and height of the model's input, or None if they are open."""
+        axes = self._axes("HWC")
+        if "H" not in axes or len(axes) != len(self._shape):
+            return None
+        height, width = self._shape[axes.index("H")], self._shape[axes.index("W")]
+        return (width, height) if isinstance(height, int) and isinstance(width, int) else None
+
+    def _ordered(self, state: "_State", axes: str) -> "_State":
+        want = self._axes(state.axes.replace("N", "")) if axes == "model" else axes
+        if axes == "model" and not (want and state.axes):
+            return state
+        if not state.axes or set(state.axes) - set(want):
+            raise DataError(f"layout {want} does not fit the axes of shape {list(state.array.shape)}", "Give an image")
+        array = state.array.transpose([state.axes.index(axis) for axis in want if axis in state.axes])
+        missing = tuple(i for i, axis in enumerate(want) if axis not in state.axes)
+        return _State(np.expand_dims(array, missing) if missing else array, want, state.channels)
+
+
+class _State:
+    """Hold an item between two steps: its array, one letter for each axis, and the order of its channels."""
+
+    def __init__(self, array: Array, axes: str, channels: str) -> None:
+        self.array, self.axes, self.channels = array, axes, channels
+
+    def pixels(self) -> Array:
+        """Return the array as [H, W, C]."""
+        if not set("HW") <= set(self.axes):
+            raise DataError(f"shape {list(self.array.shape)} is not known to be an image", "Give uint8 [H, W, 3]")
+        array = self.array.squeeze(tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC"))
+        kept = "".join(axis for axis in self.axes if axis in "HWC")
+        if "C" not in kept:
+            return array.transpose([kept.index(axis) for axis in "HW"])[:, :, None]
+        return array.transpose([kept.index(axis) for axis in "HWC"])
+
+    def with_pixels(self, pixels: Array) -> "_State":
+        """Return an item with the same axes and other pixels, given as [H, W, C]."""
+        kept = "".join(axis for axis in self.axes if axis in "HWC")
+        order = kept if "C" in kept else kept + "C"
+        array = pixels.transpose(["HWC".index(axis) for axis in order])
+        if "C" not in kept:
+            array = array[..., 0]
+        others = tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC")
+        return _State(np.expand_dims(array, others) if others else array, self.axes, self.channels)
+
+
+def read_image(item: Any) -> Array:
+    """Decode an image file, or convert a Pillow image, to uint8 [H, W, 3] in the order RGB. EXIF rotation is not
+    applied.
+
+    Raises:
+        DataError: the item is not a readable image, or has too many pixels.
+        RuntimeUnavailableError: Pillow is not installed.
+    """
+    pillow = _pillow()
+    try:
+        if not isinstance(item, pillow.Image):
+            check_file(Path(item))
+        image = item if isinstance(item, pillow.Image) else pillow.open(Path(item), formats=_FORMATS)
+        with image:
+            if image.width * image.height > MOST_PIXELS:
+                raise DataError(f"{item} is an image of {image.width}x{image.height} pixels", "Give fewer pixels")
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, TypeError, pillow.DecompressionBombError) as error:
+        raise DataError(f"{item} cannot be read as an image ({error})", "Give a .jpg or .png, or tensors") from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"images need Pillow, which cannot be imported ({error})", "Install it: python -m pip install pillow"
+        ) from error
+    return Image
+
+
+def _planned(
+    width: int, height: int, size: Tuple[int, int], rule: str, rounding: Callable[[float], int]
+) -> Tuple[int, int]:
+    """Return the new width and height of an image."""
+    if rule == "exact":
+        return size
+    if rule == "fit":
+        scale = min(size[0] / width, size[1] / height)
+        return rounding(width * scale), rounding(height * scale)
+    known = min(width, height) if rule == "short" else max(width, height)
+    return rounding(size[0] * width / known), rounding(size[0] * height / known)
+
+
+def _resized(pixels: Array, size: Tuple[int, int], name: str) -> Array:
+    if size == (pixels.shape[1], pixels.shape[0]):
+        return pixels
+    if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
+        raise DataError(f"an image of {pixels.shape[1]}x{pixels.shape[0]} would become {size[0]}x{size[1]}")
+    if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3):
+        raise DataError(f"resize takes uint8 of 1 or 3 channels, not {pixels.dtype}{list(pixels.shape)}")
+    single = pixels.shape[2] == 1
+    image = _pillow().fromarray(np.ascontiguousarray(pixels[:, :, 0] if single else pixels))
+    array = np.asarray(image.resize(size, _FILTERS[name]))
+    return array[:, :, None] if single else array
+
+
+def _floating(array: Array) -> Array:
+    return array if array.dtype.kind == "f" else array.astype(np.float32)
+
+
+def _arithmetic(state: _State, name: str, value: Any) -> _State:
+    array = _floating(state.array)
+    constant = np.asarray(value, array.dtype)
+    if constant.ndim:
+        shape = [1] * array.ndim
+        shape[state.axes.index("C") if "C" in state.axes else array.ndim - 1] = constant.size
+        constant = constant.reshape(shape)
+    with np.errstate(all="ignore"):
+        return _State(np.asarray(_ARITHMETIC[name](array, constant), array.dtype), state.axes, state.channels)
+
+
+def _center(state: _State, step: Mapping[str, Any]) -> _State:
+    array = _floating(state.array)
+    mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
+    return _State(np.asarray(array - mean, array.dtype), state.axes, state.channels)
+
+
+def _dtype(state: _State, step: Mapping[str, Any]) -> _State:
+    if step["dtype"] not in _DTYPES:
+        raise ValueError(f"dtype {step['dtype']!r}")
+    return _State(state.array.astype(step["dtype"]), state.axes, state.channels)
+
+
+def _channels(state: _State, step: Mapping[str, Any]) -> _State:
+    order = step["order"]
+    if order == "L":
+        if "C" not in state.axes:
+            return state
+        pixels = state.pixels()
+        pixels = pixels[:, :, ::-1] if state.channels == "BGR" else pixels
+        grey = pixels if pixels.shape[2] == 1 else _grey(pixels)
+        return state.with_pixels(grey)
+    if state.channels == order:
+        return state
+    return _State(np.flip(state.array, state.axes.index("C")), state.axes, order)
+
+
+def _grey(pixels: Array) -> Array:
+    """Return the grey values that Pillow computes."""
+    red, green, blue = (pixels[:, :, i].astype(np.uint32) for i in range(3))
+    return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)[:, :, None]
+
+
+def _expand(state: _State, step: Mapping[str, Any]) -> _State:
+    return _State(np.expand_dims(state.array, int(step["axis"])), "", state.channels)
+
+
+def _reshape(state: _State, step: Mapping[str, Any]) -> _State:
+    return _State(state.array.reshape([int(size) for size in step["shape"]]), "", state.channels)
+
+
+_OTHER: Dict[str, Callable[[_State, Mapping[str, Any]], _State]] = {
+    "center": _center,
+    "channels": _channels,
+    "dtype": _dtype,
+    "expand": _expand,
+    "reshape": _reshape,
+}

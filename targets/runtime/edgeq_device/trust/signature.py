@@ -1,0 +1,368 @@
+"""Check ECDSA signatures over P-256, P-384 and P-521 in plain Python. Only public data are processed, so the running
+time need not be constant.
+
+Verification follows SEC 1, version 2.0, section 4.1.4. Points have Jacobian coordinates (X, Y, Z) with x = X / Z² and y
+= Y / Z³. Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas Database, for
+curves y² = x³ - 3x + b.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from edgeq_device.errors import BundleError, UsageError
+from edgeq_device.system.places import own_table
+from edgeq_device.system.plainjson import parse_json
+
+_Affine = Tuple[int, int]
+_Jacobian = Tuple[int, int, int]
+_INFINITY = (1, 1, 0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Describe a curve of FIPS 186-4 with its base point (x, y) of order n.
+
+    Attributes:
+        header: first bytes of every public key in DER (SubjectPublicKeyInfo with an uncompressed point).
+        digest: hash that Model Signing uses for signatures with this curve.
+    """
+
+    name: str
+    p: int
+    b: int
+    n: int
+    x: int
+    y: int
+    header: bytes
+    digest: str
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes of a coordinate."""
+        return (self.p.bit_length() + 7) // 8
+
+
+@lru_cache(maxsize=1)
+def curves() -> Tuple[Curve, ...]:
+    """Read the curves from curves.json, next to this file. Its numbers are hexadecimal."""
+    found = []
+    for row in own_table("trust/curves.json"):
+        name, digest, header = (row.pop(key) for key in ("name", "digest", "header"))
+        numbers = {key: int(text, 16) for key, text in row.items()}
+        found.append(Curve(name=name, header=bytes.fromhex(header), digest=digest, **numbers))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """Hold a public key, which is a point on a curve."""
+
+    curve: Curve
+    x: int
+    y: int
+
+    @property
+    def der(self) -> bytes:
+        """Return the SubjectPublicKeyInfo."""
+        size = self.curve.size
+        return self.curve.header + self.x.to_bytes(size, "big") + self.y.to_bytes(size, "big")
+
+    @property
+    def id(self) -> str:
+        """Return the sha256, in hex, of the key's PEM file. Model Signing uses this hash as the name of the key."""
+        text = base64.b64encode(self.der).decode("ascii")
+        lines = [text[i : i + 64] for i in range(0, len(text), 64)]
+        pem = "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
+        return hashlib.sha256(pem.encode("ascii")).hexdigest()
+
+    def verifies(self, signature: bytes, message: bytes, digest: str = "") -> bool:
+        """Return whether `signature` (DER) was made over `message` with the private key that belongs to this key.
+
+        `digest` names a hash that is not longer than the curve's order. The default is the hash that belongs to the
+        curve.
+        """
+        curve, numbers = self.curve, _read_signature(signature)
+        if numbers is None or not all(0 < number < curve.n for number in numbers):
+            return False
+        r, s = numbers
+        hashed = int.from_bytes(hashlib.new(digest or curve.digest, message).digest(), "big")
+        inverse = pow(s, -1, curve.n)
+        found = _sum_of_products(curve, hashed * inverse % curve.n, r * inverse % curve.n, (self.x, self.y))
+        return found is not None and found[0] % curve.n == r
+
+
+def read_public_key(der: bytes, where: str) -> PublicKey:
+    """Return the key in `der` (SubjectPublicKeyInfo). Messages call the key `where`.
+
+    Raises:
+        UsageError: the data are not a key on one of the three curves with an uncompressed point, or the point is not on
+            its curve.
+    """
+    for curve in curves():
+        size = curve.size
+        if der.startswith(curve.header) and len(der) == len(curve.header) + 2 * size:
+            x, y = (int.from_bytes(part, "big") for part in (der[-2 * size : -size], der[-size:]))
+            if max(x, y) >= curve.p or (y * y - (x * x - 3) * x - curve.b) % curve.p:
+                raise UsageError(f"{where}: the public key is not a point of {curve.name}")
+            return PublicKey(curve, x, y)
+    raise UsageError(
+        f"{where}: not an elliptic-curve public key on P-256, P-384 or P-521",
+        "Write it with `openssl ec -in KEY.pem -pubout -conv_form uncompressed`",
+    )
+
+
+def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
+    """Return r and s of a signature as positive numbers, or None if they are not encoded in canonical DER."""
+    body, rest = _element(der, 0x30)
+    r, body = _element(body, 0x02)
+    s, body = _element(body, 0x02)
+    if rest or body or not _is_positive(r) or not _is_positive(s):
+        return None
+    return int.from_bytes(r, "big"), int.from_bytes(s, "big")
+
+
+def _is_positive(number: bytes) -> bool:
+    """Return whether the content of an integer is above 0 and as short as possible. If longer encodings were valid, the
+    same signature could be written in several ways.
+    """
+    if number[:1] == b"\0":
+        return len(number) > 1 and number[1] > 0x7F
+    return number[:1] != b"" and number[0] < 0x80
+
+
+def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
+    """Return the content of the first element, and the bytes that follow the element. Return empty bytes for both if
+    the element is malformed or its tag is not `tag`.
+    """
+    long = len(der) > 1 and der[1] == 0x81
+    start = 3 if long else 2
+    if len(der) < start or der[0] != tag or (der[start - 1] > 0x7F) != long:
+        return b"", b""
+    end = start + der[start - 1]
+    return (der[start:end], der[end:]) if end <= len(der) else (b"", b"")
+
+
+def _sum_of_products(curve: Curve, first: int, second: int, point: _Affine) -> Optional[_Affine]:
+    """Return first · base point + second · point, or None if the sum is the point at infinity.
+
+    Both products are computed at once, bit by bit (Shamir's method).
+    """
+    p, base = curve.p, (curve.x, curve.y)
+    addends = (None, base, point, _affine(_add((*base, 1), point, p), p))
+    total: _Jacobian = _INFINITY
+    for bit in range(max(first.bit_length(), second.bit_length()) - 1, -1, -1):
+        total = _double(total, p)
+        addend = addends[(first >> bit & 1) + 2 * (second >> bit & 1)]
+        if addend is not None:
+            total = _add(total, addend, p)
+    return _affine(total, p)
+
+
+def _double(point: _Jacobian, p: int) -> _Jacobian:
+    x, y, z = point
+    delta, gamma = z * z % p, y * y % p
+    beta = x * gamma % p
+    alpha = 3 * (x - delta) * (x + delta) % p
+    x3 = (alpha * alpha - 8 * beta) % p
+    return x3, (alpha * (4 * beta - x3) - 8 * gamma * gamma) % p, 2 * y * z % p
+
+
+def _add(point: _Jacobian, other: _Affine, p: int) -> _Jacobian:
+    x, y, z = point
+    if z == 0:
+        return (*other, 1)
+    zz = z * z % p
+    h, r = (other[0] * zz - x) % p, (other[1] * zz * z - y) % p
+    if h == 0:
+        return _INFINITY if r else _double(point, p)
+    hh = h * h % p
+    hhh, v = h * hh % p, x * hh % p
+    x3 = (r * r - hhh - 2 * v) % p
+    return x3, (r * (v - x3) - y * hhh) % p, z * h % p
+
+
+def _affine(point: _Jacobian, p: int) -> Optional[_Affine]:
+    x, y, z = point
+    if z == 0:
+        return None
+    inverse = pow(z, -1, p)
+    return x * inverse * inverse % p, y * inverse * inverse * inverse % p
+
+
+SIGNATURE = "model.sig"
+"""File name of a bundle's signature, next to its manifest."""
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+# The first release of Model Signing listed each file as a subject of the statement, and wrote no predicate.
+_FIRST_PREDICATE_TYPE = "https://model_signing/Digests/v0.1"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+"""Form of a hash in hex. Such hashes identify bundles and keys."""
+_MAX_CHAIN = 10
+_AGAIN = "Do not use this bundle; get it again from where it was made, or have it signed again"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Hold the content of a signature file, unverified.
+
+    Attributes:
+        payload: the statement, as JSON.
+        value: the signature over the bytes of `message`, in DER.
+        hint: id of the key that made the signature (`PublicKey.id`); "" if the file does not name it.
+        chain: certificates in DER, first that of the signing key; empty if the key has no certificate.
+    """
+
+    payload: bytes
+    value: bytes
+    hint: str
+    chain: Tuple[bytes, ...]
+
+    @property
+    def message(self) -> bytes:
+        """Return the bytes that were signed: the payload and its type in the encoding of DSSE."""
+        return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(self.payload), self.payload)
+
+    def is_by(self, key: PublicKey) -> bool:
+        """Return whether the signature was made with the private key of `key`."""
+        if key.verifies(self.value, self.message):
+            return True
+        # The first release signed Python's repr of the payload, with sha256 on every curve.
+        first = f"DSSEV1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(self.payload)} {self.payload!r}"
+        return _FIRST_PREDICATE_TYPE.encode() in self.payload and key.verifies(self.value, first.encode(), "sha256")
+
+
+def parse_signature(data: bytes, where: str) -> Signature:
+    """Return the signature in the bytes of a file.
+
+    Raises:
+        BundleError: the file is not a signature that Model Signing writes with a key or a certificate.
+    """
+    bundle = parse_json(data, where)
+    if bundle.get("mediaType") != BUNDLE_TYPE:
+        raise BundleError(f"{where} is not a Sigstore bundle of version 0.3", _AGAIN)
+    envelope, material = _object(bundle, "dsseEnvelope", where), _object(bundle, "verificationMaterial", where)
+    if envelope.get("payloadType") != PAYLOAD_TYPE:
+        raise BundleError(f"{where}: the payload is not an in-toto statement", _AGAIN)
+    signatures = _objects(envelope, "signatures", where)
+    if len(signatures) != 1:
+        raise BundleError(f"{where} contains {len(signatures)} signatures, not one", _AGAIN)
+    hint, chain = "", []
+    if "publicKey" in material:
+        hint = _object(material, "publicKey", where).get("hint") or ""
+        if not isinstance(hint, str) or (hint and not SHA256.fullmatch(hint)):
+            raise BundleError(f"{where}: the hint to the key is not a sha256", _AGAIN)
+    elif "x509CertificateChain" in material:
+        chain = _objects(_object(material, "x509CertificateChain", where), "certificates", where)
+        if not 0 < len(chain) <= _MAX_CHAIN:
+            raise BundleError(f"{where} holds {len(chain)} certificates", _AGAIN)
+    else:
+        raise BundleError(
+            f"{where} was made neither with a key nor with a certificate chain",
+            "Verify a keyless signature with the model-signing package, on a machine with a network",
+        )
+    return Signature(
+        payload=_decoded(envelope, "payload", where),
+        value=_decoded(signatures[0], "sig", where),
+        hint=hint,
+        chain=tuple(_decoded(certificate, "rawBytes", where) for certificate in chain),
+    )
+
+
+def signed_files(payload: bytes, where: str) -> Dict[str, str]:
+    """Return the sha256 in hex of every file in the statement `payload`, keyed by relative path.
+
+    Raises:
+        BundleError: the payload is not a statement of Model Signing that lists whole files by their sha256.
+    """
+    where = f"{where}: statement"
+    statement = parse_json(payload, where)
+    if statement.get("_type") != STATEMENT_TYPE:
+        raise BundleError(f"{where} is not an in-toto statement of version 1", _AGAIN)
+    subjects, kind = _objects(statement, "subject", where), statement.get("predicateType")
+    if kind == _FIRST_PREDICATE_TYPE:
+        return _digests([{**_object(s, "digest", where), "name": s.get("name")} for s in subjects], "sha256", where)
+    if kind != PREDICATE_TYPE:
+        raise BundleError(f"{where} is not about a model's files", _AGAIN)
+    predicate = _object(statement, "predicate", where)
+    serialization = _object(predicate, "serialization", where)
+    if (serialization.get("method"), serialization.get("hash_type")) != ("files", "sha256"):
+        raise BundleError(f"{where} does not name whole files by their sha256", "Sign the bundle in that way")
+    resources = _objects(predicate, "resources", where)
+    if any(resource.get("algorithm") != "sha256" for resource in resources):
+        raise BundleError(f"{where} does not name whole files by their sha256", "Sign the bundle in that way")
+    files = _digests(resources, "digest", where)
+    if len(subjects) != 1 or _object(subjects[0], "digest", where).get("sha256") != root_digest(files):
+        raise BundleError(f"{where}: its digest of the whole does not match its files", _AGAIN)
+    return files
+
+
+def root_digest(files: Mapping[str, str]) -> str:
+    """Concatenate the sha256 digests of the files as bytes, in the order of `files`, and return the sha256 of the
+    result in hex.
+    """
+    return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in files.values())).hexdigest()
+
+
+def check_files(signed: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
+    """Check that the mappings `found` and `signed` are identical. Each maps relative paths to SHA-256 hashes in hex.
+
+    Raises:
+        BundleError: a file is missing, was changed, or was not signed.
+    """
+    for name in sorted({**signed, **found}):
+        if signed.get(name) != found.get(name):
+            problem = "is not signed" if name not in signed else "is missing" if name not in found else "was changed"
+            raise BundleError(f"{where}: {name!a} {problem}, according to its signature", _AGAIN)
+
+
+def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, str]:
+    files: Dict[str, str] = {}
+    for entry in entries:
+        name, digest = entry.get("name"), entry.get(key)
+        if not isinstance(name, str) or name in files or not isinstance(digest, str) or not SHA256.fullmatch(digest):
+            raise BundleError(f"{where}: {name!a} is not a file with a sha256, or occurs twice", _AGAIN)
+        files[name] = digest
+    if not files:
+        raise BundleError(f"{where} names no file", _AGAIN)
+    return files
+
+
+def _object(values: Mapping[str, Any], key: str, where: str) -> Dict[str, Any]:
+    found = values.get(key)
+    if not isinstance(found, dict):
+        raise BundleError(f"{where}: {key} is missing or not an object", _AGAIN)
+    return found
+
+
+def _objects(values: Mapping[str, Any], key: str, where: str) -> List[Dict[str, Any]]:
+    found = values.get(key)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise BundleError(f"{where}: {key} is missing or not a list of objects", _AGAIN)
+    return found
+
+
+def decode_base64(text: object) -> bytes:
+    """Return the bytes that `text` encodes.
+
+    Raises:
+        ValueError: `text` is not the canonical base64 encoding of its bytes.
+    """
+    data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    if base64.b64encode(data).decode("ascii") != text or not data:
+        raise ValueError("not base64")
+    return data
+
+
+def _decoded(values: Mapping[str, Any], key: str, where: str) -> bytes:
+    try:
+        return decode_base64(values.get(key))
+    except ValueError as error:
+        raise BundleError(f"{where}: {key} is not base64", _AGAIN) from error

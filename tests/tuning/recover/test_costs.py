@@ -1,0 +1,87 @@
+"""Test `edgeq.tuning.recover.costs`: the sum by its definition, kernels counted for their unit, and a real profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeq.tuning.recover.costs import Costs, find_units, measure_costs, unit_of
+from edgeq.tuning.recover.run import Recoverer
+from tests.tuning.recover.nets import SCHEME, few, job_of, target, two_gates
+
+UNITS = ("a", "b", "c", "d")
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> Costs:
+    times = st.dictionaries(st.sampled_from(UNITS), st.floats(0, 100), min_size=4)
+    edges = draw(st.lists(st.tuples(st.sampled_from(UNITS), st.lists(st.sampled_from(UNITS), min_size=1)), max_size=5))
+    named = {f"t{i}": edge for i, edge in enumerate(edges)}
+    return Costs(
+        draw(times),
+        draw(times),
+        {name: draw(st.floats(0, 10)) for name in named},
+        {name: maker for name, (maker, _) in named.items()},
+        {name: tuple(found) for name, (_, found) in named.items()},
+    )
+
+
+def total(made: Costs, kept: set[str]) -> float:
+    """Return the microseconds that `kept` in float adds to a model with all units in integers, by definition."""
+    wanted = sum(made.float_us[unit] - made.int8_us[unit] for unit in kept)
+    for tensor, price in made.conversion_us.items():
+        kinds = [unit in kept for unit in (made.makers[tensor], *made.readers[tensor])]
+        wanted += price * (any(kinds) and not all(kinds))
+    return wanted
+
+
+@given(costs(), st.sets(st.sampled_from(UNITS)), st.sampled_from(UNITS))
+def test_what_one_more_adds(made: Costs, kept: set[str], name: str) -> None:
+    wanted = total(made, kept | {name}) - total(made, kept - {name})
+    assert made.further(name, kept - {name}) == pytest.approx(wanted, abs=1e-6)
+    assert made.further(name, kept | {name}) == made.further(name, kept - {name})
+
+
+def test_neighbours_in_float_share_their_conversions() -> None:
+    made = Costs({"a": 5, "b": 5}, {"a": 2, "b": 2}, {"t": 10}, {"t": "a"}, {"t": ("b",)})
+    assert made.further("a", set()) == made.further("b", set()) == 13
+    assert made.further("b", {"a"}) == -7
+    assert made.span == 6
+
+
+@pytest.mark.parametrize(
+    ("kernel", "unit"),
+    [
+        ("Conv_1", "one"),
+        ("Conv_10", "ten"),
+        ("Conv_1_quant", "one"),
+        ("Conv_10_nchwc", "ten"),
+        ("Conv_12", None),
+        ("c_QuantizeLinear", "c"),
+        ("other", None),
+    ],
+)
+def test_kernels_belong_to_the_longest_name_that_ends_at_a_word(kernel: str, unit: str | None) -> None:
+    assert unit_of(kernel, {"Conv_1": "one", "Conv_10": "ten", "c": "c"}) == unit
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_both_models_are_measured(tmp_path: Path, form: str) -> None:
+    model, samples = two_gates(), few(2, [1, 3, 12, 12])
+    job = job_of(model, tmp_path, samples)
+    state = Recoverer(job, target(), tmp_path).state(SCHEME.replace(format=form), [], tmp_path / "q.onnx")
+    assert state.artifact is not None
+    units = find_units(model)
+    feed = {name: np.asarray(value) for name, value in samples.samples[0].inputs.items()}
+    made = measure_costs(units, job.prepared, state.artifact.model, state.artifact.settings(threads=1), feed)
+    names = [unit.name for unit in units]
+    assert sorted(made.float_us) == sorted(made.int8_us) == sorted(names)
+    assert all(us > 0 for us in (*made.float_us.values(), *made.int8_us.values()))
+    assert set(made.conversion_us) == {"first_act", "second_act", "depthwise_act"}
+    assert all(us > 0 for us in made.conversion_us.values())
+    assert made.conversion_us["first_act"] == pytest.approx(made.conversion_us["second_act"])
+    assert made.span == pytest.approx(sum(made.float_us.values()) - sum(made.int8_us.values()))
