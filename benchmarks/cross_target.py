@@ -32,7 +32,7 @@ sys.path.insert(0, str(REPOSITORY))  # the random operators come from the tests
 
 from edgeq.data.open_source import Data  # noqa: E402
 from edgeq.data.samples import open_samples  # noqa: E402
-from edgeq.emulate.audit import Simulation  # noqa: E402
+from edgeq.emulate.audit import KernelSimulation  # noqa: E402
 from edgeq.jobs.package import package  # noqa: E402
 from edgeq.jobs.quantize import quantize  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402
@@ -98,7 +98,7 @@ def _network(folder: Path, models: Path) -> Any:
     overrides = {"reduce_range": False}
     data = Data(calibration.source, calibration.preprocess, count=16)
     quantize(source, data, folder / "q.onnx", target=EXACT, overrides=overrides, timed=False)
-    simulation = Simulation(folder / "q.onnx", SessionSettings())
+    simulation = KernelSimulation(folder / "q.onnx", SessionSettings())
     samples = open_samples(validation.source, model_signature(source), preprocess=validation.preprocess, count=1)
     sample = next(iter(samples))
     names = [name_of(layer.node.outputs[0]) for layer in simulation.layers]

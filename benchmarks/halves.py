@@ -34,7 +34,7 @@ from edgeq.data.records import Sample
 from edgeq.hardware.target import resolve
 from edgeq.measure.agreement import Outputs, infer
 from edgeq.measure.boxes import Detections, suppress
-from edgeq.measure.comparison import Comparison, rows
+from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import ResampledMeter, Task
 from edgeq.measure.tasks import Detection, input_size
 from edgeq.model.products import node_macs
@@ -43,7 +43,7 @@ from edgeq.reporting.tuning_record import Screening
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.accuracy_estimate import AgreementEstimate, assess
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.judge import decide
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.recover.methods import recovery_groups
@@ -196,7 +196,7 @@ def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> 
     reference = meter(stored, FLOAT, chosen).measured()
     assessments = {}
     for name in stored.screenings:
-        agreement = AgreementEstimate(Comparison(stored.task))
+        agreement = AgreementEstimate(OutputSums(stored.task))
         for i in chosen:
             pair = (stored.outputs[FLOAT][i], stored.outputs[name][i])
             if isinstance(stored.task, Detection):
@@ -206,7 +206,7 @@ def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> 
         assessments[name] = assess(agreement, labels, complete=True)
     found = {}
     for goal in goals:
-        table = Trials(Counted(), Goal(max_drop=goal), Deadline(None))  # type: ignore[arg-type]
+        table = Trials(Counted(), Goal(max_drop=goal), BudgetClock(None))  # type: ignore[arg-type]
         for name, (candidate, screening) in stored.screenings.items():
             table.add(candidate)
             table.screened(name, screening)

@@ -24,7 +24,7 @@ from tasks import shared_data
 from tune_cases import Case, cases
 
 import edgeq
-from edgeq.backends.rknn.compile import UNFUSED, Compilation, SimulatedSession, platform_of
+from edgeq.backends.rknn.compile import UNFUSED, Compilation, ToolkitSession, platform_of
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import evaluate_sessions
@@ -76,8 +76,8 @@ def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict
         sessions: dict[str, Any] = {
             FLOAT: open_session(case.model),
             UNFUSED_ORT: open_session(made.output, UNFUSED),
-            EDGEQ: SimulatedSession(stack.enter_context(ours), signature),
-            OWN: SimulatedSession(own, signature),
+            EDGEQ: ToolkitSession(stack.enter_context(ours), signature),
+            OWN: ToolkitSession(own, signature),
         }
         samples = every_second(case, case.judged_on, 1, count)
         found = evaluate_sessions(sessions, samples, task=task, reference=UNFUSED_ORT)

@@ -79,7 +79,7 @@ class Nothing:
     """Define a job that does nothing, so that only the cost of Dask is left."""
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
-        """See `edgeq.distributed.workers.Job`."""
+        """See `edgeq.distributed.workers.WorkerJob`."""
         return abs
 
 

@@ -32,7 +32,7 @@ from edgeq.data.samples import open_samples
 from edgeq.errors import EdgeqError
 from edgeq.measure.comparison import decibels
 from edgeq.measure.coverage import source_name
-from edgeq.model.int8_prediction import DEFAULT, Rule
+from edgeq.model.int8_prediction import DEFAULT, Int8Rule
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
@@ -126,7 +126,7 @@ def ask(case: Case, bits: int, engine: Any, engines: Engines, folder: Path, **sc
     samples = open_samples(feeds, prepared.signature)
     ranges = derive_ranges(collect(prepared.model, samples, model_digest=prepared.digest), "minmax")
     types = {node.op_type for node in prepared.model.graph}
-    rules = {name: Rule(True, "", "", "") for name in (*types, DEFAULT)}
+    rules = {name: Int8Rule(True, "", "", "") for name in (*types, DEFAULT)}
     wanted = Scheme(wide=("*",) if bits == 16 else (), **scheme)
     try:
         write_pairs(prepared, ranges, wanted, quantized, rules)

@@ -27,7 +27,7 @@ from edgeq.measure.latency import Measurement
 from edgeq.measure.task import Task
 from edgeq.measure.tasks import Anomaly, Classification, Detection, Similarity
 from edgeq.prove.proof import Proof
-from edgeq.prove.variants import Variant
+from edgeq.prove.variants import ProvenVariant
 from edgeq.util.display import Displayed
 
 LIMIT = 400
@@ -61,7 +61,7 @@ def returned() -> Iterator[type]:
 
 
 TASKS = (Anomaly, Classification, Detection, Similarity)  # the results of `make_task`
-PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, Variant, *TASKS)
+PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, ProvenVariant, *TASKS)
 RESULTS = sorted({*returned(), *PARTS}, key=lambda kind: kind.__qualname__)
 
 
@@ -85,7 +85,7 @@ def test_all_result_types_are_found() -> None:
     names = {kind.__name__ for kind in RESULTS}
     assert names >= {
         "Accuracy", "Comparison", "Data", "Detected", "Diagnosis", "Measurement", "ModelReport", "Packaged",
-        "Quantized", "Report", "Reported", "Retargeted", "Sample", "Scheme", "Statistics", "Target", "Tuned",
+        "Quantized", "Report", "WrittenReport", "Retargeted", "Sample", "Scheme", "Statistics", "Target", "Tuned",
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from edgeq.measure.decoders import load_decoder
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.util.records import plain
-from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, Group, data_folders
+from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, ExtensionGroup, data_folders
 from tests.docs.blocks import blocks
 from tests.docs.plugin import install
 from tests.graphs import proto
@@ -231,7 +231,7 @@ def test_names_are_known_without_importing_anything_heavy() -> None:
     ("page", "group"),
     [("calibrate.md", METHODS.group), ("eval.md", TASKS), ("reference/eval.md", DECODERS), ("recover.md", RECOVERIES)],
 )
-def test_the_pages_document_every_registered_name(page: str, group: Group) -> None:
+def test_the_pages_document_every_registered_name(page: str, group: ExtensionGroup) -> None:
     text = (REPOSITORY / "docs" / page).read_text("utf-8")
     rows = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)}
     assert set(group.names()) <= rows

@@ -148,7 +148,7 @@ Status = Literal["ok", "absent", "failed", "not run"]
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """Record one check of `edgeq doctor`. "absent" is not a failure, because not every machine has a GPU."""
 
     name: str
@@ -338,7 +338,7 @@ class Backend:
         """Return the vendor's toolkit that the backend needs, or None if it needs none."""
         return None
 
-    def doctor(self, machine: Machine) -> Iterator[Check]:
+    def doctor(self, machine: Machine) -> Iterator[DoctorCheck]:
         """Check the things that the backend needs on a machine, and yield one result for each."""
         del machine
         yield from ()

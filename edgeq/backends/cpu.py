@@ -23,7 +23,7 @@ from edgeq.errors import ModelError, UsageError, closest
 from edgeq.model.edit import Editor
 from edgeq.model.graph import channel_axis, constant, is_op, name_of
 from edgeq.model.int8_prediction import (
-    Rule,
+    Int8Rule,
     int8_rules,
     predict_int8,
     quantizable_operators,
@@ -302,7 +302,7 @@ def _write_operators(
     )
 
 
-def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Scheme) -> list[str]:
+def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Int8Rule], scheme: Scheme) -> list[str]:
     """Return the nodes whose type can be quantized, but that have no integer form in this model.
 
     Q/DQ pairs around them would cost time and accuracy. ONNX Runtime would even refuse a file with such pairs around

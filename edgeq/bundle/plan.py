@@ -77,7 +77,7 @@ class SelfTestCase:
 
 
 @dataclass(frozen=True)
-class SelfTest:
+class SelfTestSpec:
     """Describe the self-test of a variant.
 
     Attributes:
@@ -135,7 +135,7 @@ class VariantSpec:
     session_options: Mapping[str, str] = field(default_factory=dict)
     provider_options: Mapping[str, str] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    selftest: SelfTest = SelfTest()
+    selftest: SelfTestSpec = SelfTestSpec()
     files: Mapping[str, Path] = field(default_factory=dict)
     calibration: Path | None = None
 
@@ -294,7 +294,7 @@ class ModelFiles:
 
 
 @dataclass(frozen=True)
-class Placement:
+class VariantPlaces:
     """Describe where the files of one variant are.
 
     Attributes:
@@ -308,13 +308,13 @@ class Placement:
     own: Mapping[str, StoredFile]
 
 
-def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, Placement], dict[str, StoredFile]]:
+def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, VariantPlaces], dict[str, StoredFile]]:
     """Decide where to place the files of `variants`.
 
     Returns:
         The placement of each variant, and the files of the shared assets, keyed by their paths inside the package.
     """
-    placements: dict[str, Placement] = {}
+    placements: dict[str, VariantPlaces] = {}
     assets: dict[str, StoredFile] = {}
     for names, weights in _groups(variants):
         models: dict[str, list[str]] = {}
@@ -322,19 +322,19 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, Placement], dic
         for name in names:
             models.setdefault(variants[name].model.sha256, []).append(name)
         if len(names) == 1:
-            placements[names[0]] = Placement(file, "", variants[names[0]].together)
+            placements[names[0]] = VariantPlaces(file, "", variants[names[0]].together)
         elif len(models) == 1:
             reference = _add_asset(variants[names[0]].together, assets)
-            placements.update({name: Placement(f"{reference}/{file}", "", {}) for name in names})
+            placements.update({name: VariantPlaces(f"{reference}/{file}", "", {}) for name in names})
         else:
             folder = _add_asset(weights, assets)
             for same in models.values():
                 model = {MODEL_FILE: variants[same[0]].model}
                 if len(same) == 1:
-                    placements[same[0]] = Placement(MODEL_FILE, folder, model)
+                    placements[same[0]] = VariantPlaces(MODEL_FILE, folder, model)
                 else:
                     reference = _add_asset(model, assets)
-                    placements.update({name: Placement(f"{reference}/{MODEL_FILE}", folder, {}) for name in same})
+                    placements.update({name: VariantPlaces(f"{reference}/{MODEL_FILE}", folder, {}) for name in same})
     return {name: placements[name] for name in variants}, assets
 
 
@@ -456,7 +456,7 @@ def _read_model(path: Path) -> ModelFiles:
     )
 
 
-def _variant_body(variant: VariantSpec, placement: Placement, info: Mapping[str, Any] | str) -> dict[str, Any]:
+def _variant_body(variant: VariantSpec, placement: VariantPlaces, info: Mapping[str, Any] | str) -> dict[str, Any]:
     session_options = dict(sorted(variant.session_options.items()))
     if placement.weights:
         session_options[EXTERNAL_FOLDER] = placement.weights

@@ -12,9 +12,9 @@ from typing import Any
 
 from edgeq_device.bundle.package import Bundle
 from edgeq_device.system.places import scratch_folder
-from edgeq_device.trust.connection import LIMITS, Limits, Request, connected
+from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest, connected
 from edgeq_device.trust.keys import check_signature, trust_for
-from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
+from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, OciRepository, fetch, parse_reference
 
 from edgeq.bundle.verify import contents, opened, verified_key
 from edgeq.bundle.write import BUNDLE, write_archive
@@ -99,10 +99,10 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
                 }
             )
             once = dict([*blobs.values(), (_digest(config), config)])
-            registry = Registry(place, limits)
+            registry = OciRepository(place, limits)
             registry.deadline.expect(len(once), sum(map(_size, once.values())))
             sent = registry.each(lambda item: _upload(registry, *item), once.items())
-            digest, last = _digest(manifest), Request("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
+            digest, last = _digest(manifest), ServerRequest("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
             registry.send(last, f"manifests/{place.tag or digest}").body.close()
     total = sum(layer["size"] for layer in layers)
     return Pushed(
@@ -161,14 +161,14 @@ def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
     }
 
 
-def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
+def _upload(registry: OciRepository, digest: str, content: bytes | Path) -> int:
     """Upload one blob unless the registry has it already. Return the number of uploaded bytes."""
     if registry.has(f"blobs/{digest}"):
         return 0
-    with registry.send(Request("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
+    with registry.send(ServerRequest("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
         place = begun.leads_to()
     target = f"{place.target}{'&' if '?' in place.target else '?'}digest={digest}"
-    upload = Request("PUT", {"Content-Type": "application/octet-stream"}, content)
+    upload = ServerRequest("PUT", {"Content-Type": "application/octet-stream"}, content)
     registry.send(upload, replace(place, target=target)).body.close()
     return _size(content)
 

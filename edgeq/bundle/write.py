@@ -36,8 +36,8 @@ from edgeq_device.trust.signature import (
     PREDICATE_TYPE,
     SIGNATURE,
     STATEMENT_TYPE,
+    BundleSignature,
     PublicKey,
-    Signature,
     parse_signature,
     read_public_key,
     root_digest,
@@ -341,7 +341,7 @@ def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
         }
     )
     digest = getattr(hashes, key.public.curve.digest.upper())()
-    value = key.private.sign(Signature(payload, b"", "", ()).message, ECDSA(digest, deterministic_signing=True))
+    value = key.private.sign(BundleSignature(payload, b"", "", ()).message, ECDSA(digest, deterministic_signing=True))
     material: dict[str, Any] = (
         {"x509CertificateChain": {"certificates": [{"rawBytes": _base64(der)} for der in key.chain]}}
         if key.chain

@@ -28,7 +28,7 @@ from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Seen
-from edgeq.calibration.ranges import Derived, Plan, plan, quantizable_tensors
+from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan, plan, quantizable_tensors
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
@@ -114,7 +114,7 @@ class FloatPass:
     def __init__(
         self,
         model: InstrumentedModel,
-        steps: Plan,
+        steps: StatisticsPlan,
         state: Mapping[str, TensorStatistics],
         channels: Mapping[str, int],
         *,
@@ -278,7 +278,7 @@ def _refusal(name: str, sample: Sample, seen: Seen) -> CalibrationError:
     )
 
 
-def _derive(how: Derived, sources: list[Seen]) -> Seen:
+def _derive(how: DerivedTensor, sources: list[Seen]) -> Seen:
     count = sum(s.count for s in sources)
     low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
     nonfinite = sum((s.nonfinite for s in sources), start=FINITE)
@@ -303,7 +303,7 @@ class CalibrationJob:
     every_element: bool
 
     def open(self, stack: ExitStack) -> Callable[[Shard], dict[str, TensorStatistics]]:
-        """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.Job`."""
+        """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.WorkerJob`."""
         model = read_model(self.model.place(stack))
         graph = GraphIndex(model)
         steps, padding = plan(model, self.names, self.channels), find_padding(graph)
@@ -357,7 +357,7 @@ class Merged:
         state: earlier statistics by tensor name.
     """
 
-    def __init__(self, steps: Plan, state: Mapping[str, TensorStatistics]) -> None:
+    def __init__(self, steps: StatisticsPlan, state: Mapping[str, TensorStatistics]) -> None:
         self._plan = steps
         self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
         self._counters = {name: Counter(state[name].histogram) for name in steps.counted}

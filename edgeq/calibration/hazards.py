@@ -164,7 +164,7 @@ class Spread:
         return float(self.magnitudes[np.searchsorted(sums, _SMALL * sums[-1])])
 
 
-class Measured:
+class ModelSpreads:
     """Pair a prepared model with the spreads of its tensors.
 
     Attributes:
@@ -244,7 +244,7 @@ class _Need:
     layers: int = 0
 
 
-def find_precise(measured: Measured) -> Mapping[str, str]:
+def find_precise(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for tensors that need more precision than 8 bits offer."""
     found: dict[str, str] = {}
     for node in measured.model.graph:
@@ -258,14 +258,14 @@ def find_precise(measured: Measured) -> Mapping[str, str]:
     return found
 
 
-def _inverts(node: ir.Node, measured: Measured) -> bool:
+def _inverts(node: ir.Node, measured: ModelSpreads) -> bool:
     """Return whether a node computes a reciprocal. A product that reads this reciprocal is a division by the node's
     input.
     """
     return not is_op(node, "Div") or measured.is_constant(node.inputs[0])
 
 
-def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
+def _arguments(node: ir.Node, measured: ModelSpreads) -> Iterator[_Need]:
     """Yield the precision that each argument of a node needs, if the node's function is sensitive to small values."""
     if node.domain not in MAIN_DOMAINS:
         return
@@ -289,14 +289,14 @@ def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
             yield _Need(first, _RELATIVE * mean / power * spread.small ** (1 - power), ROOT)
 
 
-def _near_zero(value: ir.Value | None, reason: str, measured: Measured) -> Iterator[_Need]:
+def _near_zero(value: ir.Value | None, reason: str, measured: ModelSpreads) -> Iterator[_Need]:
     spread = measured.spread(value)
     if value is not None and spread is not None and spread.magnitudes.size:
         # Values below half a step are rounded to zero, and dividing by zero gives infinity.
         yield _Need(value, min(_RELATIVE * spread.small, spread.least / math.sqrt(12)), reason)
 
 
-def _divides(value: ir.Value, measured: Measured) -> bool:
+def _divides(value: ir.Value, measured: ModelSpreads) -> bool:
     """Return whether a tensor is used only as a divisor, possibly after a constant was added."""
     uses = consumers(value)
     return bool(uses) and all(
@@ -321,7 +321,7 @@ def root_snr(spread: Spread, power: float = 0.5) -> float:
     return float(np.sum(spread.counts * roots**2)) / error if error else math.inf
 
 
-def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
+def _follow(need: _Need, measured: ModelSpreads) -> tuple[dict[str, bool], bool]:
     """Follow a permitted error upstream.
 
     Returns:
@@ -356,7 +356,7 @@ def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
     return kept, norm
 
 
-def _behind(node: ir.Node, error: float, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
+def _behind(node: ir.Node, error: float, measured: ModelSpreads) -> Iterator[tuple[ir.Value, float]]:
     """Yield the inputs through which errors reach a node's output, each with the error that it may have if the output
     may have `error`.
     """
@@ -389,7 +389,7 @@ def _behind(node: ir.Node, error: float, measured: Measured) -> Iterator[tuple[i
         yield first, error * math.sqrt(_share(first, output, measured))
 
 
-def _share(value: ir.Value, output: ir.Value, measured: Measured) -> float:
+def _share(value: ir.Value, output: ir.Value, measured: ModelSpreads) -> float:
     """Return the number of elements of a reduced output divided by that of its input. Return 1 if a number is not
     known.
     """
@@ -401,7 +401,7 @@ def _is_layer(node: ir.Node) -> bool:
     return is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-def _gains(node: ir.Node, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
+def _gains(node: ir.Node, measured: ModelSpreads) -> Iterator[tuple[ir.Value, float]]:
     """Yield the computed operands of a layer, each with the factor by which the layer amplifies a random error."""
     for place in (0, 1):
         value, other = node.inputs[place], node.inputs[1 - place]
@@ -442,7 +442,7 @@ _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh",
 _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
 
 
-def find_joins(measured: Measured) -> Mapping[str, str]:
+def find_joins(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for the tensors next to joins of unlike ranges that must stay in float."""
     leading = before_layers(measured.model)
     layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
@@ -464,7 +464,7 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
     return found
 
 
-def _joined_levels(node: ir.Node, measured: Measured) -> float:
+def _joined_levels(node: ir.Node, measured: ModelSpreads) -> float:
     """Return how many levels the range of a join leaves for its narrowest input. Return infinity for other nodes."""
     places, joint = _JOINED.get(node.op_type), measured.spread(node.outputs[0])
     if places is None or joint is None or not joint.width:
@@ -473,7 +473,7 @@ def _joined_levels(node: ir.Node, measured: Measured) -> float:
     return min((joint.levels(width) for width in widths if width), default=math.inf)
 
 
-def _width(value: ir.Value | None, measured: Measured) -> float:
+def _width(value: ir.Value | None, measured: ModelSpreads) -> float:
     """Return the width of an operand's range; 0 if it is not known or all values are zero."""
     spread, numbers = measured.spread(value), float_constant(value)
     if spread is not None:
@@ -483,7 +483,7 @@ def _width(value: ir.Value | None, measured: Measured) -> float:
     return float(finite.max(initial=0.0) - finite.min(initial=0.0))
 
 
-def _column_levels(node: ir.Node, measured: Measured) -> float:
+def _column_levels(node: ir.Node, measured: ModelSpreads) -> float:
     """Return how many levels the widest column of an output leaves for its narrow columns. The widths are estimated
     from constants: the columns of a weight, factors, or summands. The narrowest columns, a share of `_FEW_COLUMNS`, are
     ignored.
@@ -552,7 +552,7 @@ def _moved(value: ir.Value) -> Iterator[ir.Value]:
             yield from _moved(reader.outputs[0])
 
 
-def _is_lost(value: ir.Value, measured: Measured) -> bool:
+def _is_lost(value: ir.Value, measured: ModelSpreads) -> bool:
     """Return whether a layer that reads a join receives too much of the join's rounding error, or whether an operator
     that is not a layer reads the join.
     """
@@ -591,7 +591,7 @@ _CARRYING = DATA_MOVEMENT | {
 _LARGEST = 2**22
 
 
-def find_nothing(measured: Measured) -> Mapping[str, str]:
+def find_nothing(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for tensors that contain elements without meaning."""
     found: dict[str, str] = {}
     reach: dict[str, float] = {}
@@ -604,7 +604,7 @@ def find_nothing(measured: Measured) -> Mapping[str, str]:
     return found
 
 
-def _far_values(measured: Measured, reach: dict[str, float]) -> Iterator[tuple[ir.Value, float]]:
+def _far_values(measured: ModelSpreads, reach: dict[str, float]) -> Iterator[tuple[ir.Value, float]]:
     """Yield each tensor that contains numbers that mean "nothing", with the outermost of these numbers. It is infinity
     if the tensor contains NaN or infinities.
 
@@ -633,7 +633,7 @@ def find_limits(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping
     If only NaN and infinities mean "nothing", the limit lies above all finite numbers that were seen, by the width of a
     gap: an integer model represents an infinity by a large number.
     """
-    measured = Measured(indexed(model), statistics)
+    measured = ModelSpreads(indexed(model), statistics)
     limits = {}
     for value, far in _far_values(measured, {}):
         spread = measured.spread(value)
@@ -644,7 +644,7 @@ def find_limits(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping
     return limits
 
 
-def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: Measured) -> Iterator[str]:
+def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: ModelSpreads) -> Iterator[str]:
     """Yield the operands that bring the number `far` into a node's output. Some of these operands contain no numbers
     other than `far` and zero.
     """
@@ -707,7 +707,7 @@ def _filled(node: ir.Node) -> float:
     return float(np.abs(tensor.numpy().astype(np.float64)).max(initial=0.0)) if tensor is not None else 0.0
 
 
-def find_unseen(measured: Measured) -> Mapping[str, str]:
+def find_unseen(measured: ModelSpreads) -> Mapping[str, str]:
     """Return tensor → input, for tensors whose range in use is not known, because the samples leave that input empty.
 
     A model input without statistics, such as a mask of integers, counts as empty if zeros are computed from it.
@@ -743,7 +743,7 @@ def _is_empty(spread: Spread | None) -> bool:
     return spread is not None and not spread.magnitudes.size and not spread.nonfinite
 
 
-def _makes_zeros(node: ir.Node, measured: Measured) -> bool:
+def _makes_zeros(node: ir.Node, measured: ModelSpreads) -> bool:
     """Return whether a node makes zeros by itself: it clamps other values, multiplies them by zero, or reads zeros that
     another node made.
     """
@@ -756,7 +756,7 @@ def _makes_zeros(node: ir.Node, measured: Measured) -> bool:
     return clamp_bounds(node) is not None and spread is not None and bool(spread.magnitudes.size)
 
 
-def _least_seen(names: Mapping[str, None], measured: Measured) -> str:
+def _least_seen(names: Mapping[str, None], measured: ModelSpreads) -> str:
     """Return the input that is the likely cause of zeros: an empty one, else one without statistics, such as a mask of
     integers, else the first one.
     """
@@ -772,14 +772,14 @@ def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mappin
     The reason completes a sentence that begins with the tensor's name. Tensors without statistics are judged by the
     graph alone.
     """
-    measured = Measured(indexed(model), statistics)
+    measured = ModelSpreads(indexed(model), statistics)
     unseen = {name: UNSEEN.format(source) for name, source in find_unseen(measured).items()}
     return {**find_joins(measured), **find_precise(measured), **find_nothing(measured), **unseen}
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
     """Return a copy of a prepared model, with its hazards and its unseen inputs."""
-    measured = Measured(prepared.graph, statistics)
+    measured = ModelSpreads(prepared.graph, statistics)
     unseen = tuple(name for name in prepared.graph.inputs if _is_empty(measured.spread_of(name)))
     return replace(prepared, hazards=find_hazards(prepared.graph, statistics), unseen=unseen)
 

@@ -154,7 +154,7 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivedTensor:
     """Describe a tensor whose statistics follow exactly from the statistics of other tensors.
 
     Attributes:
@@ -195,7 +195,7 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StatisticsPlan:
     """Plan how to get the statistics of some tensors.
 
     Attributes:
@@ -207,7 +207,7 @@ class Plan:
 
     inputs: tuple[str, ...]
     fetched: tuple[str, ...]
-    derived: tuple[Derived, ...]
+    derived: tuple[DerivedTensor, ...]
     outputs: tuple[str, ...] = ()
 
     @property
@@ -250,7 +250,7 @@ def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
     )
 
 
-def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> Plan:
+def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> StatisticsPlan:
     """Plan how to get the statistics of `wanted` with the fewest fetched tensors.
 
     If the input of a Relu or Clip is wanted as well, the statistics of its output are derived from those of its input.
@@ -263,7 +263,7 @@ def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) 
     inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in wanted)
     known = set(inputs)
     fetched: list[str] = []
-    derived: list[Derived] = []
+    derived: list[DerivedTensor] = []
     for node in model.graph:
         for name in map(name_of, node.outputs):
             if name not in wanted or name in known:
@@ -275,7 +275,7 @@ def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) 
                 fetched.append(name)
             known.add(name)
     outputs = tuple(dict.fromkeys(name for value in model.graph.outputs if (name := name_of(value)) in known))
-    return Plan(inputs, tuple(fetched), tuple(derived), outputs)
+    return StatisticsPlan(inputs, tuple(fetched), tuple(derived), outputs)
 
 
 def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:
@@ -288,17 +288,17 @@ def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:
     )
 
 
-def _derivation(node: ir.Node) -> Derived | None:
+def _derivation(node: ir.Node) -> DerivedTensor | None:
     if node.domain not in MAIN_DOMAINS or len(node.outputs) != 1:
         return None
     name = name_of(node.outputs[0])
     sources = tuple(map(name_of, node.inputs))
     if node.op_type in PERMUTATIONS:
-        return Derived(name, "union", sources[:1])
+        return DerivedTensor(name, "union", sources[:1])
     if node.op_type == "Concat":
-        return Derived(name, "union", sources)
+        return DerivedTensor(name, "union", sources)
     bounds = clamp_bounds(node)
-    return Derived(name, "clip", sources[:1], *bounds) if bounds is not None and bounds[0] <= bounds[1] else None
+    return DerivedTensor(name, "clip", sources[:1], *bounds) if bounds is not None and bounds[0] <= bounds[1] else None
 
 
 SHARING = DATA_MOVEMENT | {"Concat"}

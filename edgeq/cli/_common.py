@@ -179,7 +179,7 @@ _MEANT = {
 """Name of an option in another tool → name of the same option in edgeq."""
 
 
-class Command(click.Command):
+class GroupedCommand(click.Command):
     """Define a command. If it has many options, its help groups them by topic.
 
     Attributes:
@@ -227,11 +227,11 @@ def command(
 
     Args:
         within: the group to which the command is added, or None.
-        installs: see `Command`.
+        installs: see `GroupedCommand`.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
-        made = Command(
+        made = GroupedCommand(
             name,
             callback=functools.partial(_run, function),
             help=function.__doc__,

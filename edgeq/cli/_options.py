@@ -149,7 +149,7 @@ def checked_reference(context: click.Context, parameter: click.Parameter, given:
     return given
 
 
-class Output(click.Path):
+class OutputPath(click.Path):
     """Mark a path that a command writes. `edgeq run` checks whether a recipe may write to this path.
 
     Args:
@@ -164,7 +164,7 @@ class Output(click.Path):
 
 # click does not check that files can be read. The package that reads a file reports such errors with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
-OUTPUT = Output()
+OUTPUT = OutputPath()
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
 INTEGER = click.Choice(["int8", "uint8"])
 

@@ -25,7 +25,7 @@ _FIX = "See docs/recipe.md; every command prints its recipe with --print-recipe"
 
 
 @dataclass(frozen=True)
-class Step:
+class RecipeStep:
     """Describe one command of a recipe.
 
     Attributes:
@@ -67,7 +67,7 @@ def written(context: click.Context) -> str:
     return "\n".join(["# edgeq run THIS_FILE; relative paths start from its folder", f"[{table}]", *lines])
 
 
-def read(path: Path, group: click.Group) -> list[Step]:
+def read(path: Path, group: click.Group) -> list[RecipeStep]:
     """Return the commands of the recipe at `path`, in the recipe's order. Each command is checked like a typed command
     line.
 
@@ -114,7 +114,7 @@ def _step(
     shared: Mapping[str, Any],
     own: Mapping[str, Any],
     root: click.Context,
-) -> Step:
+) -> RecipeStep:
     parameters = parameters_of(command)
     kind: Any = dataclasses.make_dataclass("Step", sorted(map(_field, parameters, parameters.values()), key=len))
     data: Any = {**{key: value for key, value in shared.items() if key in parameters}, **own}
@@ -129,7 +129,7 @@ def _step(
         raise UsageError(f"{path}: [{'.'.join(place)}]: {' '.join(error.format_message().split())}", _FIX) from error
     except ValueError as error:  # the path contains a null byte
         raise UsageError(f"{path}: [{'.'.join(place)}]: {error}", _FIX) from error
-    return Step((*(name.replace("_", "-") for name in names), *arguments), context)
+    return RecipeStep((*(name.replace("_", "-") for name in names), *arguments), context)
 
 
 def parameters_of(command: click.Command) -> dict[str, click.Parameter]:

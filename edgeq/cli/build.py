@@ -29,7 +29,7 @@ from edgeq.util.registry import RECOVERIES
 if TYPE_CHECKING:
     from edgeq.jobs.package import Packaged
     from edgeq.jobs.quantize import Quantized
-    from edgeq.jobs.tune import Plan, Tuned
+    from edgeq.jobs.tune import CandidateList, Tuned
     from edgeq.measure.agreement import Agreement, OutputAgreement
     from edgeq.prove.proof import Proof, Repair
     from edgeq.prove.saturation import Decision
@@ -399,7 +399,7 @@ def _tune_lines(result: Tuned, *, verbose: bool) -> Lines:
     yield f"bundle: {result.bundle}"
 
 
-def _plan_lines(steps: Plan) -> Lines:
+def _plan_lines(steps: CandidateList) -> Lines:
     yield f"for {steps.target.title}, profile {steps.target.profile.name}"
     steps_of = "built, timed against float32 and screened" if steps.threads else "built and screened"
     yield f"kernel choices, {steps_of}:"

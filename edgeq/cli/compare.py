@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, command, fill_next, styled, table
-from edgeq.cli._options import FORCE, OUTPUT, PATH, Output, board_of, comparison_arguments, comparison_options, on_board
+from edgeq.cli._options import (
+    FORCE,
+    OUTPUT,
+    PATH,
+    OutputPath,
+    board_of,
+    comparison_arguments,
+    comparison_options,
+    on_board,
+)
 from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,14 +64,14 @@ def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **o
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
     edgeq compare old.edgeq new.edgeq --limits gate.toml
     """
-    from edgeq.reporting.compare import CompareRequest, Limits, run_comparison
+    from edgeq.reporting.compare import CompareRequest, LossLimits, run_comparison
     from edgeq.util.numbers import parse_drop
 
-    own = Limits(parse_drop(options.pop("max_drop")), options.pop("min_speedup"))
+    own = LossLimits(parse_drop(options.pop("max_drop")), options.pop("min_speedup"))
     timed = not options.pop("no_timing")
     request = CompareRequest(a, b, timed=timed, limits=own, **comparison_arguments(options))
     if limits is not None:
-        if own != Limits():
+        if own != LossLimits():
             raise UsageError("--limits does not go with --max-drop or --min-speedup", "Write them into the file")
         _gate(printer, request, limits)
         return
@@ -88,7 +97,7 @@ def _compare_lines(found: Comparison) -> Lines:
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option(
     "--baseline",
-    type=Output(lambda given: given["update"]),
+    type=OutputPath(lambda given: given["update"]),
     required=True,
     metavar="FILE",
     help="Model or bundle to compare with.",

@@ -25,7 +25,7 @@ from edgeq.cli._options import (
     STRIDE,
     THREADS,
     VARIANT,
-    Output,
+    OutputPath,
     engines_of,
     target_option,
 )
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgeq.measure.debug import Diagnosis
     from edgeq.model.inspect import ModelReport, TargetPrediction
     from edgeq.prove.saturation import Audited
-    from edgeq.reporting.bundle import Reported
+    from edgeq.reporting.bundle import WrittenReport
 
 # The bar that shows a layer's own error is empty at this SQNR or better, and full at 0 dB.
 _CLEAN_DB = 50.0
@@ -331,7 +331,7 @@ def debug_command(
 
 
 @command("report")
-@click.argument("bundle", type=Output(lambda given: given["output"] is None), metavar="BUNDLE|RECORD.json")
+@click.argument("bundle", type=OutputPath(lambda given: given["output"] is None), metavar="BUNDLE|RECORD.json")
 @click.option(
     "-o",
     "--output",
@@ -394,7 +394,7 @@ def _open(page: Path, printer: Printer) -> None:
     os.posix_spawn(program, [program, str(page)], child_environment(), file_actions=silent)
 
 
-def _report_lines(result: Reported) -> Lines:
+def _report_lines(result: WrittenReport) -> Lines:
     verdict = result.verdict
     yield verdict.sentence
     for figure in verdict.figures:

@@ -40,7 +40,7 @@ from edgeq.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgeq.measure.evaluation import EvalResult, Trial
+    from edgeq.measure.evaluation import EvalResult, PreprocessRanking
     from edgeq.measure.latency import Measurement
     from edgeq.remote.devices import Board
     from edgeq.reporting.timing import FleetRecord
@@ -313,7 +313,7 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
             printer.lines(found, _eval_lines(found))
 
 
-def _draw_trial(trial: Trial) -> Lines:
+def _draw_trial(trial: PreprocessRanking) -> Lines:
     from rich.text import Text
 
     from edgeq.util.numbers import metric

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Command, Printer, command, fill_next
-from edgeq.cli._options import PATH, Output
-from edgeq.cli._recipe import Step, parameters_of, several
+from edgeq.cli._common import GroupedCommand, Printer, command, fill_next
+from edgeq.cli._options import PATH, OutputPath
+from edgeq.cli._recipe import RecipeStep, parameters_of, several
 from edgeq.errors import UsageError
 from edgeq.util.registry import names_function
 
@@ -68,7 +68,7 @@ class Need:
         return UsageError(self.what, f"If you trust the recipe, pass {self.option} to edgeq run")
 
 
-def needs(recipe: Path, steps: Sequence[Step], given: Permissions) -> list[Need]:
+def needs(recipe: Path, steps: Sequence[RecipeStep], given: Permissions) -> list[Need]:
     """Return everything in the `steps` of the recipe that needs a permission, in the recipe's order."""
     return [need for step in steps for need in _needs(recipe, step.context, given)]
 
@@ -77,7 +77,7 @@ def _needs(recipe: Path, context: click.Context, given: Permissions) -> Iterator
     folder = recipe.absolute().parent
     roots = [Path(os.path.realpath(root)) for root in (folder, *given.folders)]
     table = f"{recipe}: [{(context.info_name or '').replace(' ', '.')}]"
-    if isinstance(context.command, Command) and (what := context.command.installs(context.params)):
+    if isinstance(context.command, GroupedCommand) and (what := context.command.installs(context.params)):
         yield Need(f"{table} {what}", "--allow-installs", given.installs)
     for key, parameter in parameters_of(context.command).items():
         for value in several(context.params[parameter.name or ""]):
@@ -117,7 +117,7 @@ def _is_scheduler(parameter: click.Parameter, value: Any) -> bool:
 
 
 def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
-    return isinstance(parameter.type, Output) and parameter.type.written(given)
+    return isinstance(parameter.type, OutputPath) and parameter.type.written(given)
 
 
 @command("run")

@@ -83,7 +83,7 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
         return self._value.convert(value, param, ctx)
 
 
-class Command(click.Command):
+class OneLineCommand(click.Command):
     """Define a command that prints at most one line for an error and exits with the error's code. Errors in the options
     are treated in the same way.
     """

@@ -121,7 +121,7 @@ class _HandedOn(ModuleType):
         return find(name, self.__name__.removeprefix(_PACKAGE))
 
 
-class _Finder(MetaPathFinder, Loader):
+class _CompatFinder(MetaPathFinder, Loader):
     """Make the modules that have no file, and refuse to import modules that edgeq leaves out."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
@@ -143,4 +143,4 @@ class _Finder(MetaPathFinder, Loader):
         """Do nothing. A name in the module is looked up when a script uses it."""
 
 
-sys.meta_path.append(_Finder())
+sys.meta_path.append(_CompatFinder())

@@ -24,7 +24,7 @@ import click
 
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.compat._callable import make_callable
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
+from edgeq.compat._command import SETTINGS, OneLineCommand, images_or_arrays, run_program, says
 from edgeq.compat._names import find
 from edgeq.compat.readers import RESNET50
 from edgeq.data.open_source import Data
@@ -96,7 +96,7 @@ _UPSTREAM = (
 )
 
 
-@click.command("calibrate", cls=Command, context_settings=SETTINGS)
+@click.command("calibrate", cls=OneLineCommand, context_settings=SETTINGS)
 @click.option("--model_path", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--dataset_path", required=True, help="Images, test_data_set_N folders, input_N.pb, or one stacked .pb.")
 @click.option(

@@ -16,7 +16,7 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Statistics
 from edgeq.calibration.table import write_tables
-from edgeq.compat._command import SETTINGS, Command, run_program, says
+from edgeq.compat._command import SETTINGS, OneLineCommand, run_program, says
 from edgeq.compat.evaluators import DetectionEvaluator
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.compat.source import METHODS
@@ -72,7 +72,7 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
     return whole
 
 
-@click.command("detector", cls=Command, context_settings=SETTINGS)
+@click.command("detector", cls=OneLineCommand, context_settings=SETTINGS)
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--calibration_dataset", help="Calibration images. If omitted, the calibration is skipped.")
 @click.option("--validation_dataset", help="Annotated images. If omitted, the evaluation is skipped.")

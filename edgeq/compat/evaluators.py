@@ -32,7 +32,7 @@ from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings, open_session
 
 
-class Evaluator:
+class TaskEvaluator:
     """Measure a model's accuracy with a task of edgeq, one reader at a time.
 
     Args:
@@ -95,7 +95,7 @@ def printed(found: Mapping[str, float]) -> Mapping[str, float]:
     return found
 
 
-class DetectionEvaluator(Evaluator):
+class DetectionEvaluator(TaskEvaluator):
     """Measure a detector's COCO mean average precision. `width` and `height` are accepted but not used, because the
     model and the reader determine the size.
 
@@ -261,14 +261,14 @@ _SYNONYMS = {
 __all__ = [
     "ClassificationEvaluator",
     "DetectionEvaluator",
-    "Evaluator",
     "ImageClassificationEvaluator",
+    "TaskEvaluator",
     "YoloV3Evaluator",
     "YoloV3VariantEvaluator",
 ]
 
 
-class ClassificationEvaluator(Evaluator):
+class ClassificationEvaluator(TaskEvaluator):
     """Measure ImageNet top-1 and top-5 accuracy against the reader's labels.
 
     Args:

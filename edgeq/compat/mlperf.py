@@ -20,7 +20,7 @@ from typing import Any
 import click
 from edgeq_device.measure.bench import BenchSettings
 
-from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, run_program, say
+from edgeq.compat._command import SETTINGS, OneLineCommand, OneOf, PrintedProgress, run_program, say
 from edgeq.data.samples import first, open_samples
 from edgeq.errors import OutputError, UsageError
 from edgeq.measure.bench import BenchData, bench
@@ -50,7 +50,7 @@ BACKEND = "onnxruntime"
 DEVICE = "cpu"
 
 
-@click.command("mlperf", cls=Command, context_settings=SETTINGS)
+@click.command("mlperf", cls=OneLineCommand, context_settings=SETTINGS)
 @click.argument("words", nargs=-1, metavar="[onnxruntime MODEL [cpu]]")
 @click.option("--model", type=click.Path(path_type=Path), help="Model, or a bundle. [the file in $MODEL_DIR]")
 @click.option("--dataset-path", type=click.Path(path_type=Path), help="Folder of the data set. [$DATA_DIR]")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, say, switch
+from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, say, switch
 from edgeq.compat.preprocess import quant_pre_process
 
 
-@click.command("optimize", cls=Command, context_settings=SETTINGS)
+@click.command("optimize", cls=OneLineCommand, context_settings=SETTINGS)
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
 @switch("--replace_gemm", help="Accepted: a Gemm is quantized as it is.")

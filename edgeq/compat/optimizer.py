@@ -22,7 +22,7 @@ import click
 import onnx
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, ArgumentParser, Command, PrintedProgress, run_program, say
+from edgeq.compat._command import SETTINGS, ArgumentParser, OneLineCommand, PrintedProgress, run_program, say
 from edgeq.compat.preprocess import quant_pre_process
 from edgeq.compat.source import as_file
 from edgeq.data.samples import open_samples
@@ -143,7 +143,7 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
     progress.note(f"same outputs as before: {found.sqnr_db:.0f} dB")
 
 
-@click.command("optimizer", cls=Command, context_settings={**SETTINGS, "ignore_unknown_options": True})
+@click.command("optimizer", cls=OneLineCommand, context_settings={**SETTINGS, "ignore_unknown_options": True})
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
 @click.argument("extra_arguments", nargs=-1, type=click.UNPROCESSED)

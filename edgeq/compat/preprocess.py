@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, switch
+from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, switch
 from edgeq.compat._names import find
 from edgeq.compat.source import as_file
 from edgeq.errors import ModelError, UsageError
@@ -242,7 +242,7 @@ def symbolic_options(function: Any) -> Any:
     return function
 
 
-@click.command("preprocess", cls=Command, context_settings=SETTINGS)
+@click.command("preprocess", cls=OneLineCommand, context_settings=SETTINGS)
 @click.option("--input", "input_model", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--output", "output_model_path", type=click.Path(path_type=Path), required=True, help="Result.")
 @switch("--skip_optimization", help="Leave out ONNX Runtime's optimisation.")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, run_program, says, switch
+from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, images_or_arrays, run_program, says, switch
 from edgeq.compat.readers import RESNET50
 from edgeq.data.open_source import Data
 from edgeq.jobs.quantize import quantize
@@ -21,7 +21,7 @@ from edgeq.util.records import plain
 _FORMATS = ("QDQ", "QOperator")
 
 
-@click.command("run", cls=Command, context_settings=SETTINGS)
+@click.command("run", cls=OneLineCommand, context_settings=SETTINGS)
 @click.option("--input_model", type=click.Path(path_type=Path), required=True, help="Float model, preprocessed or not.")
 @click.option("--output_model", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")

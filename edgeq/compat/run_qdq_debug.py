@@ -13,11 +13,11 @@ import click
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat import qdq_loss_debug as debug
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
+from edgeq.compat._command import SETTINGS, OneLineCommand, images_or_arrays, run_program, says
 from edgeq.compat.readers import RESNET50, DataReader
 
 
-@click.command("run_qdq_debug", cls=Command, context_settings=SETTINGS)
+@click.command("run_qdq_debug", cls=OneLineCommand, context_settings=SETTINGS)
 @click.option("--float_model", type=click.Path(path_type=Path), required=True, help="Model that was quantized.")
 @click.option("--qdq_model", type=click.Path(path_type=Path), required=True, help="Quantized model.")
 @click.option("--calibrate_dataset", default="./test_images", help="Images, .npz, .pb ...")

@@ -12,12 +12,12 @@ from typing import Any
 import click
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, says
+from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, says
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
 
-@click.command("symbolic_shape_infer", cls=Command, context_settings=SETTINGS)
+@click.command("symbolic_shape_infer", cls=OneLineCommand, context_settings=SETTINGS)
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Model.")
 @click.option("--output", type=click.Path(path_type=Path), help="Result. If omitted, only unknown shapes are printed.")
 @symbolic_options

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays, read_tensor
 from edgeq.data.files import decode_bytes
-from edgeq.data.fit import LABEL_KEYS, Plan, first_input, match_names, plan_prepared
+from edgeq.data.fit import LABEL_KEYS, SplitPlan, first_input, match_names, plan_prepared
 from edgeq.data.records import Hash, Record, Rows, SourceOptions, check_size, place, spans, update_with_file
 from edgeq.errors import DataError
 from edgeq.signature import Signature
@@ -22,7 +22,7 @@ _MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArrayFormat:
     """Describe a file and how edgeq reads it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Entry:
     path: Path
     arrays: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
-    plan: Plan
+    plan: SplitPlan
     label: str | None = None
     offsets: str | None = None
 
@@ -50,7 +50,7 @@ class ArrayFiles:
     """
 
     root: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[ArrayFormat, ...]
     prepared: bool
     classes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -152,11 +152,11 @@ def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None
     return images[0], numbers[0] if numbers else None
 
 
-def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
+def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
     arrays = match_names([key for key in headers if key != options.label], signature, str(path))
     shapes = {name: headers[key].shape for name, key in arrays.items()}
     plan = plan_prepared(shapes, signature, str(path), options.stack)
-    return Entry(path, arrays, shapes, plan, _label_key(headers, arrays, options))
+    return ArrayFormat(path, arrays, shapes, plan, _label_key(headers, arrays, options))
 
 
 def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options: SourceOptions) -> str | None:
@@ -173,7 +173,7 @@ def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options
     return next((key for key in beside if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None)
 
 
-def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
+def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
     if options.encoded is not None and options.encoded in headers:
         return _encoded(path, headers, signature, options)
     arrays = _raw_names(path, headers, signature, options)
@@ -204,7 +204,7 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
             f"{path}: the arrays hold {sorted(counts)} samples",
             "Store the same number of each. If they are model inputs already, leave --preprocess out",
         )
-    return Entry(path, arrays, shapes, Plan("items", counts.pop(), True), label)
+    return ArrayFormat(path, arrays, shapes, SplitPlan("items", counts.pop(), True), label)
 
 
 def _raw_names(
@@ -227,7 +227,7 @@ def _raw_names(
     return match_names(items, signature, str(path))
 
 
-def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
+def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
     assert options.encoded is not None
     assert options.offsets is not None
     images, offsets = headers[options.encoded], headers.get(options.offsets)
@@ -236,13 +236,13 @@ def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, op
     if images.dtype != np.uint8 or len(images.shape) != 1:
         raise DataError(f"{path}[{options.encoded}] is not bytes", "Store the image files end to end as uint8")
     target = first_input(signature, options.input)
-    plan = Plan("items", offsets.shape[0] - 1, True)
+    plan = SplitPlan("items", offsets.shape[0] - 1, True)
     arrays = {target: options.encoded}
     label = _label_key(headers, arrays, options)
-    return Entry(path, arrays, {target: images.shape}, plan, label, options.offsets)
+    return ArrayFormat(path, arrays, {target: images.shape}, plan, label, options.offsets)
 
 
-def _read_entry(entry: Entry, local: Sequence[int]) -> Iterator[Record]:
+def _read_entry(entry: ArrayFormat, local: Sequence[int]) -> Iterator[Record]:
     with ArrayFile(entry.path) as file:
         labels: list[Any] | None = None
         if entry.label is not None:
@@ -256,20 +256,20 @@ def _read_entry(entry: Entry, local: Sequence[int]) -> Iterator[Record]:
             records = _read_encoded(file, entry, local)
         else:
             slices = {name: file.slices(key, entry.shapes[name]) for name, key in entry.arrays.items()}
-            taken = {name: entry.plan if shape else Plan("whole", 1, True) for name, shape in entry.shapes.items()}
+            taken = {name: entry.plan if shape else SplitPlan("whole", 1, True) for name, shape in entry.shapes.items()}
             records = ((i, {name: _take(s, taken[name], i) for name, s in slices.items()}) for i in local)
         for index, raw in records:
             name = f"{entry.path}[{index}]" if entry.plan.count > 1 else str(entry.path)
             yield Record(name, raw, labels[index] if labels else None, {"index": index})
 
 
-def _take(slices: Slices, plan: Plan, index: int) -> Any:
+def _take(slices: Slices, plan: SplitPlan, index: int) -> Any:
     if plan.kind in ("whole", "single"):
         return slices.whole()
     return slices.take(index)[None] if plan.kind == "rows" else slices.take(index)
 
 
-def _read_encoded(file: ArrayFile, entry: Entry, local: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_encoded(file: ArrayFile, entry: ArrayFormat, local: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     assert entry.offsets is not None
     offsets = file.load(entry.offsets)
     # Going back in a compressed array means decompressing it again from its beginning.
@@ -368,11 +368,11 @@ def open_stacked(
         split = max(0, len(shape) - len(layout))
         if 0 in shape and split:
             raise DataError(f"{path} holds no samples", "Leave the file out")
-        plan = Plan("items", math.prod(shape[:split]), True) if split else Plan("whole", 1, True)
+        plan = SplitPlan("items", math.prod(shape[:split]), True) if split else SplitPlan("whole", 1, True)
         shape = (plan.count, *shape[split:]) if split else shape
     else:
         if len(shape) == 1 and spec.shape is not None and len(spec.shape) > 1:
             sizes: list[Any] = [1 if axis == 0 and not isinstance(n, int) else n for axis, n in enumerate(spec.shape)]
             shape = tuple(sizes) if all(isinstance(n, int) for n in sizes) and math.prod(sizes) == shape[0] else shape
         plan = plan_prepared({spec.name: shape}, signature, str(path), stack)
-    return ArrayFiles(path.parent, (Entry(path, {spec.name: ""}, {spec.name: shape}, plan),), prepared)
+    return ArrayFiles(path.parent, (ArrayFormat(path, {spec.name: ""}, {spec.name: shape}, plan),), prepared)

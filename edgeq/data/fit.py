@@ -18,7 +18,7 @@ Kind = Literal["whole", "rows", "items", "single"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """Describe how a file of prepared arrays splits into samples.
 
     Attributes:
@@ -48,7 +48,9 @@ def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool 
     return _misfit(shapes, signature, free_batch=free_batch) is None
 
 
-def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str, stack: bool | None = None) -> Plan:
+def plan_prepared(
+    shapes: Mapping[str, Shape], signature: Signature, where: str, stack: bool | None = None
+) -> SplitPlan:
     """Decide what the first axis means in stored arrays that are already preprocessed.
 
     If arrays have exactly the model's shape, they are one sample, unless the first axis is symbolic in the model. If it
@@ -71,17 +73,17 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
     )
     symbolic = all(specs[name].shape is not None and not _fixed_lead(specs[name]) for name in shapes)
     if whole and stack is not True and not (rows and symbolic and stack is None):
-        return Plan("whole", 1, lead == 1 or not leads)
+        return SplitPlan("whole", 1, lead == 1 or not leads)
     if rows and stack is not False:
         assert lead is not None
-        return Plan("rows", lead, True)
+        return SplitPlan("rows", lead, True)
     if lead is not None and stack is not False:
         inner = {name: shape[1:] for name, shape in shapes.items()}
         if fits(inner, signature):
-            return Plan("items", lead, all(shape[:1] in ((1,), ()) for shape in inner.values()))
+            return SplitPlan("items", lead, all(shape[:1] in ((1,), ()) for shape in inner.values()))
     single = {name: shape if specs[name].shape == () else (1, *shape) for name, shape in shapes.items()}
     if stack is not True and fits(single, signature, free_batch=True):
-        return Plan("single", 1, True)
+        return SplitPlan("single", 1, True)
     unstacked = {name: shape[1:] for name, shape in shapes.items()}
     if len(leads) > 1 and (fits(shapes, signature, free_batch=True) or fits(unstacked, signature)):
         raise DataError(

@@ -49,7 +49,7 @@ _FOLDER_KINDS: tuple[Kind, ...] = ("images", "arrays", "pb")
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSource:
     """Hold a reader together with its preprocessing and notes.
 
     Attributes:
@@ -85,7 +85,7 @@ def open_source(
     model: Path | None,
     classes: Classes | None = None,
     role: Role | None = None,
-) -> Opened:
+) -> OpenedSource:
     """Open a source and find its preprocessing. See `edgeq.data.samples.open_samples` for the arguments."""
     try:
         return _open(source, signature, preprocess, model, classes, role)
@@ -101,7 +101,7 @@ def _open(
     model: Path | None,
     classes: Classes | None,
     role: Role | None,
-) -> Opened:
+) -> OpenedSource:
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
         wanted = named.source.input if named is not None else None
@@ -109,7 +109,7 @@ def _open(
         # Steps do not accept text, so a text can only be the path of an image.
         files = named is not None and not prepared and (named.spec is not None or named.reads == "path")
         items = open_python(source, signature, prepared=prepared, wanted=wanted, files=files)
-        return Opened(f"Python {type(source).__name__}", items, named, items.notes)
+        return OpenedSource(f"Python {type(source).__name__}", items, named, items.notes)
     if not str(source):
         raise DataError("the path of the data is empty", "Give a file, a folder or a pattern")
     if Path(source).is_dir():
@@ -137,7 +137,9 @@ def _open(
     elif not isinstance(records, ImageFiles):
         notes.insert(0, "preprocessing: none named; the arrays are taken as model inputs")
     unsure = len(folders.numbers) if folders.sorted_names else 0
-    return Opened(str(source), records, named, (*notes, *folders.notes, *records.notes), found.root, sidecar, unsure)
+    return OpenedSource(
+        str(source), records, named, (*notes, *folders.notes, *records.notes), found.root, sidecar, unsure
+    )
 
 
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
@@ -317,7 +319,9 @@ def matching_files(pattern: str) -> list[Path]:
     fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
     root, below = Path(*parts[:fixed]), parts[fixed:]
     hidden = any(part.startswith(".") for part in below)
-    found = [path for path in _Search(pattern, hidden).files(root, ()) if _fits(path.relative_to(root).parts, below)]
+    found = [
+        path for path in _FileSearch(pattern, hidden).files(root, ()) if _fits(path.relative_to(root).parts, below)
+    ]
     place = {parent: os.path.realpath(parent) for parent in {path.parent for path in found}}
     found.sort(key=lambda path: (place[path.parent] != os.path.abspath(path.parent), path))  # noqa: PTH100  # links stay
     once: dict[tuple[str, str], Path] = {}
@@ -326,7 +330,7 @@ def matching_files(pattern: str) -> list[Path]:
     return sorted(once.values())
 
 
-class _Search:
+class _FileSearch:
     """Find every file below a folder. Links are followed, except links to a folder that is already part of the path.
 
     Args:

@@ -25,7 +25,7 @@ import numpy as np
 from edgeq_device.system.files import read_file
 
 from edgeq.data.files import decode
-from edgeq.data.records import Array, Geometry, Picture, SourceOptions, State, assumed_axes, check_size
+from edgeq.data.records import Array, ImageGeometry, ItemState, Picture, SourceOptions, assumed_axes, check_size
 from edgeq.data.step import SEE_LIST, Step
 from edgeq.data.steps import REGISTRY, build_step, is_step, parse_step
 from edgeq.errors import DataError
@@ -152,7 +152,7 @@ Reads = Literal["array", "path", "text"]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedItem:
     """Hold the result of a preprocessing for one raw item.
 
     Attributes:
@@ -185,7 +185,7 @@ class Preprocess:
     reads: Reads = "array"
     identity: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, raw: Any, spec: TensorSpec | None = None) -> Prepared:
+    def __call__(self, raw: Any, spec: TensorSpec | None = None) -> PreparedItem:
         """Preprocess one raw item: a `Picture`, an array, the path of an image or, for functions only, text or any
         path.
 
@@ -205,17 +205,17 @@ class Preprocess:
         if isinstance(raw, np.ndarray) and raw.dtype.kind not in "biuf":
             raise DataError(f"preprocessing {self.name} takes numbers, not {raw.dtype}", "Use a function of your own")
         items, batched = self._items(raw, spec)
-        done: list[State] = []
+        done: list[ItemState] = []
         for item in items:
             done.append(self._run(item, spec))
             check_size(len(items) * done[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
         context = done[0].geometry.context() if len(done) == 1 and done[0].geometry is not None else {}
         if len(done) == 1 and not (batched and "N" not in done[0].axes):
-            return Prepared(np.asarray(done[0].array, order="C"), context)
+            return PreparedItem(np.asarray(done[0].array, order="C"), context)
         rows = [state.array if "N" in state.axes else state.array[None] for state in done]
         if len({row.shape[1:] for row in rows}) > 1:
             raise DataError("the items of one array get different shapes", "Store one item per file")
-        return Prepared(np.concatenate(rows), context)
+        return PreparedItem(np.concatenate(rows), context)
 
     @property
     def one_row(self) -> bool:
@@ -236,7 +236,7 @@ class Preprocess:
             return (f"the function {self.identity.get('function', '?')}",)
         return tuple(step.describe() for step in self.spec.steps)
 
-    def _call_function(self, raw: Any) -> Prepared:
+    def _call_function(self, raw: Any) -> PreparedItem:
         assert self.function is not None
         try:
             value = raw.pixels if isinstance(raw, Picture) else raw
@@ -247,13 +247,13 @@ class Preprocess:
             text, fix = describe(error)
             raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error
         if isinstance(result, Mapping):
-            return Prepared({name: np.asarray(value) for name, value in result.items()})
-        return Prepared(np.asarray(result))
+            return PreparedItem({name: np.asarray(value) for name, value in result.items()})
+        return PreparedItem(np.asarray(result))
 
-    def _items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[State], bool]:
+    def _items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[ItemState], bool]:
         if isinstance(raw, Picture):
             height, width = raw.pixels.shape[:2]
-            return [State(raw.pixels, "HWC", "RGB", Geometry((width, height)))], False
+            return [ItemState(raw.pixels, "HWC", "RGB", ImageGeometry((width, height)))], False
         axes = self.source.layout
         if axes is None:
             axes = assumed_axes(raw.shape, spec).removeprefix("N")
@@ -266,14 +266,14 @@ class Preprocess:
             raise DataError(f"shape {list(raw.shape)} holds no items", "Leave the file out")
         return [self._state(item, axes) for item in flat], True
 
-    def _state(self, array: Array, axes: str) -> State:
+    def _state(self, array: Array, axes: str) -> ItemState:
         colour = "C" in axes and array.shape[axes.index("C")] == 3
         geometry = None
         if "H" in axes and "W" in axes:
-            geometry = Geometry((array.shape[axes.index("W")], array.shape[axes.index("H")]))
-        return State(array, axes, self.source.channels if colour else "", geometry)
+            geometry = ImageGeometry((array.shape[axes.index("W")], array.shape[axes.index("H")]))
+        return ItemState(array, axes, self.source.channels if colour else "", geometry)
 
-    def _run(self, state: State, spec: TensorSpec | None) -> State:
+    def _run(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         assert self.spec is not None
         for step in self.spec.steps:
             state = step.apply(state, spec)

@@ -225,7 +225,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ImageGeometry:
     """Map the pixels of the original image to the pixels of the model's input.
 
     For a point, x_input = x_original * scale[0] + offset[0] and y_input = y_original * scale[1] + offset[1].
@@ -241,17 +241,17 @@ class Geometry:
     scale: tuple[float, float] = (1.0, 1.0)
     offset: tuple[float, float] = (0.0, 0.0)
 
-    def scaled(self, x: float, y: float) -> Geometry:
+    def scaled(self, x: float, y: float) -> ImageGeometry:
         """Return the geometry after the image was scaled by `x` and `y`."""
-        return Geometry(
+        return ImageGeometry(
             self.original,
             (self.scale[0] * x, self.scale[1] * y),
             (self.offset[0] * x, self.offset[1] * y),
         )
 
-    def moved(self, x: float, y: float) -> Geometry:
+    def moved(self, x: float, y: float) -> ImageGeometry:
         """Return the geometry after the image was moved by `x` and `y` pixels of the input."""
-        return Geometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
+        return ImageGeometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
 
     def context(self) -> dict[str, Any]:
         """Return the keys and values that the geometry adds to a sample's context."""
@@ -263,7 +263,7 @@ def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
 
     Args:
         boxes: [..., 4] as x1, y1, x2, y2, in floating point.
-        context: a sample's context with "scale" and "offset" (see `Geometry`).
+        context: a sample's context with "scale" and "offset" (see `ImageGeometry`).
     """
     scale = np.asarray(context["scale"] * 2, boxes.dtype)
     offset = np.asarray(context["offset"] * 2, boxes.dtype)
@@ -271,7 +271,7 @@ def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
 
 
 @dataclass(frozen=True)
-class State:
+class ItemState:
     """Hold one item between two preprocessing steps.
 
     Attributes:
@@ -285,7 +285,7 @@ class State:
     array: Array
     axes: str
     channels: str = ""
-    geometry: Geometry | None = None
+    geometry: ImageGeometry | None = None
 
 
 def model_axes(spec: TensorSpec | None, axes: str) -> str:
@@ -348,8 +348,8 @@ class Sample(Displayed):
         label: class index or any other label that the reader found, or None. For a batch that was gathered for a model
             with a fixed batch size, this is the tuple of its rows' labels.
         context: "file" (base name), "path" (below the data folder), "index" (in the file) and "class" (sub-folder). For
-            images, also "original_size" (width, height), "scale" and "offset" (see `edgeq.data.records.Geometry`). For
-            a gathered batch, "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
+            images, also "original_size" (width, height), "scale" and "offset" (see `edgeq.data.records.ImageGeometry`).
+            For a gathered batch, "rows" (the rows' contexts) and "valid" (the number of rows that are not padding).
     """
 
     name: str

@@ -25,7 +25,7 @@ from edgeq.data.array_files import ArrayFiles
 from edgeq.data.classes import Classes, imagenet, load_classes, score_count, score_names, without_background
 from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
 from edgeq.data.labels import LabelOf, Labels, load_labels_from
-from edgeq.data.open_source import Data, Opened, check_selection, open_source
+from edgeq.data.open_source import Data, OpenedSource, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
 from edgeq.data.records import Array, FileList, Picture, Record, Sample, plain_label
 from edgeq.distributed.workers import Workers
@@ -120,7 +120,7 @@ class SourceSamples(Displayed):
 
     source: str
     signature: Signature
-    opened: Opened
+    opened: OpenedSource
     selection: Sequence[int]
     labels: LabelOf | None
     hold: int = 0
@@ -401,7 +401,7 @@ def _known_classes(classes: Classes | None, signature: Signature) -> Classes | N
     return imagenet() if scores is not None and scores >= imagenet().count else None
 
 
-def _labels(opened: Opened, labels: Any, total: int) -> LabelOf | None:
+def _labels(opened: OpenedSource, labels: Any, total: int) -> LabelOf | None:
     if labels is None:
         named = opened.preprocess.source.labels if opened.preprocess is not None else None
         return load_labels_from(named, opened.folder, total, inside=opened.sidecar) if named is not None else None

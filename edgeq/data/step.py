@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar
 
-from edgeq.data.records import State
+from edgeq.data.records import ItemState
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
@@ -35,7 +35,7 @@ class Step(ABC):
     one_row: ClassVar[bool] = True
 
     @abstractmethod
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the item after this step. `spec` is the model input that the item feeds, or None if the input is not
         known.
 

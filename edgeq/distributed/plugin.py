@@ -26,7 +26,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
     """Open a job in a worker at its first item, and keep the job open.
 
     Args:
-        open: the job's `open`; see `edgeq.distributed.workers.Job`.
+        open: the job's `open`; see `edgeq.distributed.workers.WorkerJob`.
         check: function that refuses a worker whose results would differ.
     """
 

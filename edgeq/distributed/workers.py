@@ -95,7 +95,7 @@ Item = TypeVar("Item", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
 
-class Job(Protocol[Item, Result]):
+class WorkerJob(Protocol[Item, Result]):
     """Define the work of the workers. Each worker receives the job once, as a pickle."""
 
     def open(self, stack: ExitStack) -> Callable[[Item], Result]:
@@ -170,7 +170,7 @@ class Workers:
         """Return whether `question`, a function at module level, returns True in every worker."""
         return all(self._client.run(question, *arguments).values())
 
-    def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, job: WorkerJob[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
         """Run `job` for each item, and yield the results in the order of the items.
 
         Each worker thread has one item at a time, and gets the next one when its last result has arrived in this

@@ -1,7 +1,7 @@
 """Find the layers of a quantized model that can saturate where two products are added in 16 bits, count how often they
 saturate, and measure the effect on the outputs.
 
-`Simulation` computes the outputs that a model has on a CPU whose kernels saturate in this way. ONNX Runtime first
+`KernelSimulation` computes the outputs that a model has on a CPU whose kernels saturate in this way. ONNX Runtime first
 optimises the model as usual. edgeq's exact reimplementation of those kernels (`kernels`) then computes the layers on
 saturating paths. ONNX Runtime computes everything else, because there its results do not depend on the CPU. So any
 machine of the same architecture computes the target's outputs. If the graph contains only integers, every bit is the
@@ -25,9 +25,9 @@ from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
-from edgeq.emulate.kernels import Computed, Layer, find_layers
+from edgeq.emulate.kernels import Computed, SaturatingLayer, find_layers
 from edgeq.measure.agreement import Session
-from edgeq.measure.comparison import Comparison
+from edgeq.measure.comparison import OutputSums
 from edgeq.model.graph import GraphIndex, name_of, reads
 from edgeq.model.load import read_own
 from edgeq.model.products import node_macs
@@ -56,7 +56,7 @@ class _Segment:
     outputs: tuple[str, ...]
 
 
-class Simulation:
+class KernelSimulation:
     """Simulate one model. The model is opened once, for any number of inputs.
 
     Args:
@@ -93,7 +93,7 @@ class Simulation:
         values: dict[str, NDArray[Any]] = dict(inputs)
         runs = {}
         for place, step in enumerate(self._steps):
-            if isinstance(step, Layer):
+            if isinstance(step, SaturatingLayer):
                 given = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
                 computed = step.compute(given, saturating=self._saturating, watched=self._watched)
                 values[name_of(step.node.outputs[0])] = computed.output
@@ -124,9 +124,9 @@ class Simulation:
 
 
 class SimulatedSession:
-    """Wrap a `Simulation` as a session, for code that measures sessions."""
+    """Wrap a `KernelSimulation` as a session, for code that measures sessions."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: KernelSimulation) -> None:
         self._simulation = simulation
 
     def get_outputs(self) -> Sequence[Any]:
@@ -165,12 +165,12 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
         return GraphIndex(read_own(path, weights))
 
 
-def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
+def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[SaturatingLayer | _Segment, ...]:
     """Return the graph as steps in order. Each of `layers` is a step. The nodes between them are joined into as few
     segments as possible.
     """
     own = {layer.node: layer for layer in layers}
-    runs: list[Layer | list[ir.Node]] = []
+    runs: list[SaturatingLayer | list[ir.Node]] = []
     for node in graph.graph:
         layer = own.get(node)
         if layer is not None:
@@ -179,10 +179,10 @@ def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment
             runs[-1].append(node)
         else:
             runs.append([node])
-    steps: list[Layer | _Segment] = []
+    steps: list[SaturatingLayer | _Segment] = []
     needed = set(graph.graph.outputs)
     for run in reversed(runs):
-        if isinstance(run, Layer):
+        if isinstance(run, SaturatingLayer):
             steps.append(run)
             needed.update(v for v in run.node.inputs if v is not None)
             continue
@@ -316,15 +316,15 @@ def audit(
         RuntimeUnavailableError: onnxruntime refuses the model.
         DataError: a sample does not fit the model.
     """
-    simulation = Simulation(model, settings, table=table)
+    simulation = KernelSimulation(model, settings, table=table)
     bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
     if samples is None or not any(bound.can_saturate for bound in bounds.values()):
         return Audit(tuple(bounds.values()))
-    plain = exact or SimulatedSession(Simulation(model, settings, saturating=False, table=table))
+    plain = exact or SimulatedSession(KernelSimulation(model, settings, saturating=False, table=table))
     total = min(len(samples), count or sample_count(model_macs(simulation)))
     names = ("saturating", "exact")
-    against_float = {name: Comparison() for name in names}
-    effect = Comparison()
+    against_float = {name: OutputSums() for name in names}
+    effect = OutputSums()
     clipped: dict[str, NDArray[np.int64]] = {}
     sums: dict[str, int] = {}
     with progress.stage("Simulating saturation", total) as advance:
@@ -351,7 +351,7 @@ def sample_count(macs: int) -> int:
     return max(_FEWEST, min(_MOST, int(_WORK / max(1, macs))))
 
 
-def model_macs(simulation: Simulation) -> int:
+def model_macs(simulation: KernelSimulation) -> int:
     """Return the model's multiply-accumulates. If the graph has no shapes, use the weight sizes of the simulated
     layers.
     """
@@ -364,7 +364,7 @@ def _outputs(session: Session, inputs: Arrays) -> Arrays:
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
-def _bound(layer: Layer) -> LayerAudit:
+def _bound(layer: SaturatingLayer) -> LayerAudit:
     suspects = layer.suspects
     sums = layer.pair_sums
     if layer.rows is None or suspects is None or sums is None:
@@ -408,7 +408,7 @@ def largest_sums(
     Raises:
         RuntimeUnavailableError: onnxruntime refuses the model.
     """
-    simulation = Simulation(model, settings, saturating=False, watched=True)
+    simulation = KernelSimulation(model, settings, saturating=False, watched=True)
     known = {
         layer.name: source(layer.name)
         for layer in simulation.layers

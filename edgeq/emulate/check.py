@@ -194,7 +194,7 @@ class EmulatedCheck:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CheckedModel:
     """Describe a model to check.
 
     Attributes:
@@ -245,7 +245,7 @@ def check_variant(
         model, settings = variant.model, variant_settings(variant)
     if COMPILED in variant.info:
         samples = None  # no other runtime can run the variant for comparison
-    trial = Trial(
+    trial = CheckedModel(
         model,
         settings,
         vectors,
@@ -272,7 +272,7 @@ def _noise_db(variant: Variant, machine: Machine) -> float | None:
 
 
 def check_trial(
-    trial: Trial,
+    trial: CheckedModel,
     target: Target,
     machine: Machine,
     *,
@@ -312,7 +312,9 @@ def check_trial(
         return _run(trial, target, route, running, progress)
 
 
-def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, progress: Progress) -> EmulatedCheck:
+def _run(
+    trial: CheckedModel, target: Target, route: ExecutionRoute, running: Running, progress: Progress
+) -> EmulatedCheck:
     found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
         # On an emulated CPU, threads lose more time by waiting for each other than they save.

@@ -93,7 +93,7 @@ class Pins:
 
 
 @dataclass(frozen=True)
-class Speed:
+class EmulatedSpeed:
     """Describe the [speed] table: approximate multiply-accumulates per second of an emulated CPU, in int8 and float."""
 
     int8: Positive
@@ -116,7 +116,7 @@ class Emulator:
     architecture: profile.Text
     elf_machine: int
     qemu: QemuTable
-    speed: Speed
+    speed: EmulatedSpeed
     sysroot: Recipe | None = None
     pins: Pins = Pins()
     kernels: tuple[Kernels, ...] = ()
@@ -347,7 +347,7 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
         )
 
 
-class Watch:
+class KernelWatch:
     """Read qemu's log of translated code from a named pipe, and record which kinds of kernels appear in the log."""
 
     def __init__(self, kernels: Iterable[Kernels], folder: Path) -> None:

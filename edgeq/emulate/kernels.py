@@ -25,8 +25,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.model.graph import (
-    Geometry,
     GraphIndex,
+    KernelGeometry,
     constant,
     constant_tensor,
     geometry,
@@ -135,7 +135,7 @@ def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]
     return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
 
 
-def windows(x: NDArray[Any], shape: Geometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
+def windows(x: NDArray[Any], shape: KernelGeometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
     """Return the windows of an image [N, C, *image] as [N, *out, taps, C], and the size of the output image.
 
     Args:
@@ -260,7 +260,7 @@ def conv_sums(
 
 
 def _window_sums(
-    shape: Geometry, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
+    shape: KernelGeometry, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
 ) -> tuple[Array, SumStats]:
     view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
@@ -398,7 +398,7 @@ _TYPES = {ir.DataType.UINT8: "uint8", ir.DataType.INT8: "int8"}
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class SaturatingLayer:
     """Describe one node on a saturating path.
 
     Attributes:
@@ -446,7 +446,7 @@ class Layer:
 
 def find_layers(
     graph: GraphIndex, config: Mapping[str, str], table: SaturationTable | None = None
-) -> tuple[Layer, ...]:
+) -> tuple[SaturatingLayer, ...]:
     """Return every node of an optimised graph on a saturating path.
 
     Args:
@@ -468,7 +468,7 @@ def find_layers(
         if path.exact_depthwise and array is not None and is_depthwise(node, array.shape):
             continue
         channels = array.shape[1] if array is not None and "Conv" in node.op_type else 0
-        found.append(Layer(node, path, None if array is None else _rows(node, array, path), channels))
+        found.append(SaturatingLayer(node, path, None if array is None else _rows(node, array, path), channels))
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import arm_parts
-from edgeq.run.session import Command, guest_environment, start_guest
+from edgeq.run.session import PythonCommand, guest_environment, start_guest
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import Judge, Ownership, read_object
 from edgeq.util.records import plain, read_json
@@ -32,7 +32,7 @@ _INSTALL = "Install it (Debian, Ubuntu: apt install qemu-user; Fedora: dnf insta
 
 
 @dataclass(frozen=True)
-class Qemu:
+class QemuProgram:
     """Describe a qemu-user program that runs on this machine.
 
     Attributes:
@@ -59,7 +59,7 @@ class _Lock:
     sha256: str = ""
 
 
-def find_qemu(emulator: Emulator) -> Qemu | None:
+def find_qemu(emulator: Emulator) -> QemuProgram | None:
     """Return the newest qemu for `emulator` that runs on this machine; None if there is none.
 
     Raises:
@@ -74,11 +74,13 @@ def find_qemu(emulator: Emulator) -> Qemu | None:
         found = find_program(name)
         if found is not None:
             candidates.append((Path(found), "the system"))
-    found_here = [Qemu(path, version, where) for path, where in candidates if (version := _version(path)) is not None]
+    found_here = [
+        QemuProgram(path, version, where) for path, where in candidates if (version := _version(path)) is not None
+    ]
     return max(found_here, key=lambda qemu: qemu.key, default=None)
 
 
-def require_qemu(emulator: Emulator) -> Qemu:
+def require_qemu(emulator: Emulator) -> QemuProgram:
     """Return the newest qemu for `emulator` that runs on this machine.
 
     Raises:
@@ -91,7 +93,7 @@ def require_qemu(emulator: Emulator) -> Qemu:
     return found
 
 
-def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Qemu | None:
+def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> QemuProgram | None:
     """Unpack the distribution's newest qemu-user into the cache. Backports are also searched.
 
     Only static programs work without installation. For others, use the system's package manager.
@@ -185,7 +187,7 @@ def _version(program: Path) -> str | None:
 _LOG = "in_asm"
 
 
-def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> Command:
+def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> PythonCommand:
     """Return the command that starts a guest on `cpu`.
 
     Args:
@@ -201,14 +203,14 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     if emulator.sysroot is None:
         folders = tuple(map(Path, import_path()))
-        return Command((*arguments, sys.executable), (), guest_environment(os.environ), folders)
+        return PythonCommand((*arguments, sys.executable), (), guest_environment(os.environ), folders)
     sysroot = require_sysroot(emulator)
     root = sysroot.root
     environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
     if not qemu.is_honest(emulator):
         root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
     folders = (sysroot.site,) if sysroot.site is not None else ()
-    return Command((*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders, _compiled())
+    return PythonCommand((*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders, _compiled())
 
 
 def _compiled() -> Path:
@@ -234,7 +236,7 @@ def require_sysroot(emulator: Emulator) -> Sysroot:
     return sysroot
 
 
-def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
+def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
     """Start qemu with the CPU and check its warnings.
 
     Raises:
@@ -267,7 +269,7 @@ def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
 
 
 def _with_cpuinfo(
-    emulator: Emulator, cpu: str, qemu: Qemu, sysroot: Sysroot, arguments: list[str], environment: dict[str, str]
+    emulator: Emulator, cpu: str, qemu: QemuProgram, sysroot: Sysroot, arguments: list[str], environment: dict[str, str]
 ) -> Path:
     """Return a folder of links to the root file system, with a /proc/cpuinfo that fits `cpu`.
 
@@ -279,7 +281,7 @@ def _with_cpuinfo(
         return view
     # With the host's /proc/cpuinfo, only onnxruntime fails. A guest without onnxruntime can still report its features.
     interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
-    command = Command(interpreter, (), environment, compiled=_compiled())
+    command = PythonCommand(interpreter, (), environment, compiled=_compiled())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
         features = guest.features(runtime=False)["features"]
     implementer, part = _identity(cpu)

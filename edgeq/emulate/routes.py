@@ -28,10 +28,10 @@ from edgeq_device.system.places import move_new, scratch_folder
 from edgeq_device.system.programs import child_environment, find_program
 
 from edgeq.emulate.emulator import (
+    EmulatedSpeed,
     Emulator,
     KernelProof,
-    Speed,
-    Watch,
+    KernelWatch,
     check_kernels,
     check_writable,
     checked,
@@ -43,13 +43,13 @@ from edgeq.emulate.emulator import (
     probe_file,
     save_proof,
 )
-from edgeq.emulate.machine import Qemu, emulated_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
+from edgeq.emulate.machine import QemuProgram, emulated_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
 from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, run, use_sysroot
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, load_targets, runs_natively
 from edgeq.measure.agreement import Session
-from edgeq.run.session import Command, Guest, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
 from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import sha256
@@ -75,7 +75,7 @@ def why_not() -> str:
     return ""
 
 
-def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> Command:
+def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> PythonCommand:
     """Return the command that starts this Python, with an onnxruntime that sees a CPU without `features`.
 
     The first use prepares the masked copy of onnxruntime.
@@ -93,7 +93,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
         clear.append(f"{leaf}:{subleaf}:{register}:{1 << bit:#x}")
     folders = (folder, *map(Path, import_path()))
     masks = ("--mask", str(folder / "cpuid_mask.so"), *clear)
-    return Command((sys.executable,), masks, guest_environment(os.environ), folders)
+    return PythonCommand((sys.executable,), masks, guest_environment(os.environ), folders)
 
 
 def _masked_runtime(progress: Progress) -> Path:
@@ -216,7 +216,7 @@ class ExecutionRoute:
     how: str
     reason: str = ""
     native_speed: bool = False
-    speed: Speed | None = None
+    speed: EmulatedSpeed | None = None
     start: Callable[[], AbstractContextManager[Running]] | None = None
 
     def seconds(self, int8_macs: int, float_macs: int) -> float:
@@ -353,7 +353,7 @@ def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how:
         raise CheckFailedError(f"{how} has no {', '.join(lacks)}, which {target.profile.name} requires")
 
 
-def _probe_in(guest: Guest) -> str:
+def _probe_in(guest: GuestProgram) -> str:
     with probe_file() as file:
         session = guest.open(file, SessionSettings(intra_op_threads=1))
         pairs = probe(session, guest.title)
@@ -374,7 +374,7 @@ def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any
     if known is not None and known.instructions is not None:
         return known.instructions
     with scratch_folder("edgeq-watch-") as folder:
-        watch = Watch(emulator.kernels, Path(folder))
+        watch = KernelWatch(emulator.kernels, Path(folder))
         try:
             with start_guest(emulated_command(emulator, cpu, log=watch.pipe), how) as guest:
                 pairs = _probe_in(guest)
@@ -389,7 +389,7 @@ _ANY_CPU = "max"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class EmulatedMachine:
     """Describe an emulated machine that is ready.
 
     Attributes:
@@ -397,7 +397,7 @@ class Prepared:
     """
 
     name: str
-    qemu: Qemu
+    qemu: QemuProgram
     sysroot: Sysroot
     runtime: Mapping[str, Any]
 
@@ -433,7 +433,7 @@ def setup(
     sources: Path | None = None,
     force: bool = False,
     progress: Progress = SILENT,
-) -> Prepared:
+) -> EmulatedMachine:
     """Prepare the emulated machine `name`, and start a program on it. Parts that exist already are kept.
 
     Args:
@@ -460,10 +460,10 @@ def setup(
         there = build_sysroot(emulator, version, sources=sources, progress=progress)
     with progress.stage("Starting it"), start_guest(emulated_command(emulator, _ANY_CPU), emulator.program) as guest:
         runtime = guest.features()
-    return Prepared(name, qemu, there, runtime)
+    return EmulatedMachine(name, qemu, there, runtime)
 
 
-def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> Qemu:
+def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> QemuProgram:
     """Return the system's qemu if it is new enough. Otherwise return one from packages or, if that fails, the system's
     old one.
     """
@@ -492,7 +492,7 @@ class Status:
     """
 
     place: Path
-    machines: Mapping[str, tuple[Qemu | None, Sysroot | None]]
+    machines: Mapping[str, tuple[QemuProgram | None, Sysroot | None]]
     routes: Mapping[str, ExecutionRoute]
 
     def __record__(self) -> dict[str, Any]:

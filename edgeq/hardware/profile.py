@@ -121,7 +121,7 @@ _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": 
 
 
 @dataclass(frozen=True)
-class Qemu:
+class QemuSettings:
     """Describe how qemu emulates the profile's hardware."""
 
     arch: Text | None = None
@@ -133,7 +133,7 @@ class Qemu:
 class Emulate:
     """Describe the [emulate] table: how to run the hardware's kernels on another machine."""
 
-    qemu: Qemu | None = None
+    qemu: QemuSettings | None = None
     mask: tuple[str, ...] = ()
     simulator: Text | None = None
     note: Text | None = None
@@ -213,7 +213,7 @@ class Memories:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceFacts:
     """Describe the [device] table, with known facts about the hardware.
 
     Attributes:
@@ -258,7 +258,7 @@ class TargetFile(Choices):
 
     features: tuple[str, ...] = ()
     runtime: Runtime | None = None
-    device: Device | None = None
+    device: DeviceFacts | None = None
     systolic: Systolic | None = None
 
 

@@ -21,7 +21,7 @@ from edgeq.measure.match_layers import match_activations
 from edgeq.model.load import model_bytes, model_digest, shared_model
 from edgeq.model.quant_params import QuantParams
 from edgeq.prove.job import Built, Job
-from edgeq.prove.variants import Variant, alternative_spec, selftest_cases, variant_spec
+from edgeq.prove.variants import ProvenVariant, alternative_spec, selftest_cases, variant_spec
 from edgeq.reporting.layers import layer_record, quantized_tensors, worst_tensors
 from edgeq.reporting.page import DEVICE_COMMANDS, make_record, report_files
 from edgeq.run.session import EngineFiles
@@ -105,7 +105,7 @@ def _represented(params: QuantParams) -> Range:
 
 def bundle_variants(
     job: Job,
-    variants: Mapping[str, Variant],
+    variants: Mapping[str, ProvenVariant],
     output: Path,
     *,
     workdir: Path,
@@ -185,7 +185,7 @@ def as_text(name: str) -> str:
 
 def _report_record(
     job: Job,
-    variants: Mapping[str, Variant],
+    variants: Mapping[str, ProvenVariant],
     used: Mapping[str, Mapping[str, Range]],
     command: str,
     notes: Sequence[str],
@@ -213,7 +213,7 @@ def _report_record(
     )
 
 
-def _answers(variant: Variant) -> tuple[Path, str]:
+def _answers(variant: ProvenVariant) -> tuple[Path, str]:
     """Return the model and the plug-in of a variant, which determine the self-test's outputs. Several targets may share
     both.
     """

@@ -27,7 +27,7 @@ from edgeq.util.outputs import output_directory, read_object
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """Hold one line of the final table. Latencies are in milliseconds and from the single-stream scenario."""
 
     name: str
@@ -50,7 +50,7 @@ class Demonstration:
     measurement: Measurement
 
     @property
-    def rows(self) -> tuple[Row, Row]:
+    def rows(self) -> tuple[DemoRow, DemoRow]:
         """Return the rows of float32 and int8."""
         ((variant_name, variant),) = self.packaged.variants.items()
         coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.int8_mac_share or 0.0}
@@ -59,7 +59,7 @@ class Demonstration:
         for name, measured_as in ((FLOAT, FLOAT), (INT8, variant_name)):
             latency = self.measurement.latency(measured_as)
             found.append(
-                Row(
+                DemoRow(
                     name,
                     latency["p50_ms"],
                     latency["p90_ms"],

@@ -25,13 +25,13 @@ from edgeq_device.system.places import scratch_folder
 
 from edgeq import demo
 from edgeq.backends.base import REGISTRY as BACKENDS
-from edgeq.backends.base import Check, Status
+from edgeq.backends.base import DoctorCheck, Status
 from edgeq.data.open_source import Data
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.jobs.package import package
-from edgeq.prove.engine_check import Diagnosis, check_engine
+from edgeq.prove.engine_check import EngineDiagnosis, check_engine
 from edgeq.run.engines import load_engines
 from edgeq.run.session import onnxruntime, open_session
 from edgeq.util.display import SILENT, Progress
@@ -39,7 +39,7 @@ from edgeq.util.display import SILENT, Progress
 _TIMED_RUNS = 50
 
 
-def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
+def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> EngineDiagnosis:
     """Check this machine.
 
     Args:
@@ -54,34 +54,34 @@ def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
     ]
     if gpu:
         checks += _on_gpu(progress)
-    return Diagnosis(tuple(checks))
+    return EngineDiagnosis(tuple(checks))
 
 
-def _software(machine: Machine) -> Iterator[Check]:
-    yield Check("Python", "ok", platform.python_version())
+def _software(machine: Machine) -> Iterator[DoctorCheck]:
+    yield DoctorCheck("Python", "ok", platform.python_version())
     ort = onnxruntime()
     both = {"onnxruntime", "onnxruntime-gpu"} <= set(machine.runtimes)
     providers = ", ".join(ort.get_available_providers())
     if both:
-        yield Check(
+        yield DoctorCheck(
             "onnxruntime", "failed", "it is installed next to onnxruntime-gpu: uninstall both, then install one"
         )
     else:
-        yield Check("onnxruntime", "ok", f"{ort.__version__} with {providers}")
+        yield DoctorCheck("onnxruntime", "ok", f"{ort.__version__} with {providers}")
     names = ("faster-coco-eval", "pycocotools")
     found = next((f"{name} {version}" for name in names if (version := _version(name))), "")
     detail = found or f"install one of {', '.join(names)} to use it"
-    yield Check("COCO evaluation", "ok" if found else "absent", detail)
+    yield DoctorCheck("COCO evaluation", "ok" if found else "absent", detail)
     match = match_profile(machine, load_profiles())
-    yield Check("profile", "ok", f"{match.profile.name}: {match.profile.title}")
+    yield DoctorCheck("profile", "ok", f"{match.profile.name}: {match.profile.title}")
 
 
-def _runs_on_cpu() -> Check:
+def _runs_on_cpu() -> DoctorCheck:
     session = open_session(demo.MODEL)
-    return Check("CPU kernels", "ok", f"the demo model loads and has {len(session.get_outputs())} output")
+    return DoctorCheck("CPU kernels", "ok", f"the demo model loads and has {len(session.get_outputs())} output")
 
 
-def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
+def _engines(machine: Machine, progress: Progress) -> Iterator[DoctorCheck]:
     """Check the plug-in engines, each in its own process. A plug-in that is not installed is not an error."""
     known = load_engines()
     for state in detect_engines(machine, known):
@@ -92,17 +92,17 @@ def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
             there = state.version and not hardware_problem(known[state.name], machine, state.version)
             broken = there and not simulates(known[state.name], machine)
             status: Status = "failed" if broken else "ok" if there else "absent"
-            yield Check(name, status, state.problem or f"{state.title}: {state.install}")
+            yield DoctorCheck(name, status, state.problem or f"{state.title}: {state.install}")
             continue
         with progress.stage(f"Loading {state.name}"):
             right, found = check_engine(known[state.name], state.precisions)
-        yield Check(name, "ok" if right else "failed", f"{state.version}: {found}")
+        yield DoctorCheck(name, "ok" if right else "failed", f"{state.version}: {found}")
 
 
-def _on_gpu(progress: Progress) -> Iterator[Check]:
+def _on_gpu(progress: Progress) -> Iterator[DoctorCheck]:
     gpus, problem = read_gpus()
     if not gpus:
-        yield Check("GPU run", "not run", problem)
+        yield DoctorCheck("GPU run", "not run", problem)
         return
     best = max(gpus, key=lambda gpu: gpu.compute_capability)
     fitting = [
@@ -111,7 +111,7 @@ def _on_gpu(progress: Progress) -> Iterator[Check]:
         if profile.min_compute_capability is not None and profile.min_compute_capability <= best.compute_capability
     ]
     if not fitting:
-        yield Check("GPU run", "not run", f"there is no profile for {best.name}")
+        yield DoctorCheck("GPU run", "not run", f"there is no profile for {best.name}")
         return
     target = max(fitting, key=lambda profile: profile.rank).name
     with scratch_folder("edgeq-doctor-") as folder:
@@ -124,10 +124,10 @@ def _on_gpu(progress: Progress) -> Iterator[Check]:
                 if verdict.fits:
                     yield _run(variant)
                 else:
-                    yield Check(f"run {variant.name}", "not run", "; ".join(verdict.reasons))
+                    yield DoctorCheck(f"run {variant.name}", "not run", "; ".join(verdict.reasons))
 
 
-def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Check:
+def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> DoctorCheck:
     """Open a variant, compare its outputs with those of the simulation, and time it."""
     name = f"run {variant.name}"
     try:
@@ -136,10 +136,12 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Ch
         opened = clock() - start
         result = run_selftest(variant, session)
     except DeviceError as error:
-        return Check(name, "failed", str(error))
+        return DoctorCheck(name, "failed", str(error))
     worst = max((check.max_abs_error / check.tolerance for check in result.outputs if check.tolerance), default=0.0)
     if not result.passed:
-        return Check(name, "failed", f"its outputs differ from the simulation's by {worst:.2g} times the tolerance")
+        return DoctorCheck(
+            name, "failed", f"its outputs differ from the simulation's by {worst:.2g} times the tolerance"
+        )
     feeds = read_arrays(variant.cases[0].inputs)
     times = []
     for _ in range(_TIMED_RUNS):
@@ -149,7 +151,7 @@ def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Ch
     notes = "".join(f"; {note}" for note in getattr(session, "notes", ()))
     p50 = statistics.median(times) * 1e3
     detail = f"p50 {p50:.3f} ms, {worst:.2g} times the tolerance from the simulation, {opened:.1f} s to open{notes}"
-    return Check(name, "ok", detail)
+    return DoctorCheck(name, "ok", detail)
 
 
 def _version(distribution: str) -> str:

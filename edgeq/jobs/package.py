@@ -48,7 +48,7 @@ from edgeq.prove.target_checks import (
     in_engine,
     refuse_left_out,
 )
-from edgeq.prove.variants import Variant, variant_name, with_fallback
+from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.goal import Effort, check_effort
@@ -69,7 +69,7 @@ def target_variants(
     emulate: bool,
     repairer: Repairer,
     bars: Callable[[Proof], None],
-) -> dict[str, Variant]:
+) -> dict[str, ProvenVariant]:
     """Return the variants of one target by name. The variant for onnxruntime's own kernels is first. The variants for
     plug-ins follow, best first. If a plug-in is installed, its variant runs instead of the first variant.
 
@@ -102,7 +102,7 @@ def target_variants(
 
 def _variant(
     builds: Builds, target: Target, scheme: Scheme, decision: Decision | None, selftest: int, repairer: Repairer
-) -> Variant:
+) -> ProvenVariant:
     job, scheme = builds.job, decision.chosen.scheme if decision is not None else scheme
     native, built = runs_natively(target, job.machine), builds.build(target, scheme)
     built, proof = repairer.proven(built, scheme, native=native)
@@ -112,7 +112,7 @@ def _variant(
     proof = simulated_proof(job, built, replace(proof, coverage=built.artifact.coverage or proof.coverage))
     needed, runtime = runtime_requirements(job, target, built.artifact)
     refuse_left_out(target, built.artifact)
-    return Variant(
+    return ProvenVariant(
         built,
         proof,
         native,
@@ -124,7 +124,7 @@ def _variant(
     )
 
 
-def _emulated(job: Job, variant: Variant, selftest: int) -> Variant:
+def _emulated(job: Job, variant: ProvenVariant, selftest: int) -> ProvenVariant:
     """Return `variant` with the result of its check on the target's own kernels."""
     found = check_built(job, variant.built, variant.proof.coverage, selftest=selftest)
     return replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
@@ -142,7 +142,7 @@ class Packaged(Page):
 
     bundle: Path
     bundles: Mapping[str, Path]
-    variants: Mapping[str, Variant]
+    variants: Mapping[str, ProvenVariant]
     notes: tuple[str, ...]
 
     @computed
@@ -247,7 +247,7 @@ def package(
             progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")
         builds = Builds(job, job.folder, timed=timed, emulate=emulate)
         repairer = Repairer(builds, effort, max_drop, frozenset(overrides or ()))
-        done: dict[str, Variant] = {}
+        done: dict[str, ProvenVariant] = {}
         failed: dict[str, EdgeqError] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
             try:

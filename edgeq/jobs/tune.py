@@ -32,13 +32,13 @@ from edgeq.prove.builds import prove_built, simulated_proof, target_coverage, wi
 from edgeq.prove.job import Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.target_checks import artifact_checks
-from edgeq.prove.variants import Variant, variant_name, with_fallback
+from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
 from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field, find_field, with_entrants
-from edgeq.tuning.goal import Deadline, Goal, as_goal
+from edgeq.tuning.goal import BudgetClock, Goal, as_goal
 from edgeq.tuning.journal import (
     COLLECTED,
     JOURNAL,
@@ -73,7 +73,7 @@ from edgeq.util.records import plain
 
 
 @dataclass(frozen=True)
-class Plan:
+class CandidateList:
     """Describe the candidates of a run, for `--dry-run`.
 
     Attributes:
@@ -117,7 +117,7 @@ def plan(
     statistics: Path | None = None,
     engines: Sequence[EngineChoice] = (),
     progress: Progress = SILENT,
-) -> Plan:
+) -> CandidateList:
     """Return the candidates with which `tune` would begin, without building any of them. The samples must exist, but
     are not read.
 
@@ -134,7 +134,7 @@ def plan(
         first = kernel_choices(prepared, chosen, static=is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
     editable = timed or backend_named(chosen.backend).recoverable
-    return Plan(
+    return CandidateList(
         target=chosen,
         goal=goal,
         candidates=with_entrants(first, raced, unquantized=goal.objective != "size"),
@@ -208,7 +208,7 @@ def _write(
     chosen: Trial,
     record: Mapping[str, Any],
     output: Path,
-    deadline: Deadline,
+    deadline: BudgetClock,
     **how: Any,
 ) -> Proof:
     """Prove the chosen candidate and write the bundle. If the candidate needs a plug-in engine, the bundle also
@@ -243,7 +243,7 @@ def _write(
     return winner.proof
 
 
-def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> Variant:
+def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> ProvenVariant:
     """Return the candidate's artifact with its proof. If a simulator proves it, `count` is the number of samples to
     use.
     """
@@ -256,7 +256,7 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
     there = () if run.clock is None else run.clock.checks()
     checks = strongest((*artifact_checks(built, proof, run.here, None), *there))
-    return Variant(built, proof, native, size, candidate.scheme, threads, checks)
+    return ProvenVariant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
 # Smallest and largest share of the budget to reserve for the steps after the search, and the seconds that these steps
@@ -366,7 +366,7 @@ def tune(
     output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
     goal, engines = as_goal(goal, max_drop=parse_drop(max_drop), budget=budget), as_engines(engines)
-    deadline = Deadline(goal.budget_s)
+    deadline = BudgetClock(goal.budget_s)
     request.check_output(output, force=force)
     check_folder(output, request.paths())
     _check_samples(request.data, request.validation)
@@ -455,7 +455,7 @@ def _kept(folder: Path) -> str:
     return f"the measurements are kept in {shown(folder)} for --resume --force with another --max-drop"
 
 
-def _reserved_s(job: Job, deadline: Deadline, budget_s: float, variants: int) -> float:
+def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int) -> float:
     """Return the seconds of the budget to reserve for the proof and the bundle. In these two steps, float32 and each
     variant run over the validation samples. Together, each sample takes about as long as in the calibration's float
     pass, which has just run.

@@ -32,7 +32,7 @@ from edgeq.errors import CheckFailedError, DataError, UsageError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
 from edgeq.measure.baseline import BaselineMargin, BaselineSums
 from edgeq.measure.bench import is_bundle, open_model, race
-from edgeq.measure.comparison import Comparison, rows
+from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import Task, TaskOptions, as_task, doubts, loss_interval, make_task
 from edgeq.model.load import model_files, own_signature, path_of
 from edgeq.run.session import SessionSettings, open_session
@@ -139,7 +139,7 @@ class Collected:
     """
 
     meters: Mapping[str, Any]
-    comparisons: Mapping[str, Comparison]
+    comparisons: Mapping[str, OutputSums]
     count: int
     baselines: Mapping[str, BaselineSums]
 
@@ -160,7 +160,7 @@ class RunningEvaluation:
         self._task, self._reference = task, reference
         self._meters = {name: task.start() for name in names} if task is not None else {}
         compared = [name for name in names if name != reference] if reference is not None else []
-        self._comparisons = {name: Comparison(task, basis) for name in compared}
+        self._comparisons = {name: OutputSums(task, basis) for name in compared}
         self._baselines = {name: BaselineSums() for name in compared}
         self._seen = 0
 
@@ -275,7 +275,7 @@ class EvaluationJob:
     basis: Basis = EVERYTHING
 
     def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
-        """Open the models, and return the function that evaluates a shard. See `edgeq.distributed.workers.Job`."""
+        """Open the models, and return the function that evaluates a shard. See `WorkerJob`."""
         task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
         sessions = {}
         for name, (files, model) in self.models.items():

@@ -61,7 +61,7 @@ class BaselineMargin:
 
 
 @dataclass
-class _Sums:
+class _BaselineSums:
     """Hold sums over the elements of one output: of u, f, u², u f and f² (see above), and of the noise."""
 
     factor: int
@@ -75,7 +75,7 @@ class BaselineSums:
     """Collect one candidate's outputs that have the form of an input. Only the first 32 rows are used."""
 
     rows: int = 0
-    outputs: dict[str, _Sums] = field(default_factory=dict)
+    outputs: dict[str, _BaselineSums] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs, inputs: Mapping[str, NDArray[np.generic]]) -> None:
         """Add the outputs of both models for one sample."""
@@ -98,7 +98,7 @@ class BaselineSums:
         u, f, q = (array.astype(np.float64).ravel() for array in (copy, reference, candidate))
         known = np.isfinite(u) & np.isfinite(f) & np.isfinite(q)
         u, f, q = u[known], f[known], q[known]
-        sums = self.outputs.setdefault(name, _Sums(factor))
+        sums = self.outputs.setdefault(name, _BaselineSums(factor))
         sums.count += len(f)
         sums.moments += [u.sum(), f.sum(), u @ u, u @ f, f @ f]
         sums.noise += float((q - f) @ (q - f))
@@ -109,7 +109,7 @@ class BaselineSums:
             return
         self.rows += other.rows
         for name, part in other.outputs.items():
-            sums = self.outputs.setdefault(name, _Sums(part.factor))
+            sums = self.outputs.setdefault(name, _BaselineSums(part.factor))
             sums.count += part.count
             sums.moments += part.moments
             sums.noise += part.noise
@@ -120,7 +120,7 @@ class BaselineSums:
         return min(margins, key=lambda margin: margin.margin_db, default=None)
 
 
-def _margin(name: str, sums: _Sums) -> BaselineMargin | None:
+def _margin(name: str, sums: _BaselineSums) -> BaselineMargin | None:
     if not sums.count:
         return None
     u, f, uu, uf, ff = sums.moments / sums.count

@@ -584,7 +584,7 @@ class OutputComparison:
 
 
 @dataclass
-class Comparison:
+class OutputSums:
     """Hold the running sums of all outputs of one pair of models.
 
     Attributes:
@@ -617,7 +617,7 @@ class Comparison:
                 pair, inputs, rows=rows
             )
 
-    def merge(self, other: Comparison) -> None:
+    def merge(self, other: OutputSums) -> None:
         """Add the sums of later samples."""
         self.count += other.count
         self._floats |= other._floats

@@ -64,7 +64,7 @@ class KernelRun:
 
 
 @dataclass(frozen=True)
-class Profile:
+class KernelProfile:
     """List the kernels that ran, in execution order.
 
     Attributes:
@@ -85,7 +85,7 @@ def profile(
     *,
     runs: int = 1,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
-) -> Profile:
+) -> KernelProfile:
     """Run `model` under the profiler.
 
     Args:
@@ -112,7 +112,7 @@ def profile(
     products = (node for node in graph.node if node.op_type == "MatMulNBits")
     levels = {node.name: next((a.i for a in node.attribute if a.name == "accuracy_level"), 0) for node in products}
     expanded = frozenset(name for name, level in levels.items() if level != _INTEGER_LEVEL)
-    return Profile(kernel_runs(events), weights, expanded)
+    return KernelProfile(kernel_runs(events), weights, expanded)
 
 
 def timed_profile(
@@ -122,7 +122,7 @@ def timed_profile(
     *,
     runs: int = RUNS,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
-) -> Profile:
+) -> KernelProfile:
     """Return the `profile` with each kernel only once. The time of a kernel is its `typical` time over `runs` runs
     after a warm-up.
     """
@@ -305,10 +305,10 @@ def classify(
 
     Args:
         kernels: kernels of ONNX Runtime's profile.
-        weights: `Profile.weights`.
+        weights: `KernelProfile.weights`.
         macs: MACs by source node name, for nodes that have any.
         known: kernel name → name of the source node (`aliases`).
-        expanded: `Profile.expanded`.
+        expanded: `KernelProfile.expanded`.
     """
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
     for kernel in kernels:
@@ -651,7 +651,7 @@ _STRENGTH = {kind: place for place, kind in enumerate(get_args(CheckKind))}
 
 
 @dataclass(frozen=True)
-class Check:
+class ArtifactCheck:
     """Describe one check of one artifact for one target.
 
     Attributes:
@@ -671,13 +671,13 @@ class Check:
     passed: bool | None = None
 
 
-def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
+def strongest(checks: Iterable[ArtifactCheck]) -> tuple[ArtifactCheck, ...]:
     """Return one check for each name. If several checks have the same name, return the one whose kind is nearest to the
     hardware. If two of these have the same kind, return the later one.
 
     The checks are in the order in which their names first appear.
     """
-    best: dict[str, Check] = {}
+    best: dict[str, ArtifactCheck] = {}
     for check in checks:
         known = best.get(check.name)
         if known is None or _STRENGTH[check.kind] <= _STRENGTH[known.kind]:
@@ -685,7 +685,7 @@ def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(best.values())
 
 
-def summarise(checks: Iterable[Check]) -> str:
+def summarise(checks: Iterable[ArtifactCheck]) -> str:
     """Return the checks, grouped by kind, in one line."""
     by_kind: dict[str, list[str]] = {}
     for check in checks:

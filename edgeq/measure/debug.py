@@ -68,7 +68,7 @@ _CLEAN_DB = 60.0
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceModel:
     """Hold a float model to compare with.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reference:
 
 def find_reference(
     path: Path, quantized: GraphIndex, name: str, workdir: Path, progress: Progress = SILENT
-) -> Reference:
+) -> ReferenceModel:
     """Return the float model from which a quantized model was made.
 
     It is the model at `path`, or the prepared form of this model (`edgeq.model.prepare`) if that matches more of the
@@ -113,21 +113,21 @@ def find_reference(
     # from a MatMul and an Add. `--exclude` would then refuse the layer's name.
     same = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
     if named and same and len(weights) == count_quantized_weights(quantized):
-        return Reference(given, path)
+        return ReferenceModel(given, path)
     try:
         made = prepare_model(path, workdir, loaded=given.model, progress=progress)
     except ModelError as error:
-        return Reference(given, path, notes=(f"the float model is used unprepared: {error.problem}",))
+        return ReferenceModel(given, path, notes=(f"the float model is used unprepared: {error.problem}",))
     prepared = GraphIndex(made.model)
     its_weights, its_activations = _fit(prepared, quantized)
     if (len(its_weights), len(its_activations)) < (len(weights), len(activations)):
-        return Reference(given, path)
+        return ReferenceModel(given, path)
     if not its_activations:
         raise UsageError(f"{name} has no activation of {path}, prepared or not", _ORIGIN)
     note = f"{path} was compared as `edgeq quantize` prepares it"
     if len(its_weights) > len(weights):
         note += f": {len(its_weights)} quantized weights match then, {len(weights)} without preparation"
-    return Reference(prepared, made.path, prepared=True, notes=(note,))
+    return ReferenceModel(prepared, made.path, prepared=True, notes=(note,))
 
 
 def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
@@ -179,7 +179,7 @@ class Diagnosis(Page):
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     exclusions: tuple[Exclusion, ...] = ()
-    engine: tuple[EngineLayer, ...] = ()
+    engine: tuple[EngineDifference, ...] = ()
     engine_name: str = ""
 
     @property
@@ -335,7 +335,7 @@ def debug(
             exclusions = find_exclusions(
                 pair, sets_to_exclude(error_sources, comparison.activations, worst), few, basis
             )
-        layers: tuple[EngineLayer, ...] = ()
+        layers: tuple[EngineDifference, ...] = ()
         if choice is not None:
             layers = compare_engine(loaded.graph, samples, choice, Path(workdir), most=worst, progress=progress)
     return Diagnosis(
@@ -430,7 +430,7 @@ def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> 
 
 
 @dataclass(frozen=True)
-class EngineLayer:
+class EngineDifference:
     """Compare a tensor of the quantized model in the engine with the same tensor in the CPU's kernels.
 
     Attributes:
@@ -459,7 +459,7 @@ class EngineLayer:
 
 def compare_engine(
     model: ir.Model, samples: Samples, choice: EngineChoice, folder: Path, *, most: int, progress: Progress = SILENT
-) -> tuple[EngineLayer, ...]:
+) -> tuple[EngineDifference, ...]:
     """Compare every quantized activation of `model` in the engine and in the CPU's kernels. Return the layers in graph
     order.
 
@@ -527,11 +527,11 @@ class _Place:
     open: bool
     step: float
 
-    def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineLayer:
+    def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineDifference:
         """Return the figures of this tensor, with the lowest SQNR of the tensors that its node reads."""
         least = min((sums[read].result().sqnr_db for read in self.reads if read in sums), default=math.inf)
         node, op_type = ("", INPUT) if self.node is None else (str(self.node.name), self.node.op_type)
-        return EngineLayer(name, node, op_type, sums[name].result().sqnr_db, least, None, self.steps(sums[name]))
+        return EngineDifference(name, node, op_type, sums[name].result().sqnr_db, least, None, self.steps(sums[name]))
 
     def steps(self, sums: OutputComparison) -> float:
         """Return the largest difference in steps of the tensor's scale, or 0 if the scale is not constant."""

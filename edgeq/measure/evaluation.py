@@ -271,7 +271,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PreprocessRanking:
     """List the candidates, the best first. Candidates that do not fit come last.
 
     Attributes:
@@ -301,7 +301,7 @@ class Trial:
 
 def try_preprocess(
     request: EvalRequest, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
-) -> Trial:
+) -> PreprocessRanking:
     """Evaluate `request` once with each candidate preprocessing.
 
     Args:
@@ -340,7 +340,7 @@ def try_preprocess(
     noise = 2 * math.sqrt(best.value * (1 - best.value) / best.samples) if 0 <= best.value <= 1 else 0.0
     tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
     tries = tuple(one for one, _ in (*ranked, *failed))
-    return Trial(request, best.task, best.primary, best.samples, tries, tuple(tied))
+    return PreprocessRanking(request, best.task, best.primary, best.samples, tries, tuple(tied))
 
 
 def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:

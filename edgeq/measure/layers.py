@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from edgeq.data.samples import Sample, Samples
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, Outputs, infer
-from edgeq.measure.comparison import Comparison
+from edgeq.measure.comparison import OutputSums
 from edgeq.measure.error_sources import (
     ActivationComparison,
     ActivationSums,
@@ -404,7 +404,7 @@ class LayerPair:
             DataError: a model refuses a sample.
         """
         groups = {match.name: (match.name,) for match in self.matches if match.name in names}
-        found = self.group_effects(groups, samples, Comparison, count=count)
+        found = self.group_effects(groups, samples, OutputSums, count=count)
         return {name: sums.result() for name, (sums,) in found.items()}
 
     def group_effects(

@@ -29,7 +29,7 @@ from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.agreement import Outputs, Session, infer, probabilities
 from edgeq.measure.comparison import rows
 from edgeq.measure.find_task import detector_heads, find_detection
-from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
+from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
 from edgeq.measure.tasks import infer_task
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
@@ -46,7 +46,7 @@ BITS = "bits"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PreprocessCandidate:
     """Describe one preprocessing and its result."""
 
     preprocess: str
@@ -54,7 +54,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Search:
+class PreprocessSearch:
     """Describe the result of a search.
 
     Attributes:
@@ -70,7 +70,7 @@ class Search:
 
     metric: str
     count: int
-    ranked: tuple[Candidate, ...]
+    ranked: tuple[PreprocessCandidate, ...]
     tied: int
     usual: str = ""
     fitting: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ def search(
     task: Task | None = None,
     names: Sequence[str] | None = None,
     progress: Progress = SILENT,
-) -> Search:
+) -> PreprocessSearch:
     """Try the common preprocessings on `data`.
 
     Args:
@@ -160,7 +160,7 @@ def search(
     seen: list[list[Mapping[str, NDArray[Any]]]] = []
     doubts: dict[str, str] = {}
     failure: EdgeqError | None = None
-    usual, metric, sign, found, count = "", BITS, 1, dict[str, Measured](), 0
+    usual, metric, sign, found, count = "", BITS, 1, dict[str, RowMetrics](), 0
     for size in _ROUNDS:
         found, taken, settled = {}, dict[str, Samples](), dict[str, Task | None]()
         with progress.stage("Trying preprocessings", len(left)) as advance:
@@ -201,11 +201,11 @@ def search(
     # ones come first.
     order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}
     ranked = sorted(found, key=lambda name: (name not in left, order[name], -sign * found[name].metrics[metric]))
-    chosen = tuple(Candidate(name, found[name].metrics[metric]) for name in ranked)
+    chosen = tuple(PreprocessCandidate(name, found[name].metrics[metric]) for name in ranked)
     # One of many similar candidates may beat a guess by luck.
     doubtful = [doubts[name] for name in ranked[: len(left)] if doubts[name]]
     doubt = doubtful[0] if 2 * len(doubtful) > len(left) else ""
-    return Search(metric, count, chosen, len(left), usual if usual in fitting else "", fitting, doubt)
+    return PreprocessSearch(metric, count, chosen, len(left), usual if usual in fitting else "", fitting, doubt)
 
 
 def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
@@ -229,7 +229,7 @@ def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> boo
     return False
 
 
-def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Measured, Task | None, str]:
+def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[RowMetrics, Task | None, str]:
     """Return the model's figures on samples, the task with its open choices made, and reasons to doubt the labels (""
     for none).
 
@@ -247,7 +247,7 @@ def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Mea
     return meter.measured(), settled if shown else task, " ".join(meter.notes())
 
 
-def _tied(found: Mapping[str, Measured], task: Task | None, metric: str, count: int) -> list[str]:
+def _tied(found: Mapping[str, RowMetrics], task: Task | None, metric: str, count: int) -> list[str]:
     """Return the candidates that are not clearly worse than the best."""
     if not found:
         return []
@@ -270,18 +270,18 @@ def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
     return probabilities(np.asarray(array, np.float64))[0] if np.isfinite(array).all() else None
 
 
-def _information(scores: Sequence[NDArray[np.float64]]) -> Measured:
+def _information(scores: Sequence[NDArray[np.float64]]) -> RowMetrics:
     """Return how many bits of information each image's scores contain.
 
     The mean of these numbers is the mutual information of image and class.
     """
     if not scores:
-        return Measured({BITS: 0.0}, np.zeros(2))
+        return RowMetrics({BITS: 0.0}, np.zeros(2))
     p = np.stack(scores)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(p > 0, p * np.log2(p / p.mean(axis=0)), 0.0)
     bits: NDArray[np.float64] = terms.sum(axis=1)
-    return Measured({BITS: max(0.0, float(bits.mean()))}, bits)
+    return RowMetrics({BITS: max(0.0, float(bits.mean()))}, bits)
 
 
 def open_or_search(

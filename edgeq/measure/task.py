@@ -372,7 +372,7 @@ _FEWEST_HALVES = 8
 
 
 @dataclass(frozen=True)
-class Measured:
+class RowMetrics:
     """Hold one model's metrics over some rows, and the spread of the primary metric.
 
     Attributes:
@@ -415,14 +415,14 @@ class ResampledMeter:
         """Return reasons to doubt the figures of the rows so far."""
         return doubts(self._whole)
 
-    def measured(self) -> Measured:
+    def measured(self) -> RowMetrics:
         """Return the metrics so far."""
         if not self._halves:
             known = measured(self._whole, self.rows)
             assert known is not None, "the meter has one of the two methods"
             return known
         values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
-        return Measured(dict(self._whole.result()), None, np.asarray(values, np.float64))
+        return RowMetrics(dict(self._whole.result()), None, np.asarray(values, np.float64))
 
     def _value(self, half: Meter) -> float:
         try:
@@ -431,14 +431,14 @@ class ResampledMeter:
             return math.nan
 
 
-def measured(meter: Any, rows: int) -> Measured | None:
+def measured(meter: Any, rows: int) -> RowMetrics | None:
     """Return the metrics of a meter over `rows` rows. Return None if the meter has neither `scores` nor `resampled`, so
     that the spread of the metrics is not known.
     """
     if hasattr(meter, "scores"):
-        return Measured(dict(meter.result()), np.asarray(meter.scores(), np.float64))
+        return RowMetrics(dict(meter.result()), np.asarray(meter.scores(), np.float64))
     if hasattr(meter, "resampled"):
-        return Measured(dict(meter.result()), None, np.asarray(meter.resampled(random_halves(rows)), np.float64))
+        return RowMetrics(dict(meter.result()), None, np.asarray(meter.resampled(random_halves(rows)), np.float64))
     return None
 
 
@@ -450,7 +450,7 @@ def random_halves(rows: int) -> NDArray[np.bool_]:
     return (np.random.default_rng(0).random((rows, HALVES)) < 0.5).T
 
 
-def loss_error(reference: Measured, candidate: Measured, *, further: float) -> float | None:
+def loss_error(reference: RowMetrics, candidate: RowMetrics, *, further: float) -> float | None:
     """Return the standard error of the difference between two models' primary metrics on the same rows. Return None if
     it is unknown.
 

@@ -56,7 +56,7 @@ class _Step:
 
 
 @dataclass(frozen=True, eq=False)
-class _Operand:
+class _EinsumOperand:
     """Hold a tensor and a letter for each of its axes."""
 
     value: ir.Value | NDArray[Any] | _Step
@@ -145,7 +145,7 @@ def _plan(values: Sequence[ir.Value], letters: Sequence[str], result: str) -> _S
     sizes = _sizes(letters, values)
     constants = [constant(value) for value in values]
     operands = [
-        _Operand(value if known is None else known, term)
+        _EinsumOperand(value if known is None else known, term)
         for value, known, term in zip(values, constants, letters, strict=True)
     ]
     current = operands[0]
@@ -156,7 +156,7 @@ def _plan(values: Sequence[ir.Value], letters: Sequence[str], result: str) -> _S
     return last.value if isinstance(last.value, _Step) else _Step("Identity", (last.value,))
 
 
-def _joined(left: _Operand, right: _Operand, later: str, sizes: dict[str, int | None]) -> _Operand:
+def _joined(left: _EinsumOperand, right: _EinsumOperand, later: str, sizes: dict[str, int | None]) -> _EinsumOperand:
     """Return the product of two operands.
 
     Args:
@@ -172,13 +172,13 @@ def _joined(left: _Operand, right: _Operand, later: str, sizes: dict[str, int | 
     if not sums:
         whole = batch + rows + columns
         sides = [_raised(side, whole).value for side in (left, right)]
-        return _Operand(_Step("Mul", tuple(sides)), whole)
+        return _EinsumOperand(_Step("Mul", tuple(sides)), whole)
     # Without batch letters, MatMul takes any number of rows.
     leading, merged = (batch, [rows]) if batch else (rows, [])
     ours, theirs = [*merged, sums], [sums, columns] if columns or batch else [sums]
     a = _grouped(_arranged(left, leading + "".join(ours)), [*leading, *ours], sizes)
     b = _grouped(_arranged(right, batch + "".join(theirs)), [*batch, *theirs], sizes)
-    product = _Operand(_Step("MatMul", (a.value, b.value)), leading + "".join(merged) + columns)
+    product = _EinsumOperand(_Step("MatMul", (a.value, b.value)), leading + "".join(merged) + columns)
     parts = [*leading, *merged, *theirs[1:]]
     if all(len(part) == 1 for part in parts):
         return product
@@ -187,35 +187,35 @@ def _joined(left: _Operand, right: _Operand, later: str, sizes: dict[str, int | 
     return replace(product, value=_reshape(product.value, known))
 
 
-def _summed(operand: _Operand, later: str) -> _Operand:
+def _summed(operand: _EinsumOperand, later: str) -> _EinsumOperand:
     """Return an operand summed over the letters that are not in `later`."""
     axes = [place for place, letter in enumerate(operand.letters) if letter not in later]
     if not axes:
         return operand
     letters = "".join(letter for letter in operand.letters if letter in later)
-    return _Operand(_Step("ReduceSum", (operand.value, np.array(axes, np.int64)), {"keepdims": 0}), letters)
+    return _EinsumOperand(_Step("ReduceSum", (operand.value, np.array(axes, np.int64)), {"keepdims": 0}), letters)
 
 
-def _arranged(operand: _Operand, letters: str) -> _Operand:
+def _arranged(operand: _EinsumOperand, letters: str) -> _EinsumOperand:
     """Return an operand with its axes in the order of `letters`."""
     if operand.letters == letters:
         return operand
     order = [operand.letters.index(letter) for letter in letters]
     if isinstance(operand.value, np.ndarray):
-        return _Operand(np.ascontiguousarray(operand.value.transpose(order)), letters)
-    return _Operand(_Step("Transpose", (operand.value,), {"perm": order}), letters)
+        return _EinsumOperand(np.ascontiguousarray(operand.value.transpose(order)), letters)
+    return _EinsumOperand(_Step("Transpose", (operand.value,), {"perm": order}), letters)
 
 
-def _raised(operand: _Operand, letters: str) -> _Operand:
+def _raised(operand: _EinsumOperand, letters: str) -> _EinsumOperand:
     """Return an operand with an axis for each of `letters`. The axes that it lacks have the size 1."""
     operand = _arranged(operand, "".join(letter for letter in letters if letter in operand.letters))
     axes = [place for place, letter in enumerate(letters) if letter not in operand.letters]
     if not axes:
         return operand
-    return _Operand(_Step("Unsqueeze", (operand.value, np.array(axes, np.int64))), letters)
+    return _EinsumOperand(_Step("Unsqueeze", (operand.value, np.array(axes, np.int64))), letters)
 
 
-def _grouped(operand: _Operand, groups: Sequence[str], sizes: dict[str, int | None]) -> _Operand:
+def _grouped(operand: _EinsumOperand, groups: Sequence[str], sizes: dict[str, int | None]) -> _EinsumOperand:
     """Return an operand with one axis for each group of its letters. An empty group has the size 1."""
     if all(len(group) == 1 for group in groups):
         return operand

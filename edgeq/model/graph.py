@@ -198,7 +198,7 @@ def attributes(node: ir.Node) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class KernelGeometry:
     """Describe how a kernel moves over an image. Each field except `group` has one entry per spatial axis.
 
     Attributes:
@@ -214,7 +214,7 @@ class Geometry:
     group: int
 
 
-def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
+def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> KernelGeometry:
     """Return the geometry of a convolution or pooling node. `image` and `kernel` are spatial sizes."""
     given, axes = node.attributes, len(kernel)
     strides = tuple(given.get_ints("strides", [1] * axes))
@@ -231,7 +231,7 @@ def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> 
         less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
         pads = less + more if auto == "SAME_UPPER" else more + less
     both = tuple((int(pads[axis]), int(pads[axis + axes])) for axis in range(axes))
-    return Geometry(kernel, strides, dilations, both, given.get_int("group", 1))
+    return KernelGeometry(kernel, strides, dilations, both, given.get_int("group", 1))
 
 
 def is_random(node: ir.Node) -> bool:

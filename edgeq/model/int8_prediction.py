@@ -240,7 +240,7 @@ DEFAULT = "*"
 
 
 @dataclass(frozen=True)
-class Rule:
+class Int8Rule:
     """Describe how one backend runs one operator type.
 
     Attributes:
@@ -284,7 +284,7 @@ class _Default:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _RuleEntry:
     """Hold one rule as it is written in the file."""
 
     operators: tuple[str, ...]
@@ -296,13 +296,13 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _File:
+class _RulesFile:
     """Hold the part of a backend's file that this module reads. `extends` names another backend, whose rules apply to
     operators without a rule in this file.
     """
 
     default: _Default | None = None
-    rule: tuple[_Entry, ...] = ()
+    rule: tuple[_RuleEntry, ...] = ()
     extends: str = ""
     slow_fusion: tuple[SlowFusion, ...] = ()
 
@@ -314,7 +314,7 @@ def backends(folder: Path | None = None) -> tuple[str, ...]:
     return tuple(sorted({path.stem for place in _folders(folder) for path in place.glob("*.toml")}))
 
 
-def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
+def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Int8Rule]:
     """Return the rules of a backend, by operator type. The key `DEFAULT` has the rule for all other types.
 
     Raises:
@@ -323,9 +323,9 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
     content, path = _read(backend, folder)
     if content.default is None and not content.extends:
         raise HardwareError(f"{path}: default is missing", "Add it, or extend a backend that has it")
-    rules: dict[str, Rule] = {}
+    rules: dict[str, Int8Rule] = {}
     if content.default is not None:
-        rules[DEFAULT] = Rule(False, "", content.default.reason, content.default.source)
+        rules[DEFAULT] = Int8Rule(False, "", content.default.reason, content.default.source)
     for entry in content.rule:
         rule = _rule(entry, path)
         for op_type in entry.operators:
@@ -401,14 +401,14 @@ def _normalizes(node: ir.Node, value: ir.Value) -> bool:
     return squares and any(is_op(reader, "ReduceMean") for reader in made)
 
 
-def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
+def quantizable_operators(rules: Mapping[str, Int8Rule]) -> tuple[str, ...]:
     """Return the operator types that have an int8 form, sorted."""
     return tuple(sorted(op_type for op_type, rule in rules.items() if rule.int8))
 
 
 def explain_float(
     node: ir.Node,
-    rules: Mapping[str, Rule],
+    rules: Mapping[str, Int8Rule],
     context: NodeContext | None = None,
     *,
     excluded: Mapping[str, str] = MappingProxyType({}),
@@ -443,7 +443,7 @@ def explain_float(
     return ""
 
 
-def _read(backend: str, folder: Path | None) -> tuple[_File, Path]:
+def _read(backend: str, folder: Path | None) -> tuple[_RulesFile, Path]:
     found = [path for place in _folders(folder) if (path := place / f"{backend}.toml").is_file()]
     if not found:
         known = ", ".join(backends(folder))
@@ -451,10 +451,10 @@ def _read(backend: str, folder: Path | None) -> tuple[_File, Path]:
     if len(found) > 1:
         raise HardwareError(f"the backend {backend!r} has two files of rules, {found[0]} and {found[1]}", "Remove one")
     path = found[0]
-    return read_toml(path, _File, HardwareError, "Correct the file", unknown_keys=True), path
+    return read_toml(path, _RulesFile, HardwareError, "Correct the file", unknown_keys=True), path
 
 
-def _rule(entry: _Entry, path: Path) -> Rule:
+def _rule(entry: _RuleEntry, path: Path) -> Int8Rule:
     where = f"{path}: rule for {', '.join(entry.operators)}"
     if bool(entry.only_if) != (entry.int8 == "only-if"):
         raise HardwareError(f'{where}: only_if goes with int8 = "only-if"', "Give both or neither")
@@ -462,7 +462,7 @@ def _rule(entry: _Entry, path: Path) -> Rule:
         if not is_condition(name):
             known = ", ".join((*CONDITIONS, *(f"{bounded}:N" for bounded in BOUNDED_CONDITIONS)))
             raise HardwareError(f"{where}: unknown condition {name!r}", f"Known: {known}")
-    return Rule(entry.int8 != "no", ", ".join(entry.only_if), entry.reason, entry.source, entry.float_result)
+    return Int8Rule(entry.int8 != "no", ", ".join(entry.only_if), entry.reason, entry.source, entry.float_result)
 
 
 def _folders(folder: Path | None) -> tuple[Path, ...]:
@@ -495,7 +495,7 @@ class NodePrediction:
 
 def predict_int8(
     model: ir.Model | GraphIndex,
-    rules: Mapping[str, Rule],
+    rules: Mapping[str, Int8Rule],
     scheme: Scheme | None = None,
     macs: Mapping[str, int] | None = None,
     hazards: Mapping[str, str] | None = None,
@@ -577,7 +577,7 @@ def stacked_products(model: ir.Model) -> frozenset[str]:
     return frozenset(n.name for n in products if n.name and any(_is_stacked(value) for value in n.inputs))
 
 
-def _judge(node: ir.Node, rules: Mapping[str, Rule], context: NodeContext) -> tuple[Verdict, str]:
+def _judge(node: ir.Node, rules: Mapping[str, Int8Rule], context: NodeContext) -> tuple[Verdict, str]:
     read = [value for value in node.inputs if value is not None and not context.has_constant(value)]
     written = [value for value in node.outputs if value.name]
     if any(value.dtype == ir.DataType.DOUBLE for value in (*read, *written)):
@@ -600,7 +600,7 @@ def _judge_under(
     stacked: frozenset[str],
     constants: frozenset[str],
     node: ir.Node,
-    rules: Mapping[str, Rule],
+    rules: Mapping[str, Int8Rule],
     context: NodeContext,
 ) -> tuple[Verdict, str]:
     """Apply the exclusions of a scheme to a node. If the node is not excluded, return the verdict of `_judge`.

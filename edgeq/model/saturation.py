@@ -97,7 +97,7 @@ class _Precision:
 
 
 @dataclass(frozen=True)
-class _File:
+class _SaturationFile:
     title: str
     source: str
     path: tuple[SaturatingPath, ...]
@@ -114,7 +114,7 @@ def saturation_table(
     Raises:
         HardwareError: the file is malformed.
     """
-    content = read_toml(shipped("targets") / file, _File, HardwareError, "Correct the file")
+    content = read_toml(shipped("targets") / file, _SaturationFile, HardwareError, "Correct the file")
     paths = tuple(path for path in content.path if features.issuperset(path.features))
     return SaturationTable(paths, content.precision.option, content.precision.operators)
 

@@ -35,8 +35,8 @@ from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.coverage import (
     HALF,
+    ArtifactCheck,
     Basis,
-    Check,
     Coverage,
     Explain,
     forecast_coverage,
@@ -434,7 +434,7 @@ def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
     return f"it could run in int8, but not all of its neighbours are in int8, so {engine.name} did not fuse it"
 
 
-def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
+def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[Compatibility, ArtifactCheck]:
     """Return what an artifact requires of onnxruntime, and a check that the target's release meets these requirements.
 
     Raises:
@@ -451,13 +451,15 @@ def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[
         if there and concerned and row.on(target.architecture, target.features):
             raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', needed.products)}")
     if device is None:
-        return needed, Check("runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none")
+        return needed, ArtifactCheck(
+            "runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none"
+        )
     if not needed.runs_on(device):
         raise CheckFailedError(
             f"{target.name}: {needed.explain(device)}",
             "Update onnxruntime there and correct [runtime] in the target's file, or choose another scheme",
         )
-    return needed, Check("runtime", "modelled", _TABLE, needed.explain(device), True)
+    return needed, ArtifactCheck("runtime", "modelled", _TABLE, needed.explain(device), True)
 
 
 def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:

@@ -10,13 +10,13 @@ from edgeq_device.engines.catalog import FLOAT
 from edgeq_device.system.places import scratch_folder
 
 from edgeq import demo
-from edgeq.backends.base import Check
+from edgeq.backends.base import DoctorCheck
 from edgeq.emulate.emulator import integer_model
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.measure.comparison import decibels
 from edgeq.model.edit import bytes_of_text
 from edgeq.run.engines import Engine
-from edgeq.run.session import EngineFiles, Guest, SessionSettings, open_session, start_engine
+from edgeq.run.session import EngineFiles, GuestProgram, SessionSettings, open_session, start_engine
 
 LEAST_DB = 90.0
 """Minimum SQNR in dB of an engine's f32 against ONNX Runtime's float32. A different order of roundings stays above this
@@ -111,7 +111,7 @@ def _not_float32(db: float) -> str:
     return f"f32 is not float32: {db:.1f} dB against ONNX Runtime's, at least {LEAST_DB:g} needed"
 
 
-def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:
+def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -> float:
     """Return the largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest
     output.
     """
@@ -129,7 +129,7 @@ def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float
     return float(worst / np.abs(right).max())
 
 
-def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
+def _agreement(guest: GuestProgram, engine: Engine, precision: str) -> float:
     """Return the SQNR in dB of the demo model in `engine` against ONNX Runtime's float32."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
@@ -139,10 +139,10 @@ def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class EngineDiagnosis:
     """Hold all the checks, in order."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorCheck, ...]
 
     def check(self, *, gpu: bool) -> None:
         """Raise CheckFailedError if a check failed, or if the GPU check is required and did not run."""

@@ -237,7 +237,7 @@ def _doubted(job: Job, doubts: Sequence[str]) -> Job:
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivedValues:
     """Hold the values that a scheme derives from statistics.
 
     Attributes:
@@ -256,7 +256,7 @@ def build(job: Job, target: Target, scheme: Scheme, destination: Path) -> Built:
     return build_derived(job, target, scheme, derive(job, target, scheme), destination)
 
 
-def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, destination: Path) -> Built:
+def build_derived(job: Job, target: Target, scheme: Scheme, derived: DerivedValues, destination: Path) -> Built:
     """Do what `build` does, but with values that were derived earlier. These values depend only on the scheme's
     calibration method and types.
     """
@@ -283,7 +283,7 @@ def prepared_for(prepared: PreparedModel, target: Target) -> PreparedModel:
     return replace(prepared, hazards=behind_layers(prepared.graph, prepared.hazards))
 
 
-def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
+def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: DerivedValues, beside: Path) -> Backend:
     """Find the largest sums of two products that occur in the model with full ranges, and return a backend that uses
     them.
     """
@@ -297,10 +297,10 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, besid
         return as_backend(backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source)))
 
 
-def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
+def derive(job: Job, target: Target, scheme: Scheme) -> DerivedValues:
     """Derive the values for `scheme` from the job's statistics. The result is empty if the scheme is not static."""
     if scheme.mode != "static":
-        return Derived()
+        return DerivedValues()
     return with_extrema(job, target, job_ranges(job, scheme))
 
 
@@ -313,11 +313,11 @@ def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
     return {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
 
 
-def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
+def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> DerivedValues:
     """Return `ranges` together with the other values that the target's backend needs from the job's statistics."""
     if job.statistics is None or not backend_named(target.backend).targeted:
-        return Derived(ranges)
-    return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
+        return DerivedValues(ranges)
+    return DerivedValues(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
 
 
 _SCHEME_FIELDS = (

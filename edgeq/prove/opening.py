@@ -26,7 +26,7 @@ from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavail
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
 from edgeq.measure.basis import sampled_basis
-from edgeq.measure.comparison import Comparison
+from edgeq.measure.comparison import OutputSums
 from edgeq.measure.paired import MOST_LOSS_DB, PairedEvaluation
 from edgeq.model.graph import every_node
 from edgeq.model.prepare import PreparedModel
@@ -341,7 +341,7 @@ def _problem(
         least: the minimum SQNR in dB against `wanted`.
         sizes_follow: True if the shapes of the inputs determine the shapes of the outputs.
     """
-    comparison = Comparison(basis=basis)
+    comparison = OutputSums(basis=basis)
     try:
         comparison.update(wanted, infer(candidate, sample), sample.inputs)
     except EdgeqError as error:

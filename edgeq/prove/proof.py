@@ -63,7 +63,7 @@ class NotFiniteError(CheckFailedError):
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedComparison:
     """Compare the speeds of float32 and the artifact on this machine, in interleaved runs.
 
     Attributes:
@@ -77,7 +77,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Step:
+class RepairStep:
     """Describe one change that was tried to repair a poor result.
 
     Attributes:
@@ -119,7 +119,7 @@ class Repair:
     plain: float
     loss: float
     chosen: str
-    steps: tuple[Step, ...]
+    steps: tuple[RepairStep, ...]
     noisiest: tuple[str, ...] = ()
 
     @property
@@ -174,7 +174,7 @@ class Proof(Displayed):
     agreement: Agreement
     accuracy: Mapping[str, Accuracy]
     opening: Opening
-    speed: Speed | None
+    speed: SpeedComparison | None
     samples: int
     held_out: bool
     engine: str = DEFAULT
@@ -520,6 +520,6 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
     return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))
 
 
-def _speed(latency: Mapping[str, Distribution]) -> Speed:
+def _speed(latency: Mapping[str, Distribution]) -> SpeedComparison:
     found = claim(latency[FLOAT], latency[INT8])
-    return Speed({name: distribution.undisturbed() for name, distribution in latency.items()}, found)
+    return SpeedComparison({name: distribution.undisturbed() for name, distribution in latency.items()}, found)

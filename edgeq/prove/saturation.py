@@ -16,7 +16,7 @@ from typing import Any
 from edgeq.backends.base import Artifact
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
-from edgeq.emulate.audit import Audit, SimulatedSession, Simulation, audit, graph_settings, sample_count
+from edgeq.emulate.audit import Audit, KernelSimulation, SimulatedSession, audit, graph_settings, sample_count
 from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
@@ -141,7 +141,7 @@ class MitigationTrial:
         if not self._saturates(artifact.scheme):
             return open_session(artifact.model, settings)
         if self._exact is None:
-            return SimulatedSession(Simulation(artifact.model, settings, saturating=False))
+            return SimulatedSession(KernelSimulation(artifact.model, settings, saturating=False))
         return open_session(artifact.model, on_exact_kernels(settings))
 
 

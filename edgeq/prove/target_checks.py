@@ -11,19 +11,19 @@ from edgeq_device.engines.catalog import find_library, parse_version, plugin_of
 
 from edgeq.backends.base import SIMULATORS, Artifact, backend_named
 from edgeq.emulate.audit import audit, graph_settings
-from edgeq.emulate.check import EmulatedCheck, Trial, VerifyRequest, check_trial, route_for
+from edgeq.emulate.check import CheckedModel, EmulatedCheck, VerifyRequest, check_trial, route_for
 from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionRoute
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.measure.coverage import Check, CheckKind, Coverage
+from edgeq.measure.coverage import ArtifactCheck, CheckKind, Coverage
 from edgeq.measure.task import split_task_options
 from edgeq.model.products import node_macs
 from edgeq.prove.builds import Builds, kernels_saturate, too_slow
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, kernel_table
-from edgeq.prove.variants import Variant, selftest_cases
+from edgeq.prove.variants import ProvenVariant, selftest_cases
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
 from edgeq.util.numbers import parse_drop
@@ -35,7 +35,9 @@ _MODEL = "a model of the target's arithmetic, run on this machine"
 _EXACT = "this machine's exact kernels, which give the target's sums: nothing can saturate there"
 
 
-def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
+def artifact_checks(
+    built: Built, proof: Proof, machine: Machine, decision: Decision | None
+) -> tuple[ArtifactCheck, ...]:
     """Return the checks that do not need the target. These are the checks made on this machine and the check with the
     model of saturating kernels.
     """
@@ -56,24 +58,26 @@ def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Deci
     return _checks(proof, how, saturation)
 
 
-def _checks(proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: Check | None) -> tuple[Check, ...]:
+def _checks(
+    proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: ArtifactCheck | None
+) -> tuple[ArtifactCheck, ...]:
     """Return the checks that a proof contains, each with its kind and the place where it was made."""
     details = {"accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
     load, *others = (
-        Check(name, kind, where, details.get(name, ""), None if kind == "none" else True)
+        ArtifactCheck(name, kind, where, details.get(name, ""), None if kind == "none" else True)
         for name, (kind, where) in how.items()
     )
     return (load, coverage_check(proof.coverage), *others, *([saturation] if saturation else []))
 
 
-def coverage_check(found: Coverage) -> Check:
+def coverage_check(found: Coverage) -> ArtifactCheck:
     """Return the coverage as a check."""
     if found.basis in ("native", "emulated", "modelled"):
-        return Check("coverage", found.basis, found.how, found.summary(), True)
-    return Check("coverage", "none", found.how, found.summary())
+        return ArtifactCheck("coverage", found.basis, found.how, found.summary(), True)
+    return ArtifactCheck("coverage", "none", found.how, found.summary())
 
 
-def saturation_check(built: Built, decision: Decision | None) -> Check | None:
+def saturation_check(built: Built, decision: Decision | None) -> ArtifactCheck | None:
     """Use the weights to check whether sums of two products saturate in 16 bits. Return None if the artifact's kernels
     do not add in 16 bits, or if nothing is known about the kernels of its plug-in.
 
@@ -90,7 +94,9 @@ def saturation_check(built: Built, decision: Decision | None) -> Check | None:
     else:
         settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
         found = audit(artifact.model, settings, table=kernel_table(target, plugin))
-    return Check("saturation", "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
+    return ArtifactCheck(
+        "saturation", "modelled", "the weights, and a model of the kernels", found.summary(), found.safe
+    )
 
 
 def refuse_left_out(target: Target, artifact: Artifact) -> None:
@@ -140,10 +146,10 @@ def exists_for(engine: Engine, target: Target) -> bool:
 
 def in_engine(
     builds: Builds,
-    variant: Variant,
+    variant: ProvenVariant,
     choice: EngineChoice,
     decision: Decision | None = None,
-) -> Variant:
+) -> ProvenVariant:
     """Return the model of `variant`, proven in `choice`.
 
     Args:
@@ -197,7 +203,7 @@ def check_built(
     if reason:
         return EmulatedCheck(built.target.name, "", NOT_RUN, route.how, NOT_RUN, reason)
     cases = selftest_cases(built.artifact, job.validation, selftest)
-    trial = Trial(
+    trial = CheckedModel(
         model=built.artifact.model,
         settings=built.artifact.settings(),
         vectors=[(case.inputs, case.outputs) for case in cases],
@@ -212,15 +218,15 @@ def check_built(
     return found
 
 
-def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
+def checks_of(found: EmulatedCheck) -> tuple[ArtifactCheck, ...]:
     """Return the result of a check on the target's kernels as entries for the list of checks."""
     kind = _KINDS[found.where]
     if kind == "none":
-        return (Check("kernels", kind, found.how, found.reason),)
-    checks = [Check("load", kind, found.how, "", True), Check("self-test", kind, found.how, "", True)]
+        return (ArtifactCheck("kernels", kind, found.how, found.reason),)
+    checks = [ArtifactCheck("load", kind, found.how, "", True), ArtifactCheck("self-test", kind, found.how, "", True)]
     if found.agreement is not None:
         detail = f"SQNR {found.agreement.sqnr_db:.1f} dB on {found.samples} samples"
-        checks.append(Check("accuracy", kind, found.how, detail, True))
+        checks.append(ArtifactCheck("accuracy", kind, found.how, detail, True))
     return tuple(checks)
 
 

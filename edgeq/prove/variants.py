@@ -17,13 +17,13 @@ from edgeq_device.prepare.arrays import one_array
 from numpy.typing import NDArray
 
 from edgeq.backends.base import ESTIMATE, Alternative, Artifact
-from edgeq.bundle.plan import SelfTest, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.measure.agreement import Session, infer
 from edgeq.measure.comparison import SliceSums
-from edgeq.measure.coverage import Check, CheckKind, Coverage
+from edgeq.measure.coverage import ArtifactCheck, CheckKind, Coverage
 from edgeq.model.compatibility import Compatibility
 from edgeq.model.graph import drawn
 from edgeq.prove.job import Built, Job
@@ -77,7 +77,7 @@ def expected_outputs(
     simulated: bool = False,
     basis: Basis = EVERYTHING,
     random: Collection[str] = (),
-) -> SelfTest:
+) -> SelfTestSpec:
     """Return the self-test, which contains the expected outputs and the tolerance for each output on the device.
 
     If the target's kernels ran the model, the expected outputs come from them. Otherwise they come from this machine,
@@ -114,7 +114,7 @@ def expected_outputs(
         tolerance[name], parts = _allowed(pairs[name], factor)
         if parts:
             slices[name] = parts
-    return SelfTest(cases, tolerance, slices, basis.of(names))
+    return SelfTestSpec(cases, tolerance, slices, basis.of(names))
 
 
 def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
@@ -161,7 +161,7 @@ def _step(values: Array) -> float:
 
 
 @dataclass(frozen=True)
-class Variant(Displayed):
+class ProvenVariant(Displayed):
     """Describe one variant: its artifact, its proof, and its size in bytes.
 
     Attributes:
@@ -183,7 +183,7 @@ class Variant(Displayed):
     bytes: int
     scheme: Scheme = field(default_factory=Scheme)
     threads: int = 0
-    checks: tuple[Check, ...] = ()
+    checks: tuple[ArtifactCheck, ...] = ()
     decision: Decision | None = None
     compatibility: Compatibility | None = None
     emulated: EmulatedCheck | None = None
@@ -230,7 +230,7 @@ def variant_name(target: Target) -> str:
     return target.profile.name if target.name == THIS_MACHINE else target.name
 
 
-def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) -> dict[str, Variant]:
+def with_fallback(name: str, fallback: ProvenVariant, preferred: Sequence[ProvenVariant]) -> dict[str, ProvenVariant]:
     """Return variants for one target by name: first `fallback`, which needs only onnxruntime, then the variants of
     plug-in engines.
 
@@ -249,7 +249,7 @@ def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) ->
 
 def variant_spec(
     name: str,
-    variant: Variant,
+    variant: ProvenVariant,
     job: Job,
     cases: tuple[SelfTestCase, ...],
     model: Path,
@@ -300,7 +300,7 @@ def variant_spec(
     return replace(_spec(name, artifact, info, selftest), model=model, calibration=tables)
 
 
-def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTest) -> VariantSpec:
+def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTestSpec) -> VariantSpec:
     """Describe an artifact for the bundle. The description contains a plug-in's options only for ONNX Runtime's own
     package reader. edgeq's runner reads them from the description of the plug-in.
     """
@@ -361,7 +361,7 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
     simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"
-    checks = [Check("load", kind, where, unopened, True), Check("self-test", kind, where, "", True)]
+    checks = [ArtifactCheck("load", kind, where, unopened, True), ArtifactCheck("self-test", kind, where, "", True)]
     info = {
         **_engine(artifact),
         "title": alternative.title,

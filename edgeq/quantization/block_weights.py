@@ -161,7 +161,7 @@ def fit_blocks(
     for first in range(0, len(rows), step):
         part = slice(first, first + step)
         x = np.ascontiguousarray(rows[part].T)
-        search = _Search(x, np.tile(per_block.T, x.shape[1] // blocks), bits)
+        search = _BlockSearch(x, np.tile(per_block.T, x.shape[1] // blocks), bits)
         found, scales[part], zeros[part] = search.symmetric() if symmetric else search.asymmetric()
         integers[part] = found.T
     return BlockWeights(
@@ -189,7 +189,7 @@ def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
     return np.ascontiguousarray(both.reshape(*stored.shape[:-1], -1)[..., :count])
 
 
-class _Search:
+class _BlockSearch:
     """Hold the best scale and zero point found so far for each of r blocks.
 
     The weights x and their importance are arrays [size, r]. An operation on all blocks at once then reads contiguous

@@ -152,7 +152,7 @@ def write_qdq(
     """
     chosen = _choose(model.graph, ranges, scheme, nodes, source, results)
     _drop_clamps(model.graph, chosen)
-    _Writer(model, chosen, scheme, weight_bounds or {}, float_results).write()
+    _QdqWriter(model, chosen, scheme, weight_bounds or {}, float_results).write()
     drop_unused_initializers(model.graph)
 
 
@@ -294,7 +294,7 @@ def scale_and_zero(editor: Editor, name: str, params: QuantParams) -> tuple[ir.V
     return editor.constant(f"{name}_scale", scale), editor.constant(f"{name}_zero_point", zero)
 
 
-class _Writer:
+class _QdqWriter:
     def __init__(
         self,
         model: ir.Model,

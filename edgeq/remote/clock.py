@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from edgeq_device.measure.claim import RaceRules, Ranking
+from edgeq_device.measure.claim import RaceRules, SpeedRanking
 from edgeq_device.measure.latency import Distribution
 from msgspec import Meta
 
@@ -22,7 +22,7 @@ from edgeq.errors import BoardError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.measure.coverage import Check
+from edgeq.measure.coverage import ArtifactCheck
 from edgeq.model.load import model_bytes
 from edgeq.remote import link
 from edgeq.remote.devices import Board
@@ -100,9 +100,9 @@ class BoardClock:
 
         return ExecutionRoute(NATIVE, where, native_speed=True, start=running)
 
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[ArtifactCheck, ...]:
         """Return the checks that each built candidate has passed on a board."""
-        return tuple(Check(name, "native", self.route.how, "", True) for name in ("load", "self-test"))
+        return tuple(ArtifactCheck(name, "native", self.route.how, "", True) for name in ("load", "self-test"))
 
     def record(self) -> dict[str, Any]:
         """Return the boards that were used, by name. Each entry has the board's machine and its state at the start."""
@@ -121,10 +121,10 @@ class BoardClock:
 
     def race(
         self, models: Mapping[str, _Model], feed: Mapping[str, Any], rules: RaceRules, on_round: Callable[[], None]
-    ) -> Ranking:
+    ) -> SpeedRanking:
         """Compare the speed of all models on one board. See `Clock.race`."""
 
-        def run(ready: _Ready) -> Ranking:
+        def run(ready: _Ready) -> SpeedRanking:
             requests = [
                 {
                     **open_request(ready.session.send_model(model, how.engine), with_carried(model, how)),
@@ -262,7 +262,7 @@ class _Raced:
 
 @dataclass(frozen=True)
 class _Race:
-    """Describe a board's answer to a comparison of speeds. See `edgeq_device.measure.claim.Ranking`."""
+    """Describe a board's answer to a comparison of speeds. See `edgeq_device.measure.claim.SpeedRanking`."""
 
     order: tuple[Text, ...]
     settled: bool
@@ -276,7 +276,7 @@ class _Peak:
     session_peak_bytes: Count
 
 
-def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
+def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> SpeedRanking:
     """Return the ranking of the models whose speed a board compared."""
     found = parse(answer, _Race, session.board.name, BoardError)
     try:
@@ -288,6 +288,6 @@ def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[s
         tied = {name for pair in found.ties for name in pair}
         if sorted(found.order) != sorted(distributions) or not tied <= {*found.order}:
             raise ValueError("an order of other models")
-        return Ranking(found.order, found.settled, found.ties, found.rounds, distributions)
+        return SpeedRanking(found.order, found.settled, found.ties, found.rounds, distributions)
     except (*SENSELESS, ValueError) as error:
         raise senseless(session) from error

@@ -31,7 +31,7 @@ Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]+$", description="text")]
 
 
 @dataclass(frozen=True)
-class Entry:
+class DeviceEntry:
     """Describe the table [devices.NAME] of a devices file.
 
     Attributes:
@@ -53,11 +53,11 @@ class Entry:
 class DevicesFile:
     """Describe the contents of devices.toml and fleet.toml."""
 
-    devices: Mapping[str, Entry]
+    devices: Mapping[str, DeviceEntry]
 
 
 @dataclass(frozen=True)
-class Board(Entry):
+class Board(DeviceEntry):
     """Describe one board. Its `host` does not include the user.
 
     Attributes:

@@ -27,14 +27,14 @@ from google.protobuf.message import DecodeError
 from msgspec import Meta
 
 from edgeq import demo
-from edgeq.backends.base import Check, Status
+from edgeq.backends.base import DoctorCheck, Status
 from edgeq.errors import BoardError, DataError, RuntimeUnavailableError, one_line
 from edgeq.hardware import detect
 from edgeq.hardware.detect import PACKAGES, Machine, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.comparison import decibels
-from edgeq.prove.engine_check import LEAST_DB, Diagnosis
+from edgeq.prove.engine_check import LEAST_DB, EngineDiagnosis
 from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.link import Line, SystemFile, Text, without_controls
@@ -66,7 +66,7 @@ class Cpuid:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedCpu:
     """Hold the information on the CPU that a board reports. See `edgeq_device.measure.features.Evidence`."""
 
     system: Line
@@ -88,7 +88,7 @@ class ReportedGpu:
 
 
 @dataclass(frozen=True)
-class State:
+class BoardState:
     """Describe the state of a board. A value is None if the board's system does not report it.
 
     Attributes:
@@ -130,14 +130,14 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Described:
-    evidence: Reported
+    evidence: ReportedCpu
     files: Annotated[Mapping[str, SystemFile], Meta(max_length=link.SYSTEM_FILES)]
     affinity: Annotated[int, Meta(ge=0, le=1 << 16)]
     os: Line
     versions: Mapping[Line, Line]
     engines: Mapping[Line, _Engine]
     gpus: Annotated[tuple[ReportedGpu, ...], Meta(max_length=64)]
-    state: State
+    state: BoardState
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Description:
 
     machine: Machine
     engines: Mapping[str, Installed]
-    state: State
+    state: BoardState
 
 
 def describe_board(session: BoardSession) -> Description:
@@ -180,7 +180,7 @@ def board_record(session: BoardSession, before: Description, after: Description 
     }
 
 
-def _evidence(reported: Reported) -> Evidence:
+def _evidence(reported: ReportedCpu) -> Evidence:
     answers = None
     if reported.cpuid is not None:
         leaves = {(leaf, sub): registers for leaf, sub, *registers in reported.cpuid.leaves}
@@ -422,20 +422,22 @@ def detect_board(board: Board) -> Description:
         return describe_board(session)
 
 
-def doctor_board(board: Board, *, progress: Progress = SILENT) -> Diagnosis:
+def doctor_board(board: Board, *, progress: Progress = SILENT) -> EngineDiagnosis:
     """Check the connection to a board, its software, its engines, and whether a model runs correctly on it.
 
     Each problem is reported as a failed check.
     """
-    checks: list[Check] = []
+    checks: list[DoctorCheck] = []
     try:
         with open_board(board) as session:
-            checks.append(Check("SSH", "ok", f"{board.name} is reached; edgeq writes only to {session.hello.folder}"))
+            checks.append(
+                DoctorCheck("SSH", "ok", f"{board.name} is reached; edgeq writes only to {session.hello.folder}")
+            )
             checks += _software(session)
             found = describe_board(session)
             match = match_profile(found.machine, load_profiles())
-            checks.append(Check("profile", "ok", f"{match.profile.name}: {match.profile.title}"))
-            checks.append(Check("state", "ok", found.state.text()))
+            checks.append(DoctorCheck("profile", "ok", f"{match.profile.name}: {match.profile.title}"))
+            checks.append(DoctorCheck("state", "ok", found.state.text()))
             known = load_engines()
             for state in detect_engines(found.machine, known, found.engines):
                 engine = known[state.name]
@@ -443,24 +445,24 @@ def doctor_board(board: Board, *, progress: Progress = SILENT) -> Diagnosis:
                 broken = there and state.problem and not simulates(engine, found.machine)
                 status: Status = "failed" if broken else "ok" if there else "absent"
                 detail = state.problem or state.version or f"{state.title}: {state.install}"
-                checks.append(Check(f"engine {state.name}", status, detail))
+                checks.append(DoctorCheck(f"engine {state.name}", status, detail))
             checks.append(_runs(session, progress))
     except BoardError as error:
-        checks.append(Check("kernels" if checks else "SSH", "failed", str(error)))
-    return Diagnosis(tuple(checks))
+        checks.append(DoctorCheck("kernels" if checks else "SSH", "failed", str(error)))
+    return EngineDiagnosis(tuple(checks))
 
 
-def _software(session: BoardSession) -> list[Check]:
+def _software(session: BoardSession) -> list[DoctorCheck]:
     private = ", which edgeq device setup made" if session.hello.private else ""
-    found = [Check("Python", "ok", session.hello.python + private)]
+    found = [DoctorCheck("Python", "ok", session.hello.python + private)]
     for name in ("numpy", "onnxruntime"):
         version = session.hello.modules.get(name)
         missing = f"edgeq device setup {session.board.name} installs it"
-        found.append(Check(name, "failed" if version is None else "ok", missing if version is None else version))
+        found.append(DoctorCheck(name, "failed" if version is None else "ok", missing if version is None else version))
     return found
 
 
-def _runs(session: BoardSession, progress: Progress) -> Check:
+def _runs(session: BoardSession, progress: Progress) -> DoctorCheck:
     """Compare the demo model's outputs on the board with those on this machine."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
@@ -469,9 +471,11 @@ def _runs(session: BoardSession, progress: Progress) -> Check:
         with BoardModels(session, progress) as models:
             there = models.open(demo.MODEL, SessionSettings()).run(None, feed)[0]
     except RuntimeUnavailableError as error:
-        return Check("kernels", "failed", str(error))
+        return DoctorCheck("kernels", "failed", str(error))
     if there.shape != here.shape:
-        return Check("kernels", "failed", f"the demo model's output has the shape {there.shape}, not {here.shape}")
+        return DoctorCheck(
+            "kernels", "failed", f"the demo model's output has the shape {there.shape}, not {here.shape}"
+        )
     db = decibels(float((here**2).sum()), float(((there - here) ** 2).sum()))
     found = f"the demo model matches this machine's outputs to {db:.1f} dB"
-    return Check("kernels", "ok" if db >= LEAST_DB else "failed", found)
+    return DoctorCheck("kernels", "ok" if db >= LEAST_DB else "failed", found)

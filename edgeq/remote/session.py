@@ -34,7 +34,7 @@ from edgeq.run.draws import write_with_same_draws
 from edgeq.run.session import (
     Array,
     EngineFiles,
-    Guest,
+    GuestProgram,
     SessionSettings,
     guest_environment,
     open_request,
@@ -336,7 +336,7 @@ class _Opened:
     providers: tuple[bounds.Line, ...]
 
 
-class BoardGuest(Guest):
+class BoardGuest(GuestProgram):
     """Run edgeq's program for models on the board. `start_board_guest` makes this object."""
 
     session: BoardSession

@@ -26,7 +26,7 @@ from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import path_of, read_own
 from edgeq.reporting.figures import string
 from edgeq.reporting.page import RECORD, TUNING, render
-from edgeq.reporting.read import ReportData, Verdict, read_report, verdict_of
+from edgeq.reporting.read import ReportData, ReportVerdict, read_report, verdict_of
 from edgeq.reporting.timing import INT8, FleetRecord
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, is_plain, output_file
@@ -190,7 +190,7 @@ _MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Reported(Displayed):
+class WrittenReport(Displayed):
     """Report the page that was written, and the data on it."""
 
     bundle: Path
@@ -204,7 +204,7 @@ class Reported(Displayed):
         return _is_record(self.bundle)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReportVerdict:
         """Return the verdict, which is at the top of the page."""
         return verdict_of(self.data, self.data.main)
 
@@ -236,7 +236,7 @@ def report_bundle(
     fleet: Path | None = None,
     force: bool = False,
     progress: Progress = SILENT,
-) -> Reported:
+) -> WrittenReport:
     """Write the report of `path`: a bundle, a record, or the folder of a finished `edgeq tune`.
 
     edgeq always draws the page from the figures in the bundle. It never opens a page that came with the bundle, because
@@ -286,7 +286,7 @@ def report_bundle(
     page = _sealed(render(data).encode("utf-8"))
     with output_file(place, force=force or _is_report(place)) as draft:
         draft.write_bytes(page)
-    return Reported(path, place, data, len(page))
+    return WrittenReport(path, place, data, len(page))
 
 
 def _is_record(path: Path) -> bool:

@@ -55,7 +55,7 @@ UNSETTLED: Outcome = "unsettled"
 
 
 @dataclass(frozen=True)
-class Limits:
+class LossLimits:
     """Limit how much worse B may be. None means no limit.
 
     Attributes:
@@ -137,7 +137,7 @@ class Comparison(Page):
     agreement: Agreement | None
     measurement: Measurement | None
     notes: tuple[str, ...]
-    limits: Limits = field(default_factory=Limits)
+    limits: LossLimits = field(default_factory=LossLimits)
 
     @property
     def same(self) -> bool:
@@ -420,7 +420,7 @@ class CompareRequest:
     threads: int = 0
     timed: bool = True
     duration_s: float = 2.0
-    limits: Limits = field(default_factory=Limits)
+    limits: LossLimits = field(default_factory=LossLimits)
     session_options: Mapping[str, str] = field(default_factory=dict)
     attempts: int = 1
     sessions: int | None = None
@@ -470,7 +470,7 @@ def compare(
     """
     options = options or TaskOptions()
     # A number is in the metric's unit, which need not be a share.
-    limits = Limits(parse_drop(max_drop) if isinstance(max_drop, str) else max_drop, min_speedup)
+    limits = LossLimits(parse_drop(max_drop) if isinstance(max_drop, str) else max_drop, min_speedup)
     config = session_options or {}
     a, b = path_of(a), path_of(b)
     request = CompareRequest(

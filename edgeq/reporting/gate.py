@@ -29,7 +29,7 @@ from edgeq.reporting.compare import (
     CompareRequest,
     Comparison,
     LimitCheck,
-    Limits,
+    LossLimits,
     check_limits,
     run_comparison,
 )
@@ -70,7 +70,7 @@ class GateLimits:
             if value is not None and not 0 <= value <= 100:
                 raise UsageError(f"{name} is {value:g}", "Give a share of 0 or more, such as 0.05 for 5 %")
 
-    def limits(self, *, task: bool) -> Limits:
+    def limits(self, *, task: bool) -> LossLimits:
         """Return the limits as `Limits` for a comparison. Accuracy has a limit only if a task measures it.
 
         Raises:
@@ -79,7 +79,7 @@ class GateLimits:
         if self.max_drop is not None and not task:
             raise UsageError("max_drop needs a task", "Give --task, and labelled samples as --data")
         drop = (0.01 if self.max_drop is None else self.max_drop) if task else None
-        return Limits(drop, 1 / (1 + self.max_slowdown), self.max_growth, self.max_memory_growth)
+        return LossLimits(drop, 1 / (1 + self.max_slowdown), self.max_growth, self.max_memory_growth)
 
 
 def read_limits(path: Path) -> GateLimits:

@@ -148,7 +148,7 @@ as equal.
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerView:
     """Describe one layer, in execution order.
 
     Attributes:
@@ -198,14 +198,14 @@ class Layer:
         return self.own_db if alone else self.sqnr_db
 
 
-def measured_alone(layers: Sequence[Layer]) -> bool:
+def measured_alone(layers: Sequence[LayerView]) -> bool:
     """Return whether the errors of single layers are known."""
     return any(layer.own_db is not None for layer in layers)
 
 
 def layer_rows(
     record: LayersRecord | None, kernels: Mapping[str, Sequence[KernelTime]]
-) -> tuple[tuple[Layer, ...], float | None]:
+) -> tuple[tuple[LayerView, ...], float | None]:
     """Return the layers in execution order, and the time of conversions (Q/DQ) in microseconds. The time is None if
     there are no conversions.
 
@@ -234,11 +234,11 @@ def _layer(
     before: KernelTime | None,
     after: KernelTime | None,
     sources: Mapping[str, ErrorSource],
-) -> Layer:
+) -> LayerView:
     seen = activation or Activation(name)
     source = sources.get(seen.name)
     kernel = before or after
-    return Layer(
+    return LayerView(
         name=name,
         op_type=seen.op_type or (kernel.op_type if kernel else ""),
         sqnr_db=seen.accumulated.sqnr_db,
@@ -278,7 +278,7 @@ times.
 """
 
 
-def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
+def layer_profile(layers: Sequence[LayerView], width: float) -> Markup:
     """Draw a panel for errors and a panel for times over the same axis. A panel without data is left out. If both have
     no data, return empty markup.
     """
@@ -306,11 +306,11 @@ def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
     return figure(width, height, f"{measured} of {len(layers)} layers in execution order", *drawn, foot)
 
 
-def _sum(column: Sequence[Layer], which: str) -> float:
+def _sum(column: Sequence[LayerView], which: str) -> float:
     return sum(getattr(layer, which) or 0.0 for layer in column)
 
 
-def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
+def _sqnr(columns: Sequence[Sequence[LayerView]], xs: Scale, ys: Scale) -> Markup:
     """Draw a line for the error so far, and dots for the error of each layer alone. If the latter is unknown, draw the
     dots on the line.
     """
@@ -334,7 +334,7 @@ def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
     return tag("g", *parts, *dots)
 
 
-def _time(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
+def _time(columns: Sequence[Sequence[LayerView]], xs: Scale, ys: Scale) -> Markup:
     wide = (xs.end - xs.start) / len(columns)
     bar = max(0.4, wide * 0.42)
     parts = []

@@ -21,9 +21,9 @@ from edgeq.measure.agreement import OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
 from edgeq.reporting import figures
 from edgeq.reporting.figures import escaped, isolated, shorten
-from edgeq.reporting.layers import Layer, TensorHistogram, histogram_chart, layer_profile, measured_alone
-from edgeq.reporting.read import ReportData, Variant, compared, read_report, timing_of, verdict_of
-from edgeq.reporting.timing import Timing, board_table, failures, kind_table, latency_chart, series
+from edgeq.reporting.layers import LayerView, TensorHistogram, histogram_chart, layer_profile, measured_alone
+from edgeq.reporting.read import ReportData, VariantRecord, compared, read_report, timing_of, verdict_of
+from edgeq.reporting.timing import TimingRecord, board_table, failures, kind_table, latency_chart, series
 from edgeq.reporting.tuning import (
     NAMES,
     accuracy_text,
@@ -124,7 +124,7 @@ def _coverage_cell(coverage: Coverage | None) -> str:
     return f"{share(coverage.int8_mac_share)}{' (forecast)' if coverage.basis == 'forecast' else ''}"
 
 
-def latency_table(timing: Timing) -> Table:
+def latency_table(timing: TimingRecord) -> Table:
     """Return a row for each model."""
     heads = ["model", "p50", "p90", "p99", "mean", "variation", "samples/s", "peak memory", "queries"]
     rows: list[Row] = []
@@ -137,7 +137,7 @@ def latency_table(timing: Timing) -> Table:
     return known_columns(heads, rows)
 
 
-def metric_rows(variant: Variant) -> list[Row]:
+def metric_rows(variant: VariantRecord) -> list[Row]:
     """Return a row for each metric."""
     rows: list[Row] = []
     for m in variant.metrics:
@@ -146,7 +146,7 @@ def metric_rows(variant: Variant) -> list[Row]:
     return rows
 
 
-def output_table(variant: Variant) -> Table:
+def output_table(variant: VariantRecord) -> Table:
     """Return a row for each output, and a row for each of its slices that has a different scale."""
     heads = ("output", "SQNR", "around the mean", "cosine", "largest error", "same top answer")
     rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
@@ -243,7 +243,7 @@ amplitude.
 _NAMED = 8
 
 
-def layers_view(variant: Variant) -> dict[str, Any] | None:
+def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
     """Return the values that layers.html shows, or None if there are no layers. layers.html shows the worst layers if
     errors are known, otherwise the slowest layers.
 
@@ -257,7 +257,7 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
     errors = [db for layer in layers if (db := layer.error_db(alone=alone)) is not None]
     times = [us for layer in layers for us in (layer.float_us, layer.int8_us) if us is not None]
 
-    def rank(layer: Layer) -> tuple[bool, float]:
+    def rank(layer: LayerView) -> tuple[bool, float]:
         """Return a key that sorts error sources first, then the layers with the largest errors. If errors are not
         known, the slowest layers come first.
         """
@@ -290,12 +290,12 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
     }
 
 
-def _made_slower(layers: Sequence[Layer]) -> list[Layer]:
+def _made_slower(layers: Sequence[LayerView]) -> list[LayerView]:
     """Return the layers that int8 made slower. The layers that lost most time come first."""
     return sorted((layer for layer in layers if layer.made_slower), key=lambda layer: -layer.time_lost)
 
 
-def _slower(layers: Sequence[Layer]) -> str:
+def _slower(layers: Sequence[LayerView]) -> str:
     found = _made_slower(layers)
     if not found:
         return ""
@@ -317,7 +317,7 @@ def _lead(by_error: bool, alone: bool) -> str:
     return "The SQNR of each layer's output against float32's, with all errors so far."
 
 
-def _conversions(layers: Sequence[Layer], conversion_us: float | None) -> str:
+def _conversions(layers: Sequence[LayerView], conversion_us: float | None) -> str:
     total = sum(layer.int8_us or 0.0 for layer in layers)
     if not conversion_us or not total:
         return ""
@@ -326,7 +326,7 @@ def _conversions(layers: Sequence[Layer], conversion_us: float | None) -> str:
     return f"Converting between float and int8 takes {shown}."
 
 
-def layer_table(variant: Variant) -> Table:
+def layer_table(variant: VariantRecord) -> Table:
     """Return a row for each layer, in execution order."""
     heads = ("layer", "operator", "alone dB", "SQNR dB", "cosine", "clipped", "float32 µs", "int8 µs")
     rows: list[Row] = []

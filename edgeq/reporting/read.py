@@ -18,13 +18,13 @@ from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage, KernelTime
 from edgeq.reporting.figures import Pairs, pairs, string
-from edgeq.reporting.layers import Layer, LayersRecord, TensorHistogram, layer_rows
+from edgeq.reporting.layers import LayersRecord, LayerView, TensorHistogram, layer_rows
 from edgeq.reporting.timing import (
     INT8,
     BenchReport,
     FleetRecord,
-    Speed,
-    Timing,
+    SpeedRecord,
+    TimingRecord,
     bench_timing,
     finalists_timing,
     speed_timing,
@@ -68,7 +68,7 @@ class Repaired:
 
 
 @dataclass(frozen=True)
-class Variant:
+class VariantRecord:
     """Describe one way to run the model, and its proof. The keys are those of `edgeq package --json`, and also the
     name, `title`, `layers`, `kernels` and `histograms`. All but the name may be missing.
 
@@ -98,7 +98,7 @@ class Variant:
     top1_agreement: Share | None = None
     samples: Count | None = None
     held_out: bool | None = None
-    speed: Speed | None = None
+    speed: SpeedRecord | None = None
     layers: LayersRecord | None = None
     kernels: Mapping[str, tuple[KernelTime, ...]] = field(default_factory=dict)
     histograms: tuple[TensorHistogram, ...] = ()
@@ -166,12 +166,12 @@ class Variant:
         return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
 
     @property
-    def timing(self) -> Timing | None:
+    def timing(self) -> TimingRecord | None:
         """Return the latencies in the variant's proof."""
         return speed_timing(self.speed) if self.speed else None
 
     @cached_property
-    def drawn_layers(self) -> tuple[tuple[Layer, ...], float | None]:
+    def drawn_layers(self) -> tuple[tuple[LayerView, ...], float | None]:
         """Return the variant's layers in execution order, and the time of conversions between float and int8 in
         microseconds.
         """
@@ -186,7 +186,7 @@ class ReportRecord:
 
     name: str = ""
     model: ModelRecord | None = None
-    variants: Mapping[str, Variant] = field(default_factory=dict)
+    variants: Mapping[str, VariantRecord] = field(default_factory=dict)
     tuning: TuningRecord | None = None
     bench: BenchReport | None = None
     fleet: FleetRecord | None = None
@@ -202,10 +202,10 @@ class ReportData:
     """Hold all the data that the page shows."""
 
     name: str
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[VariantRecord, ...] = ()
     float_bytes: float | None = None
     tuning: TuningRecord | None = None
-    timing: Timing | None = None
+    timing: TimingRecord | None = None
     fleet: FleetRecord | None = None
     machine: Pairs = ()
     versions: Pairs = ()
@@ -214,7 +214,7 @@ class ReportData:
     notes: tuple[str, ...] = ()
 
     @property
-    def main(self) -> Variant | None:
+    def main(self) -> VariantRecord | None:
         """Return the variant that the verdict is about: a variant that was timed, or else one that was checked on its
         own kernels, or else the first variant.
         """
@@ -299,7 +299,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReportVerdict:
     """Hold the result. `status` names it in a word or two; `sentence` explains it.
 
     Attributes:
@@ -316,10 +316,10 @@ class Verdict:
     commands: tuple[str, ...] = ()
 
 
-def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
+def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict:
     """Return the verdict on one variant. If there is no variant, the verdict is only about the tuning run."""
     timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
-    variant = variant or Variant()
+    variant = variant or VariantRecord()
     claim = _claim(timing, variant)
     speed, accuracy, agreement = _speed(claim), _accuracy(variant, tuning), _agreement(variant)
     ratio = variant.bytes / data.float_bytes if variant.bytes and data.float_bytes else None
@@ -345,7 +345,7 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
         tone, status = ("neutral", "Speed unproven") if unknown else ("good", "Goal met")
         if not unknown and tuning.doubts:
             tone, status = "neutral", "Accuracy in doubt"
-    return Verdict(
+    return ReportVerdict(
         tone,
         status,
         sentence,
@@ -356,7 +356,7 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
     )
 
 
-def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, missed: bool) -> Iterator[str]:
+def _closer(data: ReportData, variant: VariantRecord, *, slow: bool, poor: bool, missed: bool) -> Iterator[str]:
     """Yield the commands that show the cause of a bad verdict. MODEL.onnx is the float32 model."""
     named = f" --variant {shlex.quote(variant.name)}" if variant.name and len(data.variants) > 1 else ""
     if poor:
@@ -368,7 +368,7 @@ def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, misse
         yield f"edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume {over}-o BUNDLE"
 
 
-def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
+def timing_of(data: ReportData, variant: VariantRecord | None) -> TimingRecord | None:
     """Return the report's timing if it is about this variant. Otherwise return the variant's own timing."""
     if variant is not None and variant.timing is not None and data.timing is None:
         return variant.timing
@@ -378,7 +378,7 @@ def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
     return timing if variant.name in timing.models else variant.timing
 
 
-def compared(timing: Timing | None, variant: Variant) -> str:
+def compared(timing: TimingRecord | None, variant: VariantRecord) -> str:
     """Return the name of the model that `timing` compares with the baseline. This is the variant, or else the first
     model that is not the baseline. Return "" if there is none.
     """
@@ -388,7 +388,7 @@ def compared(timing: Timing | None, variant: Variant) -> str:
     return variant.name if variant.name in others else next(iter(others), "")
 
 
-def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
+def _claim(timing: TimingRecord | None, variant: VariantRecord) -> Claim | None:
     """Return the claim that can be made about the variant's speed, or None if the variant was not timed against
     float32.
     """
@@ -418,7 +418,7 @@ def _speed_text(found: Claim | None) -> str:
     return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
 
 
-def _accuracy(variant: Variant, tuning: TuningRecord | None) -> Figure | None:
+def _accuracy(variant: VariantRecord, tuning: TuningRecord | None) -> Figure | None:
     primary = variant.primary
     if primary is None or primary.int8 is None:
         return None
@@ -444,7 +444,7 @@ def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 
 
-def _accuracy_text(variant: Variant) -> str:
+def _accuracy_text(variant: VariantRecord) -> str:
     primary = variant.primary
     if primary is not None and primary.gain is not None and primary.int8 is not None:
         shown = metric(primary.name, primary.int8)
@@ -461,7 +461,7 @@ def _accuracy_text(variant: Variant) -> str:
     return ""
 
 
-def _agreement(variant: Variant) -> Figure | None:
+def _agreement(variant: VariantRecord) -> Figure | None:
     if variant.worst_db is None and variant.top1 is None:
         return None
     seen = f"{variant.samples} samples" if variant.samples else ""
@@ -474,7 +474,7 @@ def _agreement(variant: Variant) -> Figure | None:
     return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, seen) if x), tone)
 
 
-def _size(data: ReportData, variant: Variant, ratio: float | None) -> Figure | None:
+def _size(data: ReportData, variant: VariantRecord, ratio: float | None) -> Figure | None:
     if variant.bytes is None:
         return None
     note = "" if ratio is None else f"{ratio:.2f} of float32's {size(data.float_bytes or 0)}"

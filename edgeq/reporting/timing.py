@@ -56,7 +56,7 @@ class LatencyFigures:
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedRecord:
     """Hold a proof's `speed`, which is the latency of each model and the ratio of int8 to float32."""
 
     latency: Mapping[str, LatencyFigures]
@@ -68,7 +68,7 @@ class Latency:
     """Hold one model's latencies.
 
     Attributes:
-        histogram: queries per bin, for the edges in `Timing`; empty if there is no histogram.
+        histogram: queries per bin, for the edges in `TimingRecord`; empty if there is no histogram.
         peak_bytes: the peak memory of the process, which `edgeq bench` reports separately; None if it is not known.
     """
 
@@ -78,7 +78,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimingRecord:
     """Hold latencies of models that were timed against each other, and other data from the same report. The latencies
     are those of one scenario of `edgeq bench --json`.
 
@@ -101,14 +101,14 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class BenchModel:
+class BenchModelRecord:
     """Hold what is known about a model besides its latency. `memory` has `process_peak_bytes`."""
 
     memory: Mapping[str, Amount] | None = None
 
 
 @dataclass(frozen=True)
-class BenchSettings:
+class BenchSettingsRecord:
     """Describe how latency was measured. See `edgeq_device.measure.bench`."""
 
     min_duration_s: Positive | None = None
@@ -120,16 +120,16 @@ class BenchSettings:
 class BenchReport:
     """Hold the parts of `edgeq bench --json` (docs/bench.md) that the report draws."""
 
-    scenarios: Mapping[str, Timing] = field(default_factory=dict)
-    models: Mapping[str, BenchModel] = field(default_factory=dict)
+    scenarios: Mapping[str, TimingRecord] = field(default_factory=dict)
+    models: Mapping[str, BenchModelRecord] = field(default_factory=dict)
     baseline: str = FLOAT
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
-    settings: BenchSettings = BenchSettings()
+    settings: BenchSettingsRecord = BenchSettingsRecord()
     notes: tuple[str, ...] = ()
 
 
-def bench_timing(report: BenchReport) -> Timing | None:
+def bench_timing(report: BenchReport) -> TimingRecord | None:
     """Return the timing of the first scenario that has latencies, or None if no scenario has any."""
     for name, scenario in report.scenarios.items():
         if scenario.models:
@@ -148,7 +148,7 @@ def bench_timing(report: BenchReport) -> Timing | None:
 
 
 def _drawn(model: str, found: Latency, report: BenchReport) -> Latency:
-    memory = (report.models.get(model) or BenchModel()).memory or {}
+    memory = (report.models.get(model) or BenchModelRecord()).memory or {}
     peak = memory.get("process_peak_bytes") or None
     return replace(found, histogram=found.histogram[:_MOST_BINS], peak_bytes=peak)
 
@@ -157,15 +157,15 @@ def _first(models: Mapping[str, T]) -> dict[str, T]:
     return dict(list(models.items())[:_MOST_MODELS])
 
 
-def speed_timing(speed: Speed) -> Timing | None:
+def speed_timing(speed: SpeedRecord) -> TimingRecord | None:
     """Return the latencies in a proof, or None if it contains none."""
     models = {name: Latency(figures) for name, figures in _first(speed.latency).items()}
     others = [name for name in models if name != FLOAT]
     ratios = {others[0]: speed.ratio} if speed.ratio is not None and others else {}
-    return Timing(models, ratios) if models else None
+    return TimingRecord(models, ratios) if models else None
 
 
-def finalists_timing(record: TuningRecord) -> Timing | None:
+def finalists_timing(record: TuningRecord) -> TimingRecord | None:
     """Return the latencies of float32 and of the chosen candidate in a tuning run, or None if there are none."""
     models, ratios = {}, {}
     chosen = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
@@ -176,10 +176,10 @@ def finalists_timing(record: TuningRecord) -> Timing | None:
         models[name] = Latency(figures, record.histograms.counts.get(name, ()))
         if timing.speedup is not None:
             ratios[name] = timing.speedup
-    return Timing(models, ratios, _edges(record.histograms.edges_ms)) if models else None
+    return TimingRecord(models, ratios, _edges(record.histograms.edges_ms)) if models else None
 
 
-def _settings(settings: BenchSettings) -> Pairs:
+def _settings(settings: BenchSettingsRecord) -> Pairs:
     seconds, threads = settings.min_duration_s, settings.threads
     found = (
         ("measured for", f"at least {significant(seconds)} s per model" if seconds else ""),
@@ -199,7 +199,7 @@ _TOP = 8.0
 _BOTTOM = 44.0
 
 
-def latency_chart(timing: Timing, width: float) -> Markup:
+def latency_chart(timing: TimingRecord, width: float) -> Markup:
     """Draw a row for each model, in the order of `timing.models`. Without models, return empty markup."""
     models = list(timing.models.items())[:8]
     if not models:
@@ -221,12 +221,12 @@ def latency_chart(timing: Timing, width: float) -> Markup:
     )
 
 
-def series(name: str, timing: Timing) -> str:
+def series(name: str, timing: TimingRecord) -> str:
     """Return the class that sets a model's colour. The baseline has one class, and all other models have another."""
     return "base" if name == timing.baseline else "other"
 
 
-def _occupied(timing: Timing) -> list[float]:
+def _occupied(timing: TimingRecord) -> list[float]:
     """For each model, return the outer edges of the range of bins that are not empty."""
     found = []
     edges = timing.histogram_edges_ms
@@ -237,7 +237,7 @@ def _occupied(timing: Timing) -> list[float]:
     return found
 
 
-def _row(model: str, timing: Timing, xs: Scale, base: float, width: float) -> Markup:
+def _row(model: str, timing: TimingRecord, xs: Scale, base: float, width: float) -> Markup:
     kind = series(model, timing)
     figures, counts, edges = timing.models[model].latency, timing.models[model].histogram, timing.histogram_edges_ms
     top = base - ROW + 56

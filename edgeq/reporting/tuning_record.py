@@ -120,7 +120,7 @@ class Assessment:
 
 
 @dataclass(frozen=True)
-class Timing:
+class StructureTiming:
     """Hold the latency of one structure with one number of threads, in milliseconds, and its ratio to the best latency
     of float32.
 
@@ -187,7 +187,7 @@ class TrialRecord:
     pareto: bool = False
     screening: Screening | None = None
     accuracy: Assessment | None = None
-    timing: Timing | None = None
+    timing: StructureTiming | None = None
     memory_bytes: Count | None = None
 
     @property
@@ -248,7 +248,7 @@ class FloatRecord:
     """Hold the figures of float32 with its best number of threads."""
 
     accuracy: Mapping[str, Finite] = field(default_factory=dict)
-    timing: Timing | None = None
+    timing: StructureTiming | None = None
     threads: Count = 0
     bytes: Positive | None = None
 

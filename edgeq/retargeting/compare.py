@@ -38,7 +38,7 @@ _REPORT = "Please report this model"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RetargetComparison:
     """Hold the result of comparing the outputs of two models on made-up inputs.
 
     Attributes:
@@ -52,8 +52,8 @@ class Comparison:
 
 
 def compare(
-    given: Path, rewritten: Path, *, same_operators: bool, default: Comparison | None = None
-) -> Comparison | None:
+    given: Path, rewritten: Path, *, same_operators: bool, default: RetargetComparison | None = None
+) -> RetargetComparison | None:
     """Compare the outputs of both models without ONNX Runtime's optimiser. Return None if the model `given` does not
     run on made-up inputs.
 
@@ -79,7 +79,7 @@ def compare(
 
 def compare_by_default(
     given: Path, rewritten: Path, options: Mapping[str, str], *, branches: bool = False
-) -> tuple[Comparison | None, str]:
+) -> tuple[RetargetComparison | None, str]:
     """Compare the outputs of both models in ONNX Runtime's default session, with its optimiser.
 
     Args:
@@ -109,7 +109,7 @@ def _problem(model: Path, settings: SessionSettings, branches: bool) -> str:
 
 def compare_outputs(
     one: Path, other: Path, settings: tuple[SessionSettings, SessionSettings] = (_PLAIN, _PLAIN)
-) -> Comparison | None:
+) -> RetargetComparison | None:
     """Run both models, each with its settings, on the same made-up inputs, and compare their outputs. Return None if
     `one` refuses the inputs. By default, ONNX Runtime's optimiser is off.
 
@@ -120,7 +120,7 @@ def compare_outputs(
     return compare_sessions(one, *opened)
 
 
-def compare_sessions(one: Path, given: Any, other: Any) -> Comparison | None:
+def compare_sessions(one: Path, given: Any, other: Any) -> RetargetComparison | None:
     """Compare the outputs of two sessions on made-up inputs of the model `one`. See `compare_outputs`."""
     identical, largest = True, 0.0
     for number in range(_TRIES):
@@ -137,7 +137,7 @@ def compare_sessions(one: Path, given: Any, other: Any) -> Comparison | None:
             same = np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
             identical &= same
             largest = largest if same else max(largest, _difference(a, b))
-    return Comparison(identical, largest)
+    return RetargetComparison(identical, largest)
 
 
 def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:

@@ -97,7 +97,7 @@ def _format(model: ir.Model) -> str:
     return "QDQ"
 
 
-class Place(NamedTuple):
+class QuantizedInput(NamedTuple):
     """Describe an input through which a node reads 8-bit integers: its tensor, its parameters, and whether it is a
     weight.
     """
@@ -107,12 +107,12 @@ class Place(NamedTuple):
     weight: bool
 
 
-def places(node: ir.Node) -> Iterator[Place]:
+def places(node: ir.Node) -> Iterator[QuantizedInput]:
     """Yield the 8-bit input of a DequantizeLinear, or both operands of an operator that has two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:
-            yield Place(name_of(node.inputs[0]), params, is_weight(node))
+            yield QuantizedInput(name_of(node.inputs[0]), params, is_weight(node))
         return
     row = operator_of(node)
     if row.integer_output is None or len(row.integers) != 2:
@@ -121,7 +121,7 @@ def places(node: ir.Node) -> Iterator[Place]:
         value = node_input(node, operand.value)
         params = params_at(node, operand.scale) if operand.scale is not None else None
         if params is not None:
-            yield Place(name_of(value), params, operand.value in row.weights and is_constant(value))
+            yield QuantizedInput(name_of(value), params, operand.value in row.weights and is_constant(value))
 
 
 def check_form(model: ir.Model, path: Path) -> None:

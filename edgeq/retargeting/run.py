@@ -60,9 +60,9 @@ from edgeq.model.shapes import write_shapes
 from edgeq.quantization.quantizer import settle
 from edgeq.retargeting.compare import (
     USUAL,
-    Comparison,
     In,
     Out,
+    RetargetComparison,
     check_target,
     clamped,
     compare,
@@ -365,8 +365,8 @@ class Retargeted(Displayed):
     after: Form
     changes: tuple[str, ...]
     kept: tuple[str, ...]
-    comparison: Comparison | None
-    by_default: Comparison | None
+    comparison: RetargetComparison | None
+    by_default: RetargetComparison | None
     session_options: Mapping[str, str]
 
     def __record__(self) -> dict[str, Any]:
@@ -384,7 +384,7 @@ class Retargeted(Displayed):
         }
 
 
-def _largest(found: Comparison | None) -> float | None:
+def _largest(found: RetargetComparison | None) -> float | None:
     """Return the largest difference, or None if it is not known or infinite."""
     return found.largest if found is not None and np.isfinite(found.largest) else None
 
@@ -483,7 +483,7 @@ def retarget(
     return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, by_default, session_options)
 
 
-def _compare_on_target(given: Path, rewritten: Path, target: Target) -> tuple[Comparison | None, str]:
+def _compare_on_target(given: Path, rewritten: Path, target: Target) -> tuple[RetargetComparison | None, str]:
     """Compare the outputs of a model in ONNX Runtime with those of its rewritten form in the kernels of a target.
 
     Returns:

@@ -77,7 +77,7 @@ _BOUNDS = {"Clip": 1, "Pad": 2}
 
 
 @dataclass
-class Group:
+class TypeGroup:
     """Hold integer tensors that must have one common type.
 
     Attributes:
@@ -164,8 +164,8 @@ def _shifted_constant(value: ir.Value | None, dtype: ir.DataType, editor: Editor
     return editor.constant(f"{name_of(value)}/{type_name(dtype)}", shifted(constant_values(value), dtype))
 
 
-def _groups(graph: ir.Graph) -> list[Group]:
-    groups: dict[int, Group] = {}
+def _groups(graph: ir.Graph) -> list[TypeGroup]:
+    groups: dict[int, TypeGroup] = {}
     for node in graph:
         if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
             continue
@@ -178,8 +178,8 @@ def _groups(graph: ir.Graph) -> list[Group]:
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _grown(seed: ir.Value, graph: ir.Graph) -> Group:
-    group, waiting, seen = Group(), [seed], {id(seed)}
+def _grown(seed: ir.Value, graph: ir.Graph) -> TypeGroup:
+    group, waiting, seen = TypeGroup(), [seed], {id(seed)}
 
     def reach(values: Iterable[ir.Value | None]) -> None:
         """Queue each of `values` that has not been seen yet."""
@@ -210,7 +210,7 @@ def _visit(
     node: ir.Node,
     value: ir.Value,
     graph: ir.Graph,
-    group: Group,
+    group: TypeGroup,
     reach: Callable[[Iterable[ir.Value | None]], None],
 ) -> None:
     if node.graph is not graph:
@@ -271,7 +271,7 @@ def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
             node.replace_input_with(place, _shifted_constant(old, dtype, editor))
 
 
-def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
+def _change_over(group: TypeGroup, dtype: ir.DataType, editor: Editor) -> int:
     """Insert a Q/DQ pair of type `dtype` after each DQ and before each Q of a group that keeps its own type. Return the
     number of pairs.
 

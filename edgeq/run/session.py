@@ -250,7 +250,7 @@ _EXIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Command:
+class PythonCommand:
     """Describe how to start a Python process that runs other kernels, such as those of another CPU.
 
     Attributes:
@@ -275,7 +275,7 @@ class Command:
         return (*self.interpreter, "-I", *kept)
 
 
-class Guest(edgeq_device.engines.serve.Guest):
+class GuestProgram(edgeq_device.engines.serve.Guest):
     """Control a running guest program. `start_guest` makes this object."""
 
     _copies: tuple[Path, Callable[[], None]] | None = None
@@ -337,12 +337,12 @@ def open_request(model: str, settings: SessionSettings, name: str = "model") -> 
 
 @contextmanager
 def start_guest(
-    command: Command,
+    command: PythonCommand,
     title: str,
     *,
     request_s: float = REQUEST_S,
     failure: type[RuntimeUnavailableError] = RuntimeUnavailableError,
-) -> Iterator[Guest]:
+) -> Iterator[GuestProgram]:
     """Start the guest program, and end it after the `with` block.
 
     Args:
@@ -357,7 +357,7 @@ def start_guest(
     path = os.pathsep.join(map(str, (program.parent, *command.folders)))
     line = [*command.python, str(program), path, *command.arguments]
     with device_errors():
-        guest = Guest(line, command.environment, title, request_s=request_s, failure=failure)
+        guest = GuestProgram(line, command.environment, title, request_s=request_s, failure=failure)
     try:
         yield guest
         guest.finish(_EXIT_S)
@@ -408,9 +408,9 @@ _KEPT_BYTES = 2**26
 @contextmanager
 def start_engine(
     engine: EngineSpec | None, *, environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S
-) -> Iterator[Guest]:
-    """Start a process for `engine`, or for onnxruntime's own kernels. To open a model in it, call `Guest.open` with
-    settings that name the engine.
+) -> Iterator[GuestProgram]:
+    """Start a process for `engine`, or for onnxruntime's own kernels. To open a model in it, call `GuestProgram.open`
+    with settings that name the engine.
 
     Args:
         environment: variables to set in addition to those of this process.
@@ -422,7 +422,7 @@ def start_engine(
     with device_errors():
         if engine is not None and engine.module:
             find_library(engine, str(onnxruntime().__version__))
-    command = Command(
+    command = PythonCommand(
         (sys.executable,),
         (),
         guest_environment({**os.environ, **(environment or {})}),
@@ -447,7 +447,7 @@ class Engines:
 
     def __init__(self, *, keep: bool = False) -> None:
         self._stack = ExitStack()
-        self._running: dict[tuple[str, int], Guest] = {}
+        self._running: dict[tuple[str, int], GuestProgram] = {}
         made = self._stack.enter_context(scratch_folder("edgeq-compiled-")) if keep else None
         self._folder = Path(made) if made is not None else None
         self._files: EngineFiles | None = None
@@ -504,7 +504,7 @@ class Engines:
         files = {"model": str(model.resolve()), "output": str(output.resolve())}
         self._guest(engine).exchange({"do": "compile", **files, "engine": engine.to_dict()})
 
-    def _guest(self, engine: EngineSpec | None, place: int = 0) -> Guest:
+    def _guest(self, engine: EngineSpec | None, place: int = 0) -> GuestProgram:
         key = _name(engine), place
         if key not in self._running or self._running[key].ended:
             self._running[key] = self._stack.enter_context(start_engine(engine))

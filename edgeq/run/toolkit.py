@@ -292,7 +292,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-class Job:
+class ToolkitJob:
     """Run a script with the toolkit's Python until the `with` block ends or the time limit is reached.
 
     Args:
@@ -319,7 +319,7 @@ class Job:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> ToolkitJob:
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -30,8 +30,8 @@ from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.bench import open_model
-from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
+from edgeq.measure.comparison import OutputSums, rows
+from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
 from edgeq.model.load import model_files
 from edgeq.prove.job import Job
 from edgeq.reporting.tuning_record import Assessment
@@ -226,7 +226,7 @@ class AccuracyMeter:
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._float_model = float_model
-        self._float_metrics: dict[int, Measured] = {}
+        self._float_metrics: dict[int, RowMetrics] = {}
         self._float_meter: tuple[ResampledMeter | None, int] = None, 0
         self._estimates: dict[str, _Estimate] = {}
         self._pairs: dict[str, _Pair] = {}
@@ -306,7 +306,7 @@ class AccuracyMeter:
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
         """Return the agreement of the session's outputs with float32's on the first `count` samples."""
-        comparison = Comparison(basis=self._basis)
+        comparison = OutputSums(basis=self._basis)
         for position in range(min(count, self.total)):
             sample = self.samples[position]
             comparison.update(self._reference(position), infer(session, sample, model=model), sample.inputs)
@@ -332,7 +332,7 @@ class AccuracyMeter:
     def _started(self) -> _Estimate:
         """Return an estimate without any samples yet."""
         metric = None if self._task is None else ResampledMeter(self._task)
-        return _Estimate(metric, AgreementEstimate(Comparison(self._task, self._basis)))
+        return _Estimate(metric, AgreementEstimate(OutputSums(self._task, self._basis)))
 
     def _assessed(self, estimate: _Estimate) -> Assessment:
         """Return the assessment of a model on the samples that it has run so far."""
@@ -342,7 +342,7 @@ class AccuracyMeter:
         complete = estimate.seen >= self.total
         return assess(estimate.agreement, labels, complete=complete, held=self._held)
 
-    def _float_measured(self, samples: int) -> Measured:
+    def _float_measured(self, samples: int) -> RowMetrics:
         """Return float32's metric over the first `samples` samples. If a later call has more samples, only the new ones
         are measured.
         """
@@ -413,7 +413,7 @@ class _Pair:
 
     here: _Estimate
     there: _Estimate
-    between: Comparison = field(default_factory=Comparison)
+    between: OutputSums = field(default_factory=OutputSums)
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ class AssessmentJob:
     basis: Basis
 
     def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
-        """See `edgeq.distributed.workers.Job`."""
+        """See `edgeq.distributed.workers.WorkerJob`."""
         folder = stack.enter_context(scratch_folder("edgeq-worker-"))
         meter = AccuracyMeter(
             self.samples,

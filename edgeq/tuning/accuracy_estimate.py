@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
 from edgeq.measure.agreement import Outputs, is_class_scores, probabilities, worst_db
-from edgeq.measure.comparison import Comparison
-from edgeq.measure.task import Measured, Task, loss_error
+from edgeq.measure.comparison import OutputSums
+from edgeq.measure.task import RowMetrics, Task, loss_error
 from edgeq.reporting.tuning_record import Assessment
 
 _TOP1 = "top1"
@@ -112,7 +112,7 @@ def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.flo
 class AgreementEstimate:
     """Compare one candidate's outputs with float32's, over all rows."""
 
-    comparison: Comparison = field(default_factory=Comparison)
+    comparison: OutputSums = field(default_factory=OutputSums)
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs, sample: Sample, *, rows: int = 1) -> None:
@@ -136,7 +136,7 @@ class AgreementEstimate:
 
 def assess(
     agreement: AgreementEstimate,
-    labels: tuple[Task, Measured, Measured] | None,
+    labels: tuple[Task, RowMetrics, RowMetrics] | None,
     *,
     complete: bool,
     held: Held = "expected",
@@ -186,7 +186,7 @@ def assess(
     return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
 
 
-def further_error(measured: Measured, regret: Regret | None, rows: int) -> float:
+def further_error(measured: RowMetrics, regret: Regret | None, rows: int) -> float:
     """Return the part of a loss's standard error that is due to rare rows: rows that change class, but that happen not
     to be among the `rows` rows seen.
 

@@ -21,7 +21,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.prove.engine_check import check_engine
-from edgeq.prove.job import Built, Derived, Job, build_derived, derive
+from edgeq.prove.job import Built, DerivedValues, Job, build_derived, derive
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines, only_engine
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
@@ -270,7 +270,7 @@ class CandidateBuilder:
         self._job = job
         self._target = target
         self._progress = progress
-        self._derived: dict[object, Derived] = {}
+        self._derived: dict[object, DerivedValues] = {}
         self.recoverer = Recoverer(job, target, workdir)
 
     def build(self, candidate: Candidate, destination: Path) -> Built:

@@ -95,7 +95,7 @@ class QuietLayer:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class LayerRanking:
     """Rank layers in the order in which to leave them in float.
 
     Attributes:
@@ -123,7 +123,7 @@ class Ranking:
 
 
 def select_float_layers(
-    ranking: Ranking,
+    ranking: LayerRanking,
     evaluate: Callable[[tuple[str, ...]], float],
     max_drop: float,
     expired: Callable[[], bool],
@@ -233,7 +233,7 @@ def _between(tried: Mapping[int, float]) -> int | None:
     return next((middle for middle in middles if middle not in tried and middle > 0), None)
 
 
-def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
+def affordable(ranking: LayerRanking, headroom: float) -> tuple[RankedLayer, ...]:
     """Return the longest prefix of the ranking that costs at most `headroom` of the span. The last layer of the ranking
     is left out, because with all layers in float, the model would be the float model. The exception is a ranking whose
     layers get 8 bits instead of float.
@@ -256,7 +256,7 @@ def rank_by_probing(
     expired: Callable[[], bool],
     *,
     each: bool = False,
-) -> Ranking:
+) -> LayerRanking:
     """Rank layers by noise. Among layers whose noise differs by less than about a factor of two, those with the fewest
     multiply-accumulates come first.
 
@@ -297,7 +297,7 @@ def rank_by_probing(
         pieces.remove(whole)
         pieces += [measured(whole.nodes[:middle]), measured(whole.nodes[middle:])]
         remaining -= 2
-    return Ranking(tuple(sorted(pieces, key=order)), MacCosts({piece.name: cost(piece) for piece in pieces}))
+    return LayerRanking(tuple(sorted(pieces, key=order)), MacCosts({piece.name: cost(piece) for piece in pieces}))
 
 
 def _costliest(kept: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:

@@ -193,7 +193,7 @@ def parse_budget(text: str | None) -> float | None:
     return seconds
 
 
-class Deadline:
+class BudgetClock:
     """Track the remaining budget. The clock starts when the object is created.
 
     Args:
@@ -211,7 +211,7 @@ class Deadline:
         """Return the seconds since the clock started."""
         return self._clock() - self._start
 
-    def until(self, share: float) -> Deadline:
+    def until(self, share: float) -> BudgetClock:
         """Return a deadline on the same clock that passes when the first `share` of this budget is used up."""
         part = copy.copy(self)
         part._budget = None if self._budget is None else share * self._budget

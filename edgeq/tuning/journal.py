@@ -59,7 +59,7 @@ class _Header:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _JournalEntry:
     key: str
     value: Any
 
@@ -121,11 +121,11 @@ class Journal:
             if not self._begun:
                 self._append(self._header)
                 self._begun = True
-            self._append(_Entry(key, value))
+            self._append(_JournalEntry(key, value))
             self._known[key] = value
         return self._known[key]
 
-    def _append(self, line: _Header | _Entry) -> None:
+    def _append(self, line: _Header | _JournalEntry) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
@@ -143,7 +143,7 @@ class Journal:
             header = parse(found[0], _Header, self.path, OutputError) if found else self._header
             if header.format != FORMAT:
                 raise OutputError(f"format {header.format!r}")
-            entries = [parse(line, _Entry, self.path, OutputError) for line in found[1:]]
+            entries = [parse(line, _JournalEntry, self.path, OutputError) for line in found[1:]]
         except (DeviceError, OutputError) as error:
             raise OutputError(
                 f"{self.path} is not a journal of this version ({error.problem})",

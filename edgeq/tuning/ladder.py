@@ -33,12 +33,12 @@ from edgeq.model.graph import before_layers, operator_of
 from edgeq.model.int8_prediction import hazardous_nodes
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, Job
-from edgeq.prove.proof import Repair, Step
+from edgeq.prove.proof import Repair, RepairStep
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
-from edgeq.tuning.goal import EFFORTS, Deadline, Effort, Goal
+from edgeq.tuning.goal import EFFORTS, BudgetClock, Effort, Goal
 from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.recover.methods.smoothquant import SmoothQuant
@@ -116,7 +116,7 @@ def climb(
             return None, None
         progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying to repair it")
         goal = Goal(max_drop=max_drop, strict=True)
-        run = Trials(evaluator, goal, Deadline(None), progress, pace)
+        run = Trials(evaluator, goal, BudgetClock(None), progress, pace)
         trials = [] if "exclude" in chosen or target.profile.integer_only else _float_heads(run, plain, job)
         best = min(trials, key=lambda trial: trial.loss, default=None)
         if best is None or best.loss > max_drop:
@@ -127,7 +127,7 @@ def climb(
                 _searched(target.profile, chosen),
                 evaluator,
                 goal,
-                Deadline(None),
+                BudgetClock(None),
                 pace=pace,
                 progress=progress,
             )
@@ -237,11 +237,11 @@ def _nearest(outcome: Outcome, evaluator: LocalEvaluator, max_drop: float) -> Tr
     return near.replace(assessment=whole)
 
 
-def _step(trial: Trial, plain: Candidate, found: Assessment) -> Step:
+def _step(trial: Trial, plain: Candidate, found: Assessment) -> RepairStep:
     """Return the record of one build. `found` is the assessment of the plain build."""
     screening, assessment = trial.screening, found if trial.name == plain.name else trial.assessment
     assert screening is not None
-    return Step(
+    return RepairStep(
         name=_title(trial.candidate, plain),
         loss=assessment.bound if assessment is not None else None,
         samples=assessment.samples if assessment is not None else 0,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, Ranking, claim
+from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, claim
 from edgeq_device.measure.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, histogram, shared_edges
 
 from edgeq.backends.base import Artifact, backend_named
@@ -28,13 +28,13 @@ from edgeq.model.products import node_macs
 from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
-from edgeq.reporting.tuning_record import Assessment, Screening, Timing
+from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
 from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
 from edgeq.tuning import float_layers
 from edgeq.tuning.accuracy import AccuracyMeter, assess_on, assessor
 from edgeq.tuning.accuracy_estimate import Held
 from edgeq.tuning.engines import CandidateBuilder
-from edgeq.tuning.goal import Deadline
+from edgeq.tuning.goal import BudgetClock
 from edgeq.tuning.journal import digest
 from edgeq.tuning.judge import FEWEST_SAMPLES
 from edgeq.tuning.ranking import SCREENED, LayerRanker
@@ -199,7 +199,7 @@ class LocalEvaluator:
         """See `Evaluator.simulate`. The number of samples doubles until it is 95 % certain whether the loss on all
         samples would be above or below `max_drop`. This takes at most some minutes.
         """
-        artifact, deadline = self.built(candidate).artifact, Deadline(seconds)
+        artifact, deadline = self.built(candidate).artifact, BudgetClock(seconds)
         count = simulated_count(self._job.prepared, artifact)
         if count is None:
             return None
@@ -276,7 +276,7 @@ class LocalEvaluator:
         groups = (tuple(name for name in group if name not in vain) for group in every)
         return tuple(group for group in groups if group)
 
-    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> float_layers.Ranking:
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> float_layers.LayerRanking:
         """See `Evaluator.rank`."""
         return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
@@ -360,7 +360,7 @@ def _check_answers(here: Agreement, there: Agreement) -> None:
         )
 
 
-def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
+def race_of(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
     """Return a `Race` with the latencies of `ranking`, in milliseconds, and with the speed of each runner relative to
     the baseline, as far as it can be claimed.
 
@@ -374,7 +374,7 @@ def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
         figures = plain(distribution)
         figures["samples_per_s"] *= batch
         beside = (claim(whole[baseline], whole[name]), measured[baseline].p50)
-        timings[name] = Timing(figures) if name == baseline else Timing(figures, *beside)
+        timings[name] = StructureTiming(figures) if name == baseline else StructureTiming(figures, *beside)
     edges = shared_edges(list(measured.values()))
     counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
     return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})

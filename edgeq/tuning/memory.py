@@ -45,7 +45,7 @@ _SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engi
 
 
 @dataclass(frozen=True)
-class Evidence:
+class WinRecord:
     """Record what won on one model.
 
     Attributes:
@@ -78,7 +78,7 @@ class Evidence:
 @dataclass(frozen=True)
 class _Kept:
     schema: str = SCHEMA
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[WinRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Memory:
     setting: str = ""
     max_drop: float = 0.0
     operators: Mapping[str, float] = field(default_factory=dict)
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[WinRecord, ...] = ()
     digest: str = ""
 
     def narrowed(self, space: Space) -> Space | None:
@@ -172,7 +172,7 @@ class Memory:
             return
         found = winner.candidate
         scheme = found.scheme.replace(exclude=(), wide=(), eight_bit=())
-        new = Evidence(
+        new = WinRecord(
             model=model,
             digest=digest,
             setting=self.setting,
@@ -242,7 +242,7 @@ def _kind(node: ir.Node) -> str:
     return "Conv, pointwise" if shape and set(shape[2:]) == {1} else "Conv"
 
 
-def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
+def _read(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
     """Return the evidence in a file. If the file is damaged, show a note and return nothing."""
     if not path.exists():
         return ()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from edgeq_device.measure.claim import FEWEST_PAIRS, SLOWER, UNKNOWN
 
-from edgeq.reporting.tuning_record import Timing
+from edgeq.reporting.tuning_record import StructureTiming
 from edgeq.tuning.build import build
 from edgeq.tuning.engines import Field, drop_slower_twins, more_in_engines
 from edgeq.tuning.goal import BEHIND, EQUAL
@@ -76,7 +76,7 @@ def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: boo
     """
     if trials.evaluator.counts:
         known = {trial.name: trial.timing for trial in runners if trial.timing is not None}
-        return Race({FLOAT: Timing({"p50_ms": 1.0}), **known}, settled=True)
+        return Race({FLOAT: StructureTiming({"p50_ms": 1.0}), **known}, settled=True)
     named: dict[str, Runner] = {FLOAT: (None, trials.float_threads)}
     named.update({t.name: (t.candidate, t.candidate.threads) for t in runners})
     tie = trials.pace.equal
@@ -229,7 +229,7 @@ def _kind(trial: Trial) -> str:
     return engine_name(trial.candidate) if trial.candidate.engine else "int8"
 
 
-def holds(float_ms: float, float32: Timing) -> bool:
+def holds(float_ms: float, float32: StructureTiming) -> bool:
     """Return whether `float32` still has about the latency `float_ms` that it had when its threads were chosen. If two
     processors begin or cease to share a core, the latency changes, and another number of threads may be better.
     """

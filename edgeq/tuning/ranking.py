@@ -31,8 +31,8 @@ from edgeq.quantization.block_weights import block_products, read_blocks
 from edgeq.run.session import Engines
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.engines import CandidateBuilder
-from edgeq.tuning.float_layers import WIDE, MacCosts, RankedLayer, Ranking, rank_by_probing
-from edgeq.tuning.goal import Deadline
+from edgeq.tuning.float_layers import WIDE, LayerRanking, MacCosts, RankedLayer, rank_by_probing
+from edgeq.tuning.goal import BudgetClock
 from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.costs import rank_static
 from edgeq.tuning.recover.layers import find_layers
@@ -69,7 +69,7 @@ class LayerRanker:
     progress: Progress
     by_tensors: bool = False
 
-    def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
+    def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> LayerRanking:
         """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile. Other candidates are
         ranked by probing: one group of layers alone is quantized at a time, or a single layer if speed is counted.
         `built` is the build of `candidate`.
@@ -96,7 +96,7 @@ class LayerRanker:
             """Return the noise power over the signal power of an open session, on the samples for screening."""
             return self.accuracy.noise(session, SCREENED, model=candidate.name)
 
-        model, half = self.job.prepared.model, Deadline(seconds / 2).passed
+        model, half = self.job.prepared.model, BudgetClock(seconds / 2).passed
         if scheme.mode == "weight-only" and scheme.weight_bits < 8:
             with self.progress.stage("ranking products"):
                 return rank_products(model, read_model(built.artifact.model), noise_of, half)
@@ -107,14 +107,14 @@ class LayerRanker:
                 return rank_tensors(model, built.ranges, noise_of, half)
         macs = self._quantized_macs(candidate, built)
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
-            return Ranking((), MacCosts({}))
+            return LayerRanking((), MacCosts({}))
         with self.progress.stage("ranking layers") as advance:
 
             def noise(nodes: Sequence[str]) -> float:
                 advance(1)
                 return self._noise_alone(candidate, nodes, macs)
 
-            return rank_by_probing(macs, noise, Deadline(seconds).passed, each=self.counts and not self.by_tensors)
+            return rank_by_probing(macs, noise, BudgetClock(seconds).passed, each=self.counts and not self.by_tensors)
 
     @property
     def _followed(self) -> int:
@@ -151,7 +151,7 @@ class LayerRanker:
 
 def rank_products(
     model: ir.Model, quantized: ir.Model, noise_of: Callable[[Any], float], expired: Callable[[], bool]
-) -> Ranking:
+) -> LayerRanking:
     """Rank the products of a 4-bit model in the order in which to give them 8 bits.
 
     Args:
@@ -180,7 +180,7 @@ def rank_products(
 
 def rank_tensors(
     model: ir.Model, ranges: Mapping[str, Range], noise_of: Callable[[Any], float], expired: Callable[[], bool]
-) -> Ranking:
+) -> LayerRanking:
     """Rank nodes by which output to raise to 16 bits first, for hardware that computes in 8 or 16 bits.
 
     Args:
@@ -203,10 +203,10 @@ def rank_tensors(
     return _ranked(found, costs, WIDE)
 
 
-def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> Ranking:
+def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> LayerRanking:
     """Rank by noise per byte, the highest first. `costs` are bytes by name."""
     order = sorted(found, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
-    return Ranking(tuple(order), MacCosts(costs), field=field)
+    return LayerRanking(tuple(order), MacCosts(costs), field=field)
 
 
 def _is_clipped(value: ir.Value) -> bool:

@@ -17,7 +17,7 @@ from edgeq.prove.job import Job
 from edgeq.remote.clock import BoardClock
 from edgeq.reporting.tuning_record import SCHEMA
 from edgeq.tuning.engines import Field
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.search import Searched
 from edgeq.tuning.trials import Outcome, Trial, in_simulator
@@ -77,7 +77,7 @@ def _describe(task: Task | None) -> dict[str, str]:
     return {"kind": type(task).__qualname__, "primary": task.primary, **options}
 
 
-def timed_record(record: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+def timed_record(record: Mapping[str, Any], deadline: BudgetClock) -> dict[str, Any]:
     """Return a record with the seconds of the run up to now. The search is only a part of them."""
     return {**record, "elapsed_s": round(deadline.elapsed_s, 3)}
 

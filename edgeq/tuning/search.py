@@ -27,7 +27,7 @@ from edgeq.hardware.profile import Profile
 from edgeq.reporting.tuning_record import StageTime
 from edgeq.tuning.build import build_all, build_methods
 from edgeq.tuning.engines import Field, with_entrants
-from edgeq.tuning.goal import Deadline, Goal, Pace
+from edgeq.tuning.goal import BudgetClock, Goal, Pace
 from edgeq.tuning.judge import confirm, decide, fall_back, halve
 from edgeq.tuning.memory import Memory, Space
 from edgeq.tuning.nearest import choose_nearest
@@ -55,7 +55,7 @@ def search(
     profile: Profile,
     evaluator: Evaluator,
     goal: Goal,
-    deadline: Deadline,
+    deadline: BudgetClock,
     *,
     threads: Sequence[int] = (0,),
     engines: Field | None = None,
@@ -157,7 +157,7 @@ class Searches:
         Raises:
             EngineError: the only engine failed.
         """
-        total, narrow, note = Deadline(budget_s), memory.narrowed(space), {}
+        total, narrow, note = BudgetClock(budget_s), memory.narrowed(space), {}
         if narrow is not None:
             names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
             self.progress.note(f"beginning with the winners on {names}; --no-memory turns this off")
@@ -172,11 +172,11 @@ class Searches:
             else:
                 self.progress.note("it does not do as well here: the whole search follows")
             space = replace(space, field=space.field.without(self.failed()))
-        rest = Deadline(None if budget_s is None else total.left_s())
+        rest = BudgetClock(None if budget_s is None else total.left_s())
         outcome, left = self._searched(space, rest, self.goal)
         return Searched(memory.claimed_before(outcome), left, note)
 
-    def _searched(self, space: Space, deadline: Deadline, goal: Goal) -> tuple[Outcome, Field]:
+    def _searched(self, space: Space, deadline: BudgetClock, goal: Goal) -> tuple[Outcome, Field]:
         """Return the outcome of a search of `space`, and the engines that were left at the end."""
         while True:
             where = (space.candidates, space.profile, self.evaluator, goal, deadline)

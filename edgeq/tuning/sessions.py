@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, Ranking, rank_until_settled
+from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, rank_until_settled
 from edgeq_device.measure.latency import warm_up_all
 from edgeq_device.measure.scenarios import query_runner
 
@@ -114,7 +114,9 @@ class Clock(Protocol):
         None.
         """
 
-    def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
+    def race(
+        self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]
+    ) -> SpeedRanking:
         """Run `rank_until_settled` with the settings in `rules`."""
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
@@ -137,7 +139,9 @@ class LocalClock:
         """See `Clock.answers`."""
         del model, settings, judge
 
-    def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
+    def race(
+        self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]
+    ) -> SpeedRanking:
         """See `Clock.race`. Sessions that an earlier race has warmed up are not warmed up again.
 
         The seconds in `rules` include the opening of the sessions and the warm-up. At least half of them are left for

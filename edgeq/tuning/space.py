@@ -42,7 +42,7 @@ from edgeq.model.graph import GraphIndex, is_constant, is_op
 from edgeq.model.load import model_digest, read_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
-from edgeq.prove.job import Built, Derived, Job, build_derived
+from edgeq.prove.job import Built, DerivedValues, Job, build_derived
 from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.tuning.recover.fuse_attention import fuse_attention, may_have_attention
@@ -132,7 +132,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
         found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
         ranges = scheme_ranges(found, scheme)
         prepared = calibrated(prepared, found)
-    return build_derived(replace(job, prepared=prepared), target, scheme, Derived(ranges), destination)
+    return build_derived(replace(job, prepared=prepared), target, scheme, DerivedValues(ranges), destination)
 
 
 def product_share(model: ir.Model) -> float:

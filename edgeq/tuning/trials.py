@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from edgeq_device.engines.catalog import FLOAT as FLOAT_PRECISION
 from edgeq_device.measure.claim import FEWEST_PAIRS, UNKNOWN, Claim
 
-from edgeq.reporting.tuning_record import Assessment, Screening, Stage, StageTime, Status, Timing
+from edgeq.reporting.tuning_record import Assessment, Screening, Stage, StageTime, Status, StructureTiming
 from edgeq.run.engines import DEFAULT
-from edgeq.tuning.float_layers import Ranking
-from edgeq.tuning.goal import DOUBTFUL, EQUAL, MET, MISSED, THOROUGH, Deadline, Goal, Pace
+from edgeq.tuning.float_layers import LayerRanking
+from edgeq.tuning.goal import DOUBTFUL, EQUAL, MET, MISSED, THOROUGH, BudgetClock, Goal, Pace
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain, written
@@ -39,7 +39,7 @@ class Race:
         histograms: {"edges_ms": [...], "counts": {name: [...]}}.
     """
 
-    timings: Mapping[str, Timing]
+    timings: Mapping[str, StructureTiming]
     settled: bool
     histograms: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class Evaluator(Protocol):
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         """Return names of accuracy recoveries, in groups that are tried together, the cheapest first."""
 
-    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> LayerRanking:
         """Rank the layers of `candidate` in the order in which to keep them in float; empty if there is no choice.
 
         Args:
@@ -148,7 +148,7 @@ class Trial:
     screening: Screening | None = None
     assessment: Assessment | None = None
     simulated: Assessment | None = None
-    timing: Timing | None = None
+    timing: StructureTiming | None = None
     memory_bytes: int | None = None
     status: Status = "eliminated"
     reason: str = ""
@@ -245,7 +245,7 @@ class Outcome:
 
     trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
     chosen: str = field(metadata=written(form=_or_none))
-    baseline: Timing | None
+    baseline: StructureTiming | None
     baseline_threads: int = 0
     stages: tuple[StageTime, ...] = ()
     settled: bool = True
@@ -285,7 +285,7 @@ class Trials:
         self,
         evaluator: Evaluator,
         goal: Goal,
-        deadline: Deadline,
+        deadline: BudgetClock,
         progress: Progress = SILENT,
         pace: Pace | None = None,
     ) -> None:
@@ -299,7 +299,7 @@ class Trials:
         self.raced: Race | None = None
         self.leader = ""
         self._trials: dict[str, Trial] = {}
-        self._timings: dict[tuple[str, int], Timing] = {}
+        self._timings: dict[tuple[str, int], StructureTiming] = {}
 
     def __iter__(self) -> Iterator[Trial]:
         return iter(tuple(self._trials.values()))
@@ -333,7 +333,7 @@ class Trials:
         """List the trials that were built and are still in the run."""
         return [trial for trial in self if not trial.reason and trial.screening is not None]
 
-    def time(self, trial: Trial, timing: Timing) -> None:
+    def time(self, trial: Trial, timing: StructureTiming) -> None:
         """Remember the timing of a structure, and record it in every trial of that structure with the same threads."""
         key = trial.structure, trial.candidate.threads
         self._timings[key] = timing
@@ -384,7 +384,7 @@ class Trials:
                 self.update(trial.name, pareto=True)
 
 
-def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
+def counted(found: Screening, *, in_blocks: bool = False) -> StructureTiming:
     """Return a speed that is counted, not timed.
 
     The cost is the share of multiply-accumulates in float, plus the cost of 16 bits and of weights in blocks. The speed
@@ -395,7 +395,7 @@ def counted(found: Screening, *, in_blocks: bool = False) -> Timing:
     cost += BLOCKS_COST * found.int8_mac_share if in_blocks else 0.0
     times_float = (1 + WIDE_COST) / max(cost, 1e-6)
     exact = Claim(times_float, times_float, times_float, confidence=1.0, pairs=FEWEST_PAIRS)
-    return Timing({"p50_ms": cost}, exact, 1.0)
+    return StructureTiming({"p50_ms": cost}, exact, 1.0)
 
 
 def accuracy_of(trial: Trial, goal: Goal) -> int:
@@ -475,7 +475,7 @@ def in_simulator(found: Assessment) -> str:
     return f"loses {points(found.drop)} in the simulator{interval(found)}, {found.samples} samples"
 
 
-def times(timing: Timing | None, of: str = "") -> str:
+def times(timing: StructureTiming | None, of: str = "") -> str:
     """Write the speed relative to float32 with its interval, or an estimate that is marked as an estimate; "" if there
     is no ratio.
     """
@@ -489,7 +489,7 @@ def times(timing: Timing | None, of: str = "") -> str:
     return f"about {about[0]:.2f} times {whose} speed ({found.figures()})" if about else "a speed that is not known"
 
 
-def against_float(timing: Timing | None) -> str:
+def against_float(timing: StructureTiming | None) -> str:
     """Write how certainly a trial is faster or slower than float32, with its speed."""
     claim = timing.speedup if timing is not None else None
     known = claim and (claim.interval or claim.estimated)

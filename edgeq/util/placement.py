@@ -76,7 +76,7 @@ def check_own(stage: Path) -> None:
         raise _foreign(stage, "others can write into it")
 
 
-def read_record(stage: Path, output: str | None) -> dict[str, Proof | None]:
+def read_record(stage: Path, output: str | None) -> dict[str, FileIdentity | None]:
     """Return the files that the record in `stage` lists, with the proof of each new file. A file that is only removed
     has None.
 
@@ -104,7 +104,7 @@ def read_record(stage: Path, output: str | None) -> dict[str, Proof | None]:
             raise _foreign(stage, f"{RECORD} does not have edgeq's format")
     if not plain:
         raise _foreign(stage, f"{RECORD} does not have edgeq's format")
-    drafts = {name: None if value is None else Proof(*value) for name, value in plain.items()}
+    drafts = {name: None if value is None else FileIdentity(*value) for name, value in plain.items()}
     if output is not None:
         _check_names(stage, list(drafts), output)
     return drafts
@@ -189,7 +189,7 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Proof:
+class FileIdentity:
     """Show that a file is the one that a run wrote, wherever it was moved.
 
     A hard link in the folder PROOF is a second name of the file's content, so no file that the user writes later can
@@ -204,7 +204,7 @@ class Proof:
     inside: str
 
     @classmethod
-    def of(cls, stage: Path, path: Path) -> Proof:
+    def of(cls, stage: Path, path: Path) -> FileIdentity:
         """Make the proof of the file or folder `path` in the private folder `stage`. If the file system has no hard
         links, or if the folder contains no files, no file will have this proof.
         """
@@ -263,7 +263,7 @@ def place(
     """
     for made in (OLD, PROOF):
         (stage / made).mkdir()
-    drafts = {**dict.fromkeys(gone), **{name: Proof.of(stage, stage / NEW / name) for name in names}}
+    drafts = {**dict.fromkeys(gone), **{name: FileIdentity.of(stage, stage / NEW / name) for name in names}}
     _write(stage, drafts)
     moved: set[str] = set()
     try:
@@ -321,7 +321,7 @@ def settle(path: Path, *, filled: bool = False) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _undo(stage: Path, folder: Path, drafts: dict[str, Proof | None], moved: Collection[str] = ()) -> None:
+def _undo(stage: Path, folder: Path, drafts: dict[str, FileIdentity | None], moved: Collection[str] = ()) -> None:
     """Move the new files back to `stage`/new, and then the old files back to `folder`.
 
     Args:
@@ -343,7 +343,7 @@ def _undo(stage: Path, folder: Path, drafts: dict[str, Proof | None], moved: Col
     (stage / RECORD).unlink()
 
 
-def _write(stage: Path, drafts: dict[str, Proof | None]) -> None:
+def _write(stage: Path, drafts: dict[str, FileIdentity | None]) -> None:
     draft = stage / f"{RECORD}.draft"
     plain = {name: None if proof is None else [proof.link, proof.inside] for name, proof in drafts.items()}
     draft.write_text(json.dumps(plain), "utf-8")

@@ -3,9 +3,9 @@
 In a wheel, the shipped folders (`profiles/`, `targets/`) are inside the package. In a checkout or an editable install,
 they are at the top of the repository.
 
-Plug-ins can add calibration methods, tasks, decoders, steps, recoveries and backends. A `Group` knows the names of one
-kind of extension without importing anything. edgeq's own extensions are the modules of one package: the module
-`moving_average.py` is the extension "moving-average". Extensions of plug-ins are entry points of the group. A
+Plug-ins can add calibration methods, tasks, decoders, steps, recoveries and backends. An `ExtensionGroup` knows the
+names of one kind of extension without importing anything. edgeq's own extensions are the modules of one package: the
+module `moving_average.py` is the extension "moving-average". Extensions of plug-ins are entry points of the group. A
 `Registry` imports the object for a name when it is first needed, and checks it. Data files of plug-ins (targets,
 profiles, int8 rules) are found through the entry points of the group `edgeq.data`.
 """
@@ -100,7 +100,7 @@ DATA_GROUP = "edgeq.data"
 
 
 @dataclass(frozen=True)
-class Group:
+class ExtensionGroup:
     """Describe one kind of extension.
 
     Attributes:
@@ -167,8 +167,8 @@ class Group:
             self.place(name)
 
 
-METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibration.methods", "METHOD")
-DECODERS = Group(
+METHODS = ExtensionGroup("calibration method", "edgeq.calibration_methods", "edgeq.calibration.methods", "METHOD")
+DECODERS = ExtensionGroup(
     "decoder",
     "edgeq.decoders",
     own={
@@ -183,7 +183,7 @@ DECODERS = Group(
     },
     also="path.py:function",
 )
-TASKS = Group(
+TASKS = ExtensionGroup(
     "task",
     "edgeq.tasks",
     own={
@@ -194,7 +194,7 @@ TASKS = Group(
     },
     also="path.py:factory",
 )
-STEPS = Group(
+STEPS = ExtensionGroup(
     "preprocessing step",
     "edgeq.preprocess_steps",
     own={
@@ -215,8 +215,8 @@ STEPS = Group(
     },
     error=DataError,
 )
-RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tuning.recover.methods", "RECOVERY")
-BACKENDS = Group(
+RECOVERIES = ExtensionGroup("recovery", "edgeq.recoveries", "edgeq.tuning.recover.methods", "RECOVERY")
+BACKENDS = ExtensionGroup(
     "backend",
     "edgeq.backends",
     own={
@@ -230,7 +230,7 @@ BACKENDS = Group(
     },
     error=HardwareError,
 )
-RENDERERS = Group("renderer", "edgeq.renderers", own={"html": "edgeq.reporting.page:draw"})
+RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", own={"html": "edgeq.reporting.page:draw"})
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
@@ -244,7 +244,11 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self, group: Group, accepts: Callable[[Any], bool], expected: str, make: Callable[[Any], Any] = lambda o: o
+        self,
+        group: ExtensionGroup,
+        accepts: Callable[[Any], bool],
+        expected: str,
+        make: Callable[[Any], Any] = lambda o: o,
     ) -> None:
         self.group = group
         self._accepts = accepts
@@ -268,7 +272,7 @@ class Registry(Generic[T]):
         """Return the object registered as `name`.
 
         Raises:
-            EdgeqError: the name is unknown. The exception is an instance of `Group.error`.
+            EdgeqError: the name is unknown. The exception is an instance of `ExtensionGroup.error`.
             UsageError: the name is registered twice, its plug-in cannot be imported, or its object is not of the
                 group's kind. The message names the distribution.
         """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from tests.graphs import proto
 
 HERE = {"AMD64": "x86_64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
@@ -44,7 +44,7 @@ def variant(name: str, model: Path, bias: float, **changes: Any) -> VariantSpec:
     """Return a variant for this architecture with one self-test case and a tolerance for rounding."""
     settings: dict[str, Any] = {
         "info": {"architecture": HERE},
-        "selftest": SelfTest((SelfTestCase({"x": INPUT}, {"y": answer(bias)}),), {"y": 1e-4}),
+        "selftest": SelfTestSpec((SelfTestCase({"x": INPUT}, {"y": answer(bias)}),), {"y": 1e-4}),
     }
     return VariantSpec(name, model, **{**settings, **changes})
 

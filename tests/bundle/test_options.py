@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bundle.options import BRIEF_SPIN, Rule, provider_problem, rules, session_problem
+from edgeq_device.bundle.options import BRIEF_SPIN, OptionRule, provider_problem, rules, session_problem
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import EngineSpec, engine_options, engines
@@ -196,8 +196,8 @@ def test_of_a_plugin_the_very_values_of_its_description_are_taken(engine: Engine
             assert provider_problem(engine.provider, key, f"{value} ")
 
 
-@pytest.mark.parametrize(("ep", "key", "rule"), ALL, ids=lambda part: "" if isinstance(part, Rule) else part)
-def test_every_row_gives_its_reason_and_takes_some_values(ep: str, key: str, rule: Rule) -> None:
+@pytest.mark.parametrize(("ep", "key", "rule"), ALL, ids=lambda part: "" if isinstance(part, OptionRule) else part)
+def test_every_row_gives_its_reason_and_takes_some_values(ep: str, key: str, rule: OptionRule) -> None:
     assert len(rule.why) > 5
     assert len(rule.source) > 5
     (kind,) = rule.form

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.bundle.verify import opened
 from edgeq.bundle.write import write_bundle
 from edgeq.errors import BundleError, CalibrationError, DataError, ModelError, OutputError, UsageError
@@ -143,7 +143,7 @@ def test_what_cannot_go_in_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
     bad = np.full_like(INPUT, np.inf)
     one = spec.variants[0]
     for x, problem in ((bad, "'x' is not finite"), (INPUT.astype(object), "which cannot be compared")):
-        test = SelfTest((SelfTestCase({"x": x}, {"y": answer(0.0)}),), {"y": 1e-4})
+        test = SelfTestSpec((SelfTestCase({"x": x}, {"y": answer(0.0)}),), {"y": 1e-4})
         refused(DataError, problem, variants=(dataclasses.replace(one, selftest=test),))
 
 

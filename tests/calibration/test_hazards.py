@@ -25,7 +25,7 @@ from edgeq.calibration.hazards import (
     NOTHING,
     ROOT,
     TAIL,
-    Measured,
+    ModelSpreads,
     Spread,
     calibrated,
     far_value,
@@ -339,7 +339,7 @@ def test_tensors_that_the_samples_leave_empty_stay_in_float(kind: str, tmp_path:
     samples = ListSamples([{"x": normal(1, 8, seed=seed), "c": empty} for seed in range(4)])
     prepared = prepare_model(source, tmp_path / "work", simplify=False)
     statistics = collect(prepared.graph, samples)
-    assert find_unseen(Measured(prepared.graph, statistics)) == dict.fromkeys(expected, "c")
+    assert find_unseen(ModelSpreads(prepared.graph, statistics)) == dict.fromkeys(expected, "c")
     found = calibrated(prepared, statistics)
     assert found.unseen == (() if "integers" in kind else ("c",))
     assert expected <= set(found.hazards)

@@ -10,10 +10,12 @@ import pytest
 
 from edgeq.calibration.collect import Merged, _collect
 from edgeq.calibration.observer import Observer
-from edgeq.calibration.ranges import Derived, Plan
+from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan
 from edgeq.calibration.statistics import EMPTY, Counter, TensorStatistics
 
-PLAN = Plan(("x",), ("y",), (Derived("c", "clip", ("x",), 0.0, 1.0), Derived("u", "union", ("c", "y"))))
+PLAN = StatisticsPlan(
+    ("x",), ("y",), (DerivedTensor("c", "clip", ("x",), 0.0, 1.0), DerivedTensor("u", "union", ("c", "y")))
+)
 ARRAYS = [np.random.default_rng(i).normal(scale=i, size=(2, 5000)).astype(np.float32) for i in range(1, 6)]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeq.calibration.ranges import Derived, plan, quantizable_tensors
+from edgeq.calibration.ranges import DerivedTensor, plan, quantizable_tensors
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 
@@ -56,10 +56,10 @@ def test_what_follows_from_others_is_not_fetched(tmp_path: Path) -> None:
     assert steps.inputs == ("x",)
     assert steps.fetched == ("conv1", "conv2", "sum", "pool", "y")
     assert steps.derived == (
-        Derived("clip1", "clip", ("conv1",), 0.0, 6.0),
-        Derived("relu", "clip", ("sum",), 0.0),
-        Derived("both", "union", ("relu", "clip1")),
-        Derived("flat", "union", ("pool",)),
+        DerivedTensor("clip1", "clip", ("conv1",), 0.0, 6.0),
+        DerivedTensor("relu", "clip", ("sum",), 0.0),
+        DerivedTensor("both", "union", ("relu", "clip1")),
+        DerivedTensor("flat", "union", ("pool",)),
     )
 
 

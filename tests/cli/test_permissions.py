@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.cli._common import Command
-from edgeq.cli._options import Output
+from edgeq.cli._common import GroupedCommand
+from edgeq.cli._options import OutputPath
 from edgeq.cli.run import HOSTS, PROGRAMS, STARTS
 from tests.cli.test_recipe import EVERY
 from tests.cli.workspace import Workspace
@@ -130,7 +130,7 @@ def test_nothing_is_asked_for_a_listing(theirs: Workspace) -> None:
 def test_every_command_that_installs_asks() -> None:
     asking = set()
     for names, command in EVERY:
-        assert isinstance(command, Command)
+        assert isinstance(command, GroupedCommand)
         given = {parameter.name: parameter.default for parameter in command.params}
         given |= {"wanted": True, "name": "rknn", "board": "pi", "machine": "arm64"}
         options = {option for parameter in command.params for option in parameter.opts}
@@ -167,7 +167,7 @@ def test_every_output_is_known_as_one() -> None:
     for _, command in EVERY:
         for parameter in command.params:
             if parameter.name in ("output", "junit", "svg", "files"):
-                assert isinstance(parameter.type, Output), command.name
+                assert isinstance(parameter.type, OutputPath), command.name
 
 
 def test_the_names_are_those_of_parameters() -> None:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.helpers import pixels, spec
-from edgeq.data.records import Geometry, State, to_original
+from edgeq.data.records import ImageGeometry, ItemState, to_original
 from edgeq.data.steps import build_step
 from edgeq.errors import DataError
 
 sides = st.integers(1, 40)
 
 
-def state(height: int, width: int) -> State:
-    return State(pixels(height, width), "HWC", "RGB", Geometry((width, height)))
+def state(height: int, width: int) -> ItemState:
+    return ItemState(pixels(height, width), "HWC", "RGB", ImageGeometry((width, height)))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def state(height: int, width: int) -> State:
 def test_what_would_be_larger_than_a_sample_may_be_is_refused(table: dict[str, object]) -> None:
     array = np.zeros((80, 8192, 3), np.uint8) if table["op"] == "window" else pixels(1, 4)
     with pytest.raises(DataError, match=r"bytes, but a sample may take at most \d+.*EDGEQ_BUDGET"):
-        build_step(table).apply(State(np.tile(array, (1, 8, 1)), "HWC", "RGB"), None)
+        build_step(table).apply(ItemState(np.tile(array, (1, 8, 1)), "HWC", "RGB"), None)
 
 
 def rounded(value: Fraction, rule: str) -> int:
@@ -152,10 +152,10 @@ def test_model_sizes_come_from_the_model() -> None:
 def test_rows_first_and_channels_first_arrays_resize_alike() -> None:
     step = build_step({"op": "letterbox", "size": 12, "value": [1, 2, 3]})
     hwc = step.apply(state(9, 7), None).array
-    chw = step.apply(State(pixels(9, 7).transpose(2, 0, 1), "CHW", "RGB"), None).array
+    chw = step.apply(ItemState(pixels(9, 7).transpose(2, 0, 1), "CHW", "RGB"), None).array
     assert np.array_equal(hwc.transpose(2, 0, 1), chw)
     grey = step = build_step({"op": "resize", "size": 5})
-    assert grey.apply(State(pixels(9, 7)[..., 0], "HW"), None).array.shape == (5, 5)
+    assert grey.apply(ItemState(pixels(9, 7)[..., 0], "HW"), None).array.shape == (5, 5)
 
 
 @pytest.mark.parametrize(
@@ -164,16 +164,16 @@ def test_rows_first_and_channels_first_arrays_resize_alike() -> None:
 def test_a_batch_axis_of_one_changes_nothing(table: dict[str, Any]) -> None:
     """A batch axis of 1, as an earlier `layout=NCHW` adds it, does not change the result."""
     step = build_step(table)
-    plain = step.apply(State(pixels(9, 7), "HWC", "RGB"), None)
-    batch = step.apply(State(pixels(9, 7).transpose(2, 0, 1)[None], "NCHW", "RGB"), None)
+    plain = step.apply(ItemState(pixels(9, 7), "HWC", "RGB"), None)
+    batch = step.apply(ItemState(pixels(9, 7).transpose(2, 0, 1)[None], "NCHW", "RGB"), None)
     assert batch.axes == "NCHW"
     assert np.array_equal(batch.array[0].transpose(1, 2, 0), plain.array)
     with pytest.raises(DataError, match="is not one image"):
-        step.apply(State(np.stack([pixels(9, 7)] * 2), "NHWC", "RGB"), None)
+        step.apply(ItemState(np.stack([pixels(9, 7)] * 2), "NHWC", "RGB"), None)
 
 
 def test_floats_are_not_resized() -> None:
     with pytest.raises(DataError, match="uint8 images"):
-        build_step({"op": "resize", "size": 5}).apply(State(np.zeros((9, 7, 3), np.float32), "HWC"), None)
+        build_step({"op": "resize", "size": 5}).apply(ItemState(np.zeros((9, 7, 3), np.float32), "HWC"), None)
     with pytest.raises(DataError, match="not known to be an image"):
-        build_step({"op": "crop", "size": 5}).apply(State(np.zeros((9, 7)), ""), None)
+        build_step({"op": "crop", "size": 5}).apply(ItemState(np.zeros((9, 7)), ""), None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from data.helpers import spec
-from edgeq.data.records import State
+from edgeq.data.records import ItemState
 from edgeq.data.steps import build_step
 from edgeq.data.steps.shape import Window
 from edgeq.errors import DataError
@@ -25,7 +25,7 @@ def one(operator: str, x: np.generic, c: float, dtype: type) -> np.generic:
 
 @given(bytes_hwc, st.sampled_from(["multiply", "divide", "add", "subtract"]), constants)
 def test_scalar_constants_round_once_in_float32(array: np.ndarray, operator: str, constant: float) -> None:
-    state = build_step({"op": operator, "value": constant}).apply(State(array, "HWC"), None)
+    state = build_step({"op": operator, "value": constant}).apply(ItemState(array, "HWC"), None)
     assert state.array.dtype == np.float32
     expected = [one(operator, x, constant, np.float32) for x in array.ravel()]
     assert state.array.ravel().tolist() == [float(v) for v in expected]
@@ -34,8 +34,8 @@ def test_scalar_constants_round_once_in_float32(array: np.ndarray, operator: str
 @given(bytes_hwc, st.sampled_from(["mean", "std", "scale", "offset"]), st.tuples(constants, constants, constants))
 def test_channel_constants_follow_the_channel_axis(array: np.ndarray, op: str, values: tuple[float, ...]) -> None:
     step = build_step({"op": op, "value": list(values)})
-    hwc = step.apply(State(array, "HWC"), None).array
-    chw = step.apply(State(array.transpose(2, 0, 1), "CHW"), None).array
+    hwc = step.apply(ItemState(array, "HWC"), None).array
+    chw = step.apply(ItemState(array.transpose(2, 0, 1), "CHW"), None).array
     assert np.array_equal(hwc.transpose(2, 0, 1), chw)
     operator = {"mean": "subtract", "std": "divide", "scale": "multiply", "offset": "add"}[op]
     for c in range(3):
@@ -44,7 +44,7 @@ def test_channel_constants_follow_the_channel_axis(array: np.ndarray, op: str, v
 
 @given(bytes_hwc, constants)
 def test_a_dtype_step_moves_the_arithmetic_to_float64(array: np.ndarray, constant: float) -> None:
-    state = build_step({"op": "dtype", "dtype": "float64"}).apply(State(array, "HWC"), None)
+    state = build_step({"op": "dtype", "dtype": "float64"}).apply(ItemState(array, "HWC"), None)
     result = build_step({"op": "divide", "value": constant}).apply(state, None).array
     assert result.dtype == np.float64
     assert result.ravel().tolist() == [float(x) / constant for x in array.ravel()]
@@ -52,12 +52,12 @@ def test_a_dtype_step_moves_the_arithmetic_to_float64(array: np.ndarray, constan
 
 def test_constants_that_fit_no_channel_are_refused() -> None:
     with pytest.raises(DataError, match=r"source\.layout"):
-        build_step({"op": "mean", "value": [1, 2]}).apply(State(np.zeros((4, 4, 3), np.uint8), "HWC"), None)
+        build_step({"op": "mean", "value": [1, 2]}).apply(ItemState(np.zeros((4, 4, 3), np.uint8), "HWC"), None)
 
 
 @given(bytes_hwc)
 def test_center_removes_the_mean(array: np.ndarray) -> None:
-    result = build_step({"op": "center"}).apply(State(array, "HWC"), None).array
+    result = build_step({"op": "center"}).apply(ItemState(array, "HWC"), None).array
     mean = np.float32(sum(int(v) for v in array.ravel()) / array.size)
     assert result.ravel().tolist() == [float(np.float32(v) - mean) for v in array.ravel()]
 
@@ -67,9 +67,9 @@ def test_windows(frames: int, bins: int, size: int, step: int) -> None:
     array = np.arange(frames * bins, dtype=np.float32).reshape(frames, bins)
     if size > frames:
         with pytest.raises(DataError, match="does not fit"):
-            Window(size, step).apply(State(array, "TF"), None)
+            Window(size, step).apply(ItemState(array, "TF"), None)
         return
-    got = Window(size, step).apply(State(array, "TF"), None).array
+    got = Window(size, step).apply(ItemState(array, "TF"), None).array
     expected = []
     start = 0
     while start + size <= frames:
@@ -90,7 +90,7 @@ def test_windows(frames: int, bins: int, size: int, step: int) -> None:
 )
 def test_layout_moves_axes_and_adds_the_missing(axes: str, want: str, shape: tuple[int, ...] | None) -> None:
     array = np.arange(60).reshape((4, 5, 3) if len(axes) == 3 else (6, 10))
-    state = build_step({"op": "layout", "axes": want}).apply(State(array, axes), None)
+    state = build_step({"op": "layout", "axes": want}).apply(ItemState(array, axes), None)
     assert state.axes == want
     if shape is not None:
         assert state.array.shape == shape
@@ -112,20 +112,20 @@ def test_layout_moves_axes_and_adds_the_missing(axes: str, want: str, shape: tup
 )
 def test_layout_model_reads_the_models_shape(shape: tuple[int | str, ...], axes: str, want: str) -> None:
     array = np.zeros((8, 8, 3)[: len(axes)] if axes else (10,))
-    state = build_step({"op": "layout", "axes": "model"}).apply(State(array, axes), spec("x", *shape))
+    state = build_step({"op": "layout", "axes": "model"}).apply(ItemState(array, axes), spec("x", *shape))
     assert state.axes == want
 
 
 def test_layout_needs_named_axes() -> None:
     step = build_step({"op": "layout", "axes": "NCHW"})
     with pytest.raises(DataError, match="Declare"):
-        step.apply(State(np.zeros((2, 2)), ""), None)
+        step.apply(ItemState(np.zeros((2, 2)), ""), None)
     with pytest.raises(DataError, match="no place"):
-        step.apply(State(np.zeros((2, 2)), "TF"), None)
+        step.apply(ItemState(np.zeros((2, 2)), "TF"), None)
 
 
 def test_reshape_and_expand() -> None:
-    state = State(np.arange(6), "F")
+    state = ItemState(np.arange(6), "F")
     assert build_step({"op": "reshape", "shape": [2, -1]}).apply(state, None).array.shape == (2, 3)
     assert build_step({"op": "expand", "axis": 0}).apply(state, None).array.shape == (1, 6)
     with pytest.raises(DataError, match="cannot become"):

@@ -15,7 +15,7 @@ from edgeq_device.engines.serve import requested_variant
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.measure.bench_models import bundle_feeds, bundle_models, bundle_variants
 
-from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 
 from . import fakes
@@ -25,7 +25,7 @@ def bundle(models: dict[str, Path], destination: Path, *, with_float: bool = Tru
     x = {"x": np.linspace(0, 1, 64, dtype=np.float32)[None]}
     session = onnxruntime.InferenceSession(str(models["narrow"]), providers=["CPUExecutionProvider"])
     case = SelfTestCase(x, {"y": session.run(None, x)[0]})
-    selftest = SelfTest((case,), {"y": 1e-3}) if with_selftest else SelfTest()
+    selftest = SelfTestSpec((case,), {"y": 1e-3}) if with_selftest else SelfTestSpec()
     variant = VariantSpec("small", models["narrow"], selftest=selftest)
     write_bundle(BundleSpec("b", (variant,), float_model=models["wide"] if with_float else None), destination)
     return destination

@@ -6,7 +6,7 @@ import socket
 import threading
 
 import pytest
-from edgeq_device.trust.connection import Broken, Deadline, Limits, Request, exchange, parse_address
+from edgeq_device.trust.connection import Broken, Deadline, Limits, ServerRequest, exchange, parse_address
 
 REFUSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
 
@@ -26,7 +26,7 @@ def sent_to_a_server_that_says(answer: bytes) -> tuple[int, bytes]:
     thread.start()
     address = parse_address(f"http://127.0.0.1:{server.getsockname()[1]}/blob")
     try:
-        request = Request("PUT", {}, b"x" * (32 << 20), 100)
+        request = ServerRequest("PUT", {}, b"x" * (32 << 20), 100)
         with exchange(request, address, Deadline(Limits(answer_s=10)), "the registry") as found:
             return found.status, found.body.read()
     finally:

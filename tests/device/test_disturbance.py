@@ -151,7 +151,7 @@ def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: 
     # Two processes are runnable: this one, and until the sleep, the one that runs a model for it.
     monkeypatch.setattr(environment, "read_runnable", lambda root: 1 if slept else 2)
     monkeypatch.setattr(environment.time, "sleep", slept.append)
-    with environment.Watch(time.perf_counter) as watch:
+    with environment.MachineWatch(time.perf_counter) as watch:
         watch.used_elsewhere(0.5)
         watch.look_around()
         assert slept

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import SelfTest, compare, run_selftest
+from edgeq_device.bundle.opening import SelfTestResult, compare, run_selftest
 from edgeq_device.bundle.variants import SliceTolerance
 from edgeq_device.errors import BundleError
 
@@ -43,7 +43,7 @@ def test_the_worst_case_counts(tmp_path: Path) -> None:
 
 def test_no_vectors_is_no_proof() -> None:
     assert not run_selftest(variant(), Session()).passed
-    assert not SelfTest(0, ()).passed
+    assert not SelfTestResult(0, ()).passed
 
 
 def test_an_output_without_a_tolerance(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Squares:
     log: Path | None = None
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
-        """Return the function that squares; see `edgeq.distributed.workers.Job`."""
+        """Return the function that squares; see `edgeq.distributed.workers.WorkerJob`."""
 
         def run(number: int) -> int:
             if self.log is not None:

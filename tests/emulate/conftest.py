@@ -12,7 +12,7 @@ from edgeq_device.measure.features import read_features
 
 from edgeq.emulate import routes
 from edgeq.emulate.emulator import emulator_named, home, load_emulators
-from edgeq.emulate.machine import Qemu, find_qemu
+from edgeq.emulate.machine import QemuProgram, find_qemu
 from edgeq.emulate.routes import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import RuntimeUnavailableError
@@ -39,7 +39,7 @@ def _machines() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def arm64(_machines: None) -> tuple[Qemu, Sysroot]:
+def arm64(_machines: None) -> tuple[QemuProgram, Sysroot]:
     """Return the emulated ARM64 machine, or skip the test."""
     emulator = emulator_named("arm64")
     if os.environ.get(MAKE) == "1":

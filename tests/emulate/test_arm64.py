@@ -18,7 +18,7 @@ import pytest
 from edgeq.data.open_source import Data
 from edgeq.emulate.check import VerifyRequest, verify_on
 from edgeq.emulate.emulator import emulator_named
-from edgeq.emulate.machine import Qemu, emulated_command
+from edgeq.emulate.machine import QemuProgram, emulated_command
 from edgeq.emulate.sysroot import Sysroot
 from edgeq.errors import HardwareError
 from edgeq.jobs.package import package
@@ -54,7 +54,7 @@ for number, words in enumerate(commands):
 
 
 @pytest.fixture(scope="module")
-def device(arm64: tuple[Qemu, Sysroot]) -> Run:
+def device(arm64: tuple[QemuProgram, Sysroot]) -> Run:
     """Return a function that runs a bundle's own program on an ARM64 CPU."""
 
     def run(cpu: str, script: Path, *arguments: str, modules: str = "") -> subprocess.CompletedProcess[str]:
@@ -196,7 +196,7 @@ def test_a_truncated_archive_is_refused(device: Run, bundle: Path, tmp_path: Pat
     assert device(A53, bundle / "edgeq_run.py", "verify", "--bundle", str(cut)).returncode == 7
 
 
-def test_edgeq_proves_the_kernels_and_the_answers(arm64: tuple[Qemu, Sysroot], bundle: Path, data: Path) -> None:
+def test_edgeq_proves_the_kernels_and_the_answers(arm64: tuple[QemuProgram, Sysroot], bundle: Path, data: Path) -> None:
     found = verify_on(
         VerifyRequest(
             bundle, ("raspberry-pi-4", "raspberry-pi-5"), data=data / "images.npz", count=5, task="classification"
@@ -217,6 +217,6 @@ def test_edgeq_proves_the_kernels_and_the_answers(arm64: tuple[Qemu, Sysroot], b
     assert five.kernels.instructions == ("dot product",)
 
 
-def test_a_cpu_that_this_qemu_does_not_have(arm64: tuple[Qemu, Sysroot]) -> None:
+def test_a_cpu_that_this_qemu_does_not_have(arm64: tuple[QemuProgram, Sysroot]) -> None:
     with pytest.raises(HardwareError, match=r"has no CPU 'cortex-z9'"):
         emulated_command(emulator_named("arm64"), "cortex-z9")

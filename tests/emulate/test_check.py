@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from edgeq.data.samples import Samples, open_samples
-from edgeq.emulate.check import EmulatedCheck, Trial, check_trial, summary
+from edgeq.emulate.check import CheckedModel, EmulatedCheck, check_trial, summary
 from edgeq.emulate.routes import Open, Simulator
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
@@ -69,7 +69,7 @@ def simulating(change: Callable[[Any], Any]) -> Simulator:
 
 def checked(simulator: Simulator, model: Path, **options: Any) -> EmulatedCheck:
     vectors = [({"x": X[:1]}, {"y": 2 * X[:1]}), ({"x": X[1:2]}, {"y": 2 * X[1:2]})]
-    trial = Trial(model, SessionSettings(), vectors, **{"tolerance": {"y": 0.1}, "name": "v", **options})
+    trial = CheckedModel(model, SessionSettings(), vectors, **{"tolerance": {"y": 0.1}, "name": "v", **options})
     return check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators={"systolic": simulator})
 
 
@@ -134,7 +134,7 @@ def test_without_a_tolerance_float32_is_the_judge(model: Path, samples: Samples,
     def disturb(y: Any) -> Any:
         return (y + noise * random.standard_normal(y.shape)).astype(np.float32)
 
-    trial = Trial(
+    trial = CheckedModel(
         model, SessionSettings(), [({"x": X[:1]}, {"y": 2 * X[:1]})], float_model=float_model, samples=samples
     )
     simulators = {"systolic": simulating(disturb)}
@@ -191,7 +191,7 @@ def test_kernels_that_are_not_proven_are_not_believed(model: Path) -> None:
 
 
 def test_nothing_at_hand_is_not_run(model: Path) -> None:
-    trial = Trial(model, SessionSettings())
+    trial = CheckedModel(model, SessionSettings())
     found = check_trial(trial, resolve("gemmini", MACHINE), MACHINE)
     assert (found.status, found.reason) == ("not run", "there is no simulator 'systolic' here")
     assert summary([found]) == ["gemmini: not run", "  there is no simulator 'systolic' here"]
@@ -207,7 +207,7 @@ def rounded(tmp_path: Path) -> Path:
 
 
 def against_float(change: Callable[[Any], Any], rounded: Path, model: Path, **options: Any) -> EmulatedCheck:
-    trial = Trial(rounded, SessionSettings(), float_model=model, **options)
+    trial = CheckedModel(rounded, SessionSettings(), float_model=model, **options)
     simulators = {"systolic": simulating(change)}
     return check_trial(trial, resolve("gemmini", MACHINE), MACHINE, simulators=simulators)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.emulate.check import Trial, check_trial, route_for
+from edgeq.emulate.check import CheckedModel, check_trial, route_for
 from edgeq.emulate.emulator import EXACT, SATURATED
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, route_to
 from edgeq.hardware.detect import Machine, detect_machine
@@ -70,7 +70,7 @@ def test_a_capped_process_runs_that_cpus_kernels(fake: Engine, tmp_path: Path) -
     net = bench(tmp_path, residual())
     artifact = net.build()
     settings = SessionSettings(engine=fake, intra_op_threads=1)
-    trial = Trial(artifact.model, settings, samples=net.samples, float_model=net.prepared.path, name="v")
+    trial = CheckedModel(artifact.model, settings, samples=net.samples, float_model=net.prepared.path, name="v")
     found = check_trial(trial, resolve("haswell", NEW), NEW)
     assert (found.status, found.where, found.how) == ("passed", EMULATED, "fake with FAKE_ISA=AVX2"), found.reason
     assert found.kernels is not None
@@ -83,7 +83,7 @@ def test_a_capped_process_runs_that_cpus_kernels(fake: Engine, tmp_path: Path) -
 def test_other_kernels_than_the_targets_prove_nothing(fake: Engine, tmp_path: Path) -> None:
     exact = dataclasses.replace(fake, int8=dataclasses.replace(fake.int8, saturates_without=()))
     other = exact if HERE_SATURATES else _saturating(fake)
-    trial = Trial(bench(tmp_path, residual()).build().model, SessionSettings(engine=other))
+    trial = CheckedModel(bench(tmp_path, residual()).build().model, SessionSettings(engine=other))
     found = check_trial(trial, resolve("haswell", NEW), NEW)
     assert found.status == "not run"
     assert f"its u8 x s8 sums are {HERE}, not {EXACT if HERE_SATURATES else SATURATED}" in found.reason
@@ -104,7 +104,7 @@ def test_the_installed_engine_saturates_under_its_cap_and_not_here(tmp_path: Pat
     losses = {}
     for name, scheme in {"full": {}, "fitted": {"fit_pairs": True}}.items():
         model = net.build(f"{name}.onnx", **scheme).model
-        trial = Trial(model, SessionSettings(engine=engine), samples=net.samples, float_model=net.prepared.path)
+        trial = CheckedModel(model, SessionSettings(engine=engine), samples=net.samples, float_model=net.prepared.path)
         found = check_trial(trial, resolve("haswell", machine), machine)
         assert found.kernels is not None, found.reason
         assert found.kernels.pairs == "saturated"

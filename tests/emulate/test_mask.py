@@ -14,7 +14,7 @@ from edgeq.emulate.emulator import load_emulators, probe, probe_file
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.routes import masked_command, patched
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.run.session import Guest, SessionSettings, start_guest
+from edgeq.run.session import GuestProgram, SessionSettings, start_guest
 
 # Two CPUID instructions, and the same bytes inside a constant, which must not change.
 ASKING = """
@@ -96,7 +96,7 @@ def test_without_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         masked_command(["avx512f"])
 
 
-def sums(guest: Guest) -> str:
+def sums(guest: GuestProgram) -> str:
     with probe_file() as file:
         return probe(guest.open(file, SessionSettings()), "a guest")
 

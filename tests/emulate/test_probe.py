@@ -9,7 +9,7 @@ import pytest
 
 from edgeq.emulate.emulator import (
     KernelProof,
-    Watch,
+    KernelWatch,
     check_kernels,
     kind_of_sums,
     load_emulators,
@@ -93,11 +93,11 @@ def test_instructions_are_distinguished(word: str, kind: str | None, tmp_path: P
 
 
 def test_a_watch_ends_when_it_is_stopped(tmp_path: Path) -> None:
-    watch = Watch(ARM.kernels, tmp_path)
+    watch = KernelWatch(ARM.kernels, tmp_path)
     with watch.pipe.open("wb", buffering=0) as qemu:
         qemu.write(b"0x1:  45c6988f  .byte\n" * 100_000)
     assert watch.finish() == ("matrix multiply",)
-    assert Watch(ARM.kernels, Path(os.fspath(_made(tmp_path / "other")))).finish() == ()
+    assert KernelWatch(ARM.kernels, Path(os.fspath(_made(tmp_path / "other")))).finish() == ()
 
 
 def test_a_proof_is_kept(tmp_path: Path) -> None:

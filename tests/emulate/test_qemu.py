@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.emulate.emulator import load_emulators
-from edgeq.emulate.machine import Qemu, check_cpuinfo, emulated_command, find_qemu, require_qemu
+from edgeq.emulate.machine import QemuProgram, check_cpuinfo, emulated_command, find_qemu, require_qemu
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 
 X86, ARM = load_emulators()["x86_64"], load_emulators()["arm64"]
@@ -54,16 +54,16 @@ def test_none_at_all_says_what_to_install(own_home: Path, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("feature", ["avx512f", "avx512-vnni", "avx-vnni", "amx-int8"])
 def test_a_cpu_that_loses_what_makes_it_is_refused(tmp_path: Path, feature: str) -> None:
-    qemu = Qemu(program(tmp_path, "qemu-x86_64", "11.0", LEAVES_OUT.format(feature)), "11.0", "the system")
+    qemu = QemuProgram(program(tmp_path, "qemu-x86_64", "11.0", LEAVES_OUT.format(feature)), "11.0", "the system")
     with pytest.raises(HardwareError, match=f"has no FutureLake: it leaves out {feature}"):
         check_cpuinfo(qemu, X86, "FutureLake")
 
 
 def test_a_cpu_that_loses_something_else_is_taken(tmp_path: Path) -> None:
-    check_cpuinfo(Qemu(program(tmp_path, "q", "11.0", LEAVES_OUT.format("hle")), "11.0", ""), X86, "Haswell")
+    check_cpuinfo(QemuProgram(program(tmp_path, "q", "11.0", LEAVES_OUT.format("hle")), "11.0", ""), X86, "Haswell")
 
 
 def test_a_cpu_that_qemu_does_not_know(tmp_path: Path) -> None:
-    qemu = Qemu(program(tmp_path, "q", "7.2", "unable to find CPU model 'neoverse-n2'"), "7.2", "")
+    qemu = QemuProgram(program(tmp_path, "q", "7.2", "unable to find CPU model 'neoverse-n2'"), "7.2", "")
     with pytest.raises(HardwareError, match=r"7.2 has no CPU 'neoverse-n2'"):
         check_cpuinfo(qemu, ARM, "neoverse-n2")

@@ -10,18 +10,18 @@ from edgeq_device.engines.cuda import Gpu
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.detect import detect_machine
 from edgeq.jobs import doctor as room
-from edgeq.jobs.doctor import Check, Diagnosis, doctor
+from edgeq.jobs.doctor import DoctorCheck, EngineDiagnosis, doctor
 from edgeq.run.engines import load_engines
 from edgeq.util.display import SILENT
 from tests import fake_engine
 
 
 @pytest.fixture(scope="module")
-def here() -> dict[str, Check]:
+def here() -> dict[str, DoctorCheck]:
     return {check.name: check for check in doctor().checks}
 
 
-def test_what_is_installed(here: dict[str, Check]) -> None:
+def test_what_is_installed(here: dict[str, DoctorCheck]) -> None:
     assert here["onnxruntime"].status == "ok"
     assert here["CPU kernels"].status == "ok"
     assert here["provider options (explicit)"].status == "ok"
@@ -79,14 +79,14 @@ def test_a_package_that_is_broken_fails_with_one_line(
 
 def test_gpu_checks_that_could_not_run_fail_only_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "read_gpus", lambda: ((), "no driver"))
-    not_run = Check("GPU run", "not run", "no driver")
+    not_run = DoctorCheck("GPU run", "not run", "no driver")
     assert not_run in doctor(gpu=True).checks
     with pytest.raises(CheckFailedError, match="GPU run: no driver"):
-        Diagnosis((not_run,)).check(gpu=True)
-    Diagnosis((not_run,)).check(gpu=False)
+        EngineDiagnosis((not_run,)).check(gpu=True)
+    EngineDiagnosis((not_run,)).check(gpu=False)
 
 
 def test_both_packages_of_onnxruntime_are_a_fault() -> None:
-    bad = Diagnosis((Check("onnxruntime", "failed", "two"),))
+    bad = EngineDiagnosis((DoctorCheck("onnxruntime", "failed", "two"),))
     with pytest.raises(CheckFailedError, match="onnxruntime: two"):
         bad.check(gpu=False)

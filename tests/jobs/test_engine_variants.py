@@ -20,7 +20,7 @@ from edgeq.jobs.bundles import bundle_variants
 from edgeq.jobs.package import package
 from edgeq.prove.builds import Builds
 from edgeq.prove.target_checks import exists_for, in_engine
-from edgeq.prove.variants import Variant, with_fallback
+from edgeq.prove.variants import ProvenVariant, with_fallback
 from edgeq.run.engines import EngineChoice, load_engines
 from tests import fake_engine
 from tests.opened import open_job
@@ -67,7 +67,7 @@ def test_an_unquantized_model_can_stand_beside_its_fallback(place: Path, monkeyp
     job = open_job(NET, CALIB, None, place / "work", static=True)
     builds = Builds(job, place / "work", timed=False, emulate=False)
     built = builds.build(target, scheme)
-    fallback = Variant(built, builds.prove(built, scheme, native=True), True, 1, scheme)
+    fallback = ProvenVariant(built, builds.prove(built, scheme, native=True), True, 1, scheme)
     better = in_engine(builds, fallback, fake)
     float_artifact = dataclasses.replace(better.built.artifact, model=job.prepared.path)
     better = dataclasses.replace(better, built=dataclasses.replace(built, artifact=float_artifact, ranges={}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.data.open_source import Data
-from edgeq.emulate.audit import SimulatedSession, Simulation
+from edgeq.emulate.audit import KernelSimulation, SimulatedSession
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
@@ -35,7 +35,7 @@ def test_they_are_run_exactly_on_any_machine(trial: MitigationTrial) -> None:
     assert not trial.weights(trial.full).safe
     found = trial.evaluate({"full": trial.full}, 3).agreement["full"]
     job = trial.job
-    exact = SimulatedSession(Simulation(trial.full.model, trial.full.settings(), saturating=False))
+    exact = SimulatedSession(KernelSimulation(trial.full.model, trial.full.settings(), saturating=False))
     sessions = {"float": open_session(job.prepared.path), "exact": exact}
     wanted = evaluate_sessions(sessions, job.validation, reference="float", count=3).agreement["exact"]
     assert found.sqnr_db == wanted.sqnr_db

@@ -24,7 +24,7 @@ from edgeq.measure.baseline import BaselineMargin
 from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
 from edgeq.prove.opening import Opening
-from edgeq.prove.proof import FLOAT, INT8, Proof, Repair, Speed, Step, prove
+from edgeq.prove.proof import FLOAT, INT8, Proof, Repair, RepairStep, SpeedComparison, prove
 from edgeq.util.records import plain
 from tests.backends.build import Bench, bench, residual
 
@@ -104,7 +104,7 @@ def test_noise_above_what_a_model_adds_falls_short() -> None:
         assert healthy.limit(0.021) == 0.021
 
 
-STEPS = (Step("the plain build", 0.2, 64, 1.0, "loses too much"), Step("recovery", 0.03, 64, 1.0, "chosen"))
+STEPS = (RepairStep("the plain build", 0.2, 64, 1.0, "loses too much"), RepairStep("recovery", 0.03, 64, 1.0, "chosen"))
 REPAIRED = Repair("default", 0.01, "labels", plain=0.2, loss=0.03, chosen="recovery", steps=STEPS)
 NOISY = dataclasses.replace(REPAIRED, basis="noise", plain=1.0, loss=1.0, chosen="the plain build")
 
@@ -187,7 +187,7 @@ def test_samples_that_could_not_be_compared_are_named() -> None:
 
 @pytest.mark.parametrize(("high", "found"), [(0.9, True), (1.24, False)])
 def test_slower_than_float_is_claimed_only_where_the_interval_says_so(high: float, found: bool) -> None:
-    proof = changed(speed=Speed({}, Claim(0.8, 0.74, high, 0.97, 6)))
+    proof = changed(speed=SpeedComparison({}, Claim(0.8, 0.74, high, 0.97, 6)))
     assert [("SLOWER" in w) for w in proof.warnings()] == [True] * found
     assert proof.warnings(timed=False) == ()
 

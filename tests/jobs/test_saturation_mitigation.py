@@ -12,7 +12,7 @@ from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.measure.coverage import Check
+from edgeq.measure.coverage import ArtifactCheck
 from edgeq.prove.builds import Builds
 from edgeq.prove.job import Job
 from edgeq.prove.saturation import Decision, MitigationTrial, decide
@@ -78,7 +78,7 @@ def test_weights_in_a_plugin_are_checked_by_the_model_of_its_kernels(job: Job) -
     builds = Builds(job, Path(), timed=False, emulate=False)
     openvino = EngineChoice(load_engines()["openvino"])
 
-    def checked(name: str, **changes: bool) -> Check | None:
+    def checked(name: str, **changes: bool) -> ArtifactCheck | None:
         target = resolve(name, detect_machine())
         built = builds.build(target, target.profile.scheme.replace(**{"reduce_range": False, **changes}))
         engine = dataclasses.replace(built.artifact, engine=openvino)

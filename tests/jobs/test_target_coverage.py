@@ -11,7 +11,7 @@ import pytest
 
 from edgeq.backends.base import Artifact
 from edgeq.data.open_source import Data
-from edgeq.emulate.emulator import Speed
+from edgeq.emulate.emulator import EmulatedSpeed
 from edgeq.emulate.routes import EMULATED, NOT_RUN, ExecutionRoute, Running
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.target import resolve
@@ -95,7 +95,7 @@ def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, rout
     macs = quantized().proof.coverage.int8_macs
     for seconds, noted in ((59, False), (120, True), (3601, False)):
         progress = Notes()
-        route(replace(emulated(), speed=Speed(int8=macs / seconds, float=1.0)))
+        route(replace(emulated(), speed=EmulatedSpeed(int8=macs / seconds, float=1.0)))
         found = quantized(progress=progress).proof.coverage
         assert (found.basis, found.reason) == (
             ("emulated", "") if seconds < 3600 else ("forecast", "one inference would take about 1.0 h on a guest")
@@ -105,7 +105,7 @@ def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, rout
 
 
 def test_a_package_does_not_wait_for_hours_either(place: Path, route: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = replace(emulated(), speed=Speed(int8=1e-9, float=1e-9))
+    slow = replace(emulated(), speed=EmulatedSpeed(int8=1e-9, float=1e-9))
     route(slow)
     monkeypatch.setattr("edgeq.prove.target_checks.route_for", lambda *args, **kwargs: slow)
     made = package("net.onnx", Data("calib.npz"), "slow", targets=THERE, timed=False)

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
-from edgeq.measure.comparison import Comparison, OutputComparison, decibels
+from edgeq.measure.comparison import OutputComparison, OutputSums, decibels
 from edgeq.util.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 
@@ -107,8 +107,8 @@ def test_shapes_that_differ_are_counted() -> None:
 
 
 def test_samples_of_another_size_count_as_not_the_same() -> None:
-    comparison = Comparison()
-    other = Comparison()
+    comparison = OutputSums()
+    other = OutputSums()
     for found, count, into in ((3, 3, comparison), (3, 2, other), (2, 2, other), (1, 2, comparison)):
         boxes, labels = np.ones((found, 4), np.float32), np.full(found, 7)
         into.update(
@@ -137,8 +137,8 @@ def test_rows_without_a_counterpart_have_another_top1() -> None:
 
 
 def test_where_nothing_was_compared_nothing_is_claimed() -> None:
-    assert Comparison().result().sqnr_db == -math.inf
-    comparison = Comparison()
+    assert OutputSums().result().sqnr_db == -math.inf
+    comparison = OutputSums()
     comparison.update({"boxes": np.zeros((3, 4))}, {"boxes": np.zeros((2, 4))})
     result = comparison.result()
     assert (result.sqnr_db, result.cosine, result.compared) == (-math.inf, 0.0, False)
@@ -150,7 +150,7 @@ def test_where_nothing_was_compared_nothing_is_claimed() -> None:
 
 
 def test_an_output_that_is_always_empty_says_nothing_of_the_others() -> None:
-    comparison = Comparison()
+    comparison = OutputSums()
     empty = np.zeros((0, 4), np.float32)
     comparison.update({"boxes": empty, "score": np.array([1.0])}, {"boxes": empty, "score": np.array([1.1])})
     result = comparison.result()
@@ -159,7 +159,7 @@ def test_an_output_that_is_always_empty_says_nothing_of_the_others() -> None:
 
 
 def test_integer_and_boolean_outputs_are_compared_and_text_is_not() -> None:
-    comparison = Comparison()
+    comparison = OutputSums()
     r = {"i": np.array([[250, 3]], np.uint8), "b": np.array([True, False]), "s": np.array(["a"], dtype=object)}
     c = {"i": np.array([[3, 250]], np.uint8), "b": np.array([True, True]), "s": np.array(["a"], dtype=object)}
     comparison.update(r, c, {})
@@ -172,19 +172,19 @@ def test_integer_and_boolean_outputs_are_compared_and_text_is_not() -> None:
 
 def test_indices_are_the_same_or_not_and_do_not_stand_for_the_outputs() -> None:
     labels, scores = np.array([3, 8, 1, 0]), np.array([0.5, 2.0], np.float32)
-    comparison = Comparison()
+    comparison = OutputSums()
     comparison.update({"label": labels, "score": scores}, {"label": np.array([3, 3, 1, 0]), "score": scores + 0.001})
     found = comparison.result()
     assert {output.name: output.same for output in found.outputs} == {"label": 0.75, "score": None}
     assert found.same is None
     assert found.sqnr_db == pytest.approx(decibels(4.25, 2e-6), abs=0.1)
-    only = Comparison()
+    only = OutputSums()
     only.update({"label": labels, "found": labels > 2}, {"label": np.array([3, 3, 1, 0]), "found": labels > 2})
     assert only.result().same == 0.75
 
 
 def test_whole_numbers_of_few_bits_are_values() -> None:
-    comparison = Comparison()
+    comparison = OutputSums()
     comparison.update({"image": np.array([100, 200], np.uint8)}, {"image": np.array([101, 200], np.uint8)})
     assert comparison.result().outputs[0].same is None
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgeq.measure.agreement import OutputAgreement
 from edgeq.measure.basis import sampled_basis
-from edgeq.measure.comparison import Comparison
+from edgeq.measure.comparison import OutputSums
 from edgeq.model.graph import GraphIndex
 from edgeq.run.session import open_session
 from tests.graphs import model
@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 def compared(
     pairs: list[tuple[Floats, Floats]], basis: Basis | None = None, inputs: dict[str, NDArray[np.generic]] | None = None
 ) -> OutputAgreement:
-    comparison = Comparison(basis=basis or Basis())
+    comparison = OutputSums(basis=basis or Basis())
     for reference, candidate in pairs:
         comparison.update({"y": reference}, {"y": candidate}, inputs or {"x": np.zeros((1, 9), np.float32)})
     (output,) = comparison.result().outputs
@@ -204,7 +204,7 @@ def test_outputs_of_one_order_are_matched_together() -> None:
     boxes, order = detections(12, np.arange(12)), np.random.default_rng(2).permutation(12)
     basis = Basis(ranked={name: Axis(1, "TopK 'k'") for name in ("boxes", "scores", "classes")})
     outputs = {"boxes": boxes[..., :4], "scores": boxes[..., 4], "classes": boxes[..., 5].astype(np.int64)}
-    comparison = Comparison(basis=basis)
+    comparison = OutputSums(basis=basis)
     comparison.update(outputs, {name: array[:, order] for name, array in outputs.items()})
     result = comparison.result()
     assert [output.rows_found for output in result.outputs] == [1, 1, 1]
@@ -225,7 +225,7 @@ def test_batches_match_rows_within_a_sample() -> None:
     basis = Basis(ranked={"y": Axis(1, "TopK 'k'")})
     both = np.concatenate([detections(8, np.arange(8)), detections(8, np.arange(8), 3.0)])
     other = np.concatenate([detections(8, np.arange(8)[::-1]), detections(8, np.arange(8)[::-1], 3.5)])
-    together, apart = Comparison(basis=basis), Comparison(basis=basis)
+    together, apart = OutputSums(basis=basis), OutputSums(basis=basis)
     inputs = {"x": np.zeros((2, 3), np.float32)}
     together.update({"y": both}, {"y": other}, inputs, rows=2)
     for row in (slice(0, 1), slice(1, 2)):

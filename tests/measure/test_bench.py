@@ -14,7 +14,7 @@ from edgeq_device.measure.bench import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 import edgeq
-from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
@@ -42,7 +42,7 @@ def other(tmp_path: Path) -> Path:
 def bundle(tmp_path: Path, model: Path, other: Path, request: pytest.FixtureRequest) -> Path:
     x = {"x": np.ones((1, 64), np.float32)}
     y = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, x)[0]
-    variant = VariantSpec("small", model, selftest=SelfTest((SelfTestCase(x, {"y": y}),), {"y": 1e-3}))
+    variant = VariantSpec("small", model, selftest=SelfTestSpec((SelfTestCase(x, {"y": y}),), {"y": 1e-3}))
     write_bundle(BundleSpec("b", (variant,), float_model=other), tmp_path / request.param)
     return tmp_path / str(request.param)
 

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from edgeq.measure.coverage import Check, strongest, summarise
+from edgeq.measure.coverage import ArtifactCheck, strongest, summarise
 
 
 def test_what_is_nearest_to_the_hardware_counts() -> None:
     found = strongest(
         [
-            Check("load", "none"),
-            Check("accuracy", "native", "here"),
-            Check("load", "emulated", "qemu"),
-            Check("accuracy", "modelled", "a model"),
-            Check("load", "modelled", "a table"),
-            Check("load", "emulated", "another"),
+            ArtifactCheck("load", "none"),
+            ArtifactCheck("accuracy", "native", "here"),
+            ArtifactCheck("load", "emulated", "qemu"),
+            ArtifactCheck("accuracy", "modelled", "a model"),
+            ArtifactCheck("load", "modelled", "a table"),
+            ArtifactCheck("load", "emulated", "another"),
         ]
     )
     assert [(check.name, check.kind, check.where) for check in found] == [
@@ -21,5 +21,5 @@ def test_what_is_nearest_to_the_hardware_counts() -> None:
 
 
 def test_in_one_line() -> None:
-    checks = [Check("load", "native"), Check("accuracy", "none"), Check("self-test", "native")]
+    checks = [ArtifactCheck("load", "native"), ArtifactCheck("accuracy", "none"), ArtifactCheck("self-test", "native")]
     assert summarise(checks) == "native: load, self-test; not on its kernels: accuracy"

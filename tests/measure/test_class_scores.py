@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeq.measure.agreement import is_class_scores, probabilities
-from edgeq.measure.comparison import Comparison
+from edgeq.measure.comparison import OutputSums
 from edgeq.measure.tasks import Anomaly, Classification
 
 RANDOM = np.random.default_rng(0)
@@ -31,7 +31,7 @@ def test_class_scores_by_shape(shape: tuple[int, ...], expected: bool) -> None:
 
 def top1(*outputs: dict[str, np.ndarray], inputs: np.ndarray = IMAGE, task: object = None) -> float | None:
     """Return the top-1 agreement of outputs with themselves."""
-    comparison = Comparison(task)  # type: ignore[arg-type]
+    comparison = OutputSums(task)  # type: ignore[arg-type]
     for output in outputs:
         comparison.update(output, output, {"x": inputs})
     return comparison.result().top1
@@ -71,7 +71,7 @@ def test_an_output_of_the_inputs_shape_is_a_reconstruction() -> None:
 def test_the_task_decides_where_there_is_one() -> None:
     few = [{"y": np.array([[3.0, 1.0]], np.float32), "z": np.array([[1.0, 2.0]], np.float32)}]
     assert top1(*few, task=Classification(output="y")) == 1.0
-    comparison = Comparison(Classification(output="y"))
+    comparison = OutputSums(Classification(output="y"))
     comparison.update(few[0], few[0], {})
     assert [output.top1 for output in comparison.result().outputs] == [1.0, None]
     assert top1({"y": np.array([[0.2, 0.8]], np.float32)}, task=Anomaly()) is None

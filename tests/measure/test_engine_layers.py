@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.measure.debug import EngineLayer, compare_engine
+from edgeq.measure.debug import EngineDifference, compare_engine
 from edgeq.model.load import read_model
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.run.session import SessionSettings, open_session
@@ -46,7 +46,7 @@ class Wrong:
 
 
 @pytest.fixture
-def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, EngineLayer]:
+def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, EngineDifference]:
     monkeypatch.setattr("edgeq.measure.debug.Engines", Wrong)
     onnx.save(proto(PAIRED), tmp_path / "m.onnx")
     random = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, EngineL
     return {layer.name: layer for layer in found}
 
 
-def test_the_layer_that_parts_stands_out(layers: dict[str, EngineLayer]) -> None:
+def test_the_layer_that_parts_stands_out(layers: dict[str, EngineDifference]) -> None:
     assert layers["x"].op_type == "Input"
     assert layers["x"].sqnr_db == layers["a"].sqnr_db == math.inf
     worst = max(layers.values(), key=lambda layer: layer.lost_db)
@@ -68,7 +68,7 @@ def test_the_layer_that_parts_stands_out(layers: dict[str, EngineLayer]) -> None
     assert worst.steps > 1
 
 
-def test_what_inherits_an_error_is_right_alone(layers: dict[str, EngineLayer]) -> None:
+def test_what_inherits_an_error_is_right_alone(layers: dict[str, EngineDifference]) -> None:
     assert layers["c"].sqnr_db < 30
     assert layers["d"].inputs_db == layers["c"].sqnr_db
     behind = [layers[name] for name in "cd" if layers[name].alone_db is not None]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.comparison import Comparison, ExactSums, SliceSums, like_slices
+from edgeq.measure.comparison import ExactSums, OutputSums, SliceSums, like_slices
 
 Array = NDArray[np.float32]
 IMAGE = {"images": np.zeros((1, 3, 8, 8), np.float32)}
@@ -25,7 +25,7 @@ def agreement(outputs: list[Array], step: float | None = None, inputs: dict[str,
     """Return the agreement of outputs with the same outputs rounded to one scale of 255 steps, as 8 bits do."""
     low, high = (min(o.min() for o in outputs), max(o.max() for o in outputs))
     step = (max(high, 0) - min(low, 0)) / 255 if step is None else step
-    comparison = Comparison()
+    comparison = OutputSums()
     for output in outputs:
         comparison.update({"y": output}, {"y": (np.round(output / step) * step).astype(np.float32)}, inputs)
     return comparison.result()

@@ -17,7 +17,7 @@ from edgeq.measure.coverage import profile
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
-from edgeq.remote.machine import State
+from edgeq.remote.machine import BoardState
 from edgeq.remote.session import open_board, start_board_guest
 from edgeq.run.session import SessionSettings
 from tests.remote.conftest import FakeBoard
@@ -125,7 +125,7 @@ def test_a_board_that_throttles_rests_and_is_left_out(
         monkeypatch.setattr(
             clocks,
             "describe_board",
-            lambda session: type(real(session))(clock.machine, {}, State(thermal_throttles=next(throttles))),
+            lambda session: type(real(session))(clock.machine, {}, BoardState(thermal_throttles=next(throttles))),
         )
         with pytest.raises(BoardError, match="throttles for heat again"):
             clock.race({"a": (tiny, SessionSettings())}, {"x": np.ones((1, 4), np.float32)}, FEW, lambda: None)

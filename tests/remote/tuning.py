@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.measure.claim import RaceRules, Ranking, rank_until_settled
+from edgeq_device.measure.claim import RaceRules, SpeedRanking, rank_until_settled
 from edgeq_device.measure.latency import Bursts, WarmUp
 
 import edgeq
@@ -42,11 +42,13 @@ def steady_boards() -> Iterator[None]:
     """
     real, race, every = clocks._ranking, BoardClock.race, kernel_candidates
 
-    def steady(session: Any, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
+    def steady(session: Any, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> SpeedRanking:
         names = real(session, answer, arrays).distributions
         return rank_until_settled({n: SteadyRunner(n, lambda: None) for n in names}, keep=next(iter(names)))
 
-    def short(clock: BoardClock, models: Any, feed: Any, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
+    def short(
+        clock: BoardClock, models: Any, feed: Any, rules: RaceRules, on_round: Callable[[], None]
+    ) -> SpeedRanking:
         how = {**HOW, "keep": rules.how["keep"], "max_duration_s": 0.05}
         return race(clock, models, feed, dataclasses.replace(FEW, how=how), on_round)
 

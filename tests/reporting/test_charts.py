@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.reporting.figures import EM, Box, text_width
-from edgeq.reporting.layers import Layer, TensorHistogram, histogram_chart, layer_profile
-from edgeq.reporting.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing, latency_chart
+from edgeq.reporting.layers import LayerView, TensorHistogram, histogram_chart, layer_profile
+from edgeq.reporting.timing import BenchReport, Latency, LatencyFigures, TimingRecord, bench_timing, latency_chart
 from edgeq.reporting.tuning import accuracy_text, pareto
 from edgeq.reporting.tuning_record import TuningRecord
 from edgeq.util.records import salvage
@@ -167,7 +167,7 @@ def test_latency_rows(width: float) -> None:
 
 
 def test_percentiles_at_one_place_do_not_overlap() -> None:
-    timing = Timing({"a": latency(1.0, 1.001, 1.002), "b": latency(99.0, 99.1, 99.2)})
+    timing = TimingRecord({"a": latency(1.0, 1.001, 1.002), "b": latency(99.0, 99.1, 99.2)})
     root = parsed(latency_chart(timing, 350))
     boxes = text_boxes(root, "tick")
     assert sum("p50" in (e.text or "") for e in by_class(root, "tick")) == 2
@@ -175,10 +175,10 @@ def test_percentiles_at_one_place_do_not_overlap() -> None:
 
 
 def test_latency_without_histograms_still_shows_percentiles() -> None:
-    root = parsed(latency_chart(Timing({"a": latency(2.0, 2.5)}), 880))
+    root = parsed(latency_chart(TimingRecord({"a": latency(2.0, 2.5)}), 880))
     assert not by_class(root, "area")
     assert len(by_class(root, "quantile")) == 2
-    assert latency_chart(Timing({}), 880) == ""
+    assert latency_chart(TimingRecord({}), 880) == ""
 
 
 def test_histogram_draws_each_threshold_and_shades_what_is_clipped() -> None:
@@ -206,7 +206,8 @@ def test_a_rare_value_is_seen() -> None:
 
 def test_layer_profile_has_two_panels() -> None:
     layers = [
-        Layer(f"l{i}", sqnr_db=30 - i, own_db=40 - i, float_us=10.0, int8_us=4.0, error_source=i == 3) for i in range(9)
+        LayerView(f"l{i}", sqnr_db=30 - i, own_db=40 - i, float_us=10.0, int8_us=4.0, error_source=i == 3)
+        for i in range(9)
     ]
     root = parsed(layer_profile(layers, 880))
     assert len(by_class(root, "dot")) == 9
@@ -219,20 +220,20 @@ def test_layer_profile_has_two_panels() -> None:
 
 def test_a_layer_that_adds_no_error_has_no_dot() -> None:
     layers = [
-        Layer("a", sqnr_db=20.0, own_db=30.0),
-        Layer("in float", sqnr_db=19.0),
-        Layer("b", sqnr_db=18.0, own_db=25),
+        LayerView("a", sqnr_db=20.0, own_db=30.0),
+        LayerView("in float", sqnr_db=19.0),
+        LayerView("b", sqnr_db=18.0, own_db=25),
     ]
     root = parsed(layer_profile(layers, 880))
     assert len(by_class(root, "dot")) == 2
 
 
 def test_layer_profile_stays_small_with_many_layers() -> None:
-    layers = [Layer(f"l{i}", sqnr_db=30.0, float_us=1.0, int8_us=1.0) for i in range(20_000)]
+    layers = [LayerView(f"l{i}", sqnr_db=30.0, float_us=1.0, int8_us=1.0) for i in range(20_000)]
     assert len(layer_profile(layers, 880)) < 300_000
-    assert layer_profile([], 880) == layer_profile([Layer("a")] * 5, 880) == ""
+    assert layer_profile([], 880) == layer_profile([LayerView("a")] * 5, 880) == ""
 
 
 def test_a_gap_in_the_knowledge_is_a_gap_in_the_plot() -> None:
-    layers = [Layer("a", sqnr_db=30.0), Layer("b"), Layer("c", sqnr_db=20.0)]
+    layers = [LayerView("a", sqnr_db=30.0), LayerView("b"), LayerView("c", sqnr_db=20.0)]
     assert len(by_class(parsed(layer_profile(layers, 880)), "dot")) == 2

@@ -22,7 +22,7 @@ from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.latency import Measurement
 from edgeq.reporting.bundle import report_bundle
-from edgeq.reporting.compare import Comparison, Limits, Side, compare
+from edgeq.reporting.compare import Comparison, LossLimits, Side, compare
 from edgeq.signature import Signature
 from edgeq.util.records import plain
 from tests.bundle.samples import linear, variant
@@ -103,7 +103,7 @@ def compared(
     higher: bool = True,
     same: bool = False,
     agreement: Agreement | None = None,
-    limits: Limits | None = None,
+    limits: LossLimits | None = None,
 ) -> Comparison:
     """Return a comparison with a ratio of speeds (estimate, low, high), sizes in bytes, and top-1."""
     measurement = None
@@ -123,7 +123,7 @@ def compared(
         Side(Path(name), None, of_bytes, "digest" if same else name, SIGNATURE, None, top1)
         for name, of_bytes, top1 in zip("AB", sizes, measured, strict=True)
     )
-    return Comparison(a, b, (), 8, agreement, measurement, (), limits or Limits())
+    return Comparison(a, b, (), 8, agreement, measurement, (), limits or LossLimits())
 
 
 def test_the_words_follow_the_interval() -> None:
@@ -147,22 +147,22 @@ def test_the_words_name_what_is_worst_and_what_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.89), limits=Limits(0.011, 1.5)), []),
+        (compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.89), limits=LossLimits(0.011, 1.5)), []),
         (
-            compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.87), limits=Limits(0.01, 1.5)),
+            compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.87), limits=LossLimits(0.01, 1.5)),
             ["B loses 3.00 pt of top-1, more than the 1.00"],
         ),
-        (compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.95), limits=Limits(0.0, 1.5)), []),
-        (compared(accuracy=(0.9, 0.95), higher=False, limits=Limits(0.01)), ["B loses 5.00"]),
-        (compared((1.3, 1.2, 1.4), limits=Limits(None, 1.5)), ["less than the 1.50× required"]),
-        (compared((1.5, 1.2, 1.8), limits=Limits(None, 1.5)), ["was not shown"]),
-        (compared(same=True, limits=Limits(0.0, 1.0)), []),
-        (compared(same=True, limits=Limits(0.0, 1.01)), ["less than"]),
-        (compared(limits=Limits(0.01, 1.0)), ["could not be measured", "was not shown"]),
-        (compared(sizes=(100, 105), limits=Limits(max_growth=0.05)), []),
-        (compared(sizes=(100, 106), limits=Limits(max_growth=0.05)), ["5.0 % is allowed"]),
-        (compared(sizes=(100, 50), limits=Limits(max_growth=0.05)), []),
-        (compared(sizes=(None, 5), limits=Limits(max_growth=0.05)), ["the size could not be compared"]),
+        (compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.95), limits=LossLimits(0.0, 1.5)), []),
+        (compared(accuracy=(0.9, 0.95), higher=False, limits=LossLimits(0.01)), ["B loses 5.00"]),
+        (compared((1.3, 1.2, 1.4), limits=LossLimits(None, 1.5)), ["less than the 1.50× required"]),
+        (compared((1.5, 1.2, 1.8), limits=LossLimits(None, 1.5)), ["was not shown"]),
+        (compared(same=True, limits=LossLimits(0.0, 1.0)), []),
+        (compared(same=True, limits=LossLimits(0.0, 1.01)), ["less than"]),
+        (compared(limits=LossLimits(0.01, 1.0)), ["could not be measured", "was not shown"]),
+        (compared(sizes=(100, 105), limits=LossLimits(max_growth=0.05)), []),
+        (compared(sizes=(100, 106), limits=LossLimits(max_growth=0.05)), ["5.0 % is allowed"]),
+        (compared(sizes=(100, 50), limits=LossLimits(max_growth=0.05)), []),
+        (compared(sizes=(None, 5), limits=LossLimits(max_growth=0.05)), ["the size could not be compared"]),
     ],
 )
 def test_a_limit_holds_only_where_that_is_shown(found: Comparison, said: list[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgeq.measure.coverage import Coverage
 from edgeq.reporting.layers import TensorHistogram, layer_rows
 from edgeq.reporting.page import render
-from edgeq.reporting.read import ReportData, Variant, read_report
+from edgeq.reporting.read import ReportData, VariantRecord, read_report
 from edgeq.reporting.timing import BenchReport, bench_timing
 from edgeq.reporting.tuning import trial_settings, tuning_facts
 from edgeq.reporting.tuning_record import MOST_CANDIDATES, TuningRecord
@@ -184,7 +184,7 @@ def test_the_chosen_candidate_survives_any_limit() -> None:
 
 
 def test_times_without_errors_keep_the_kernels_order() -> None:
-    kernels = salvage({"kernels": samples.kernels(["b", "a"])}, Variant).kernels
+    kernels = salvage({"kernels": samples.kernels(["b", "a"])}, VariantRecord).kernels
     layers, conversion = layer_rows(None, kernels)
     assert [layer.name for layer in layers] == ["b", "a"]
     assert conversion == 9.0
@@ -192,7 +192,7 @@ def test_times_without_errors_keep_the_kernels_order() -> None:
 
 
 def test_what_contradicts_itself_is_left_out() -> None:
-    assert salvage({"coverage": "x", "bytes": 5}, Variant).coverage is None
+    assert salvage({"coverage": "x", "bytes": 5}, VariantRecord).coverage is None
     assert salvage({"int8_mac_share": 1.2, "int8_macs": 1}, Coverage).int8_mac_share == 1
     wrong = samples.histogram()
     wrong["edges"][3] = 99.0

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from edgeq.reporting.read import Verdict, read_report, verdict_of
+from edgeq.reporting.read import ReportVerdict, read_report, verdict_of
 
 from . import samples
 
 
-def verdict(**changes: Any) -> Verdict:
+def verdict(**changes: Any) -> ReportVerdict:
     data = read_report(samples.record(**changes))
     return verdict_of(data, data.main)
 

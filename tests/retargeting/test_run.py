@@ -27,7 +27,7 @@ import edgeq
 from edgeq.cli import group
 from edgeq.cli.convert import _agreements
 from edgeq.errors import ModelError, OutputError, UsageError
-from edgeq.retargeting.compare import Comparison, compare_outputs
+from edgeq.retargeting.compare import RetargetComparison, compare_outputs
 from edgeq.retargeting.run import retarget
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain
@@ -239,12 +239,12 @@ def test_equality_is_stated_for_the_sessions_that_were_compared(tmp_path: Path) 
         (SessionSettings(), SessionSettings(config=result.session_options)),
     )
     assert result.by_default == found
-    apart = replace(result, by_default=Comparison(False, 0.004))
+    apart = replace(result, by_default=RetargetComparison(False, 0.004))
     assert list(_agreements(apart)) == [
         "outputs on noise, by default: within 0.40% of the largest",
         "outputs on noise, without the optimiser: the same to the last bit",
     ]
-    same = replace(result, by_default=Comparison(True, 0.0))
+    same = replace(result, by_default=RetargetComparison(True, 0.0))
     assert list(_agreements(same)) == [
         "outputs on noise: the same to the last bit, by default and without the optimiser"
     ]

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from edgeq.run.draws import write_with_same_draws
-from edgeq.run.session import Command, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.session import PythonCommand, SessionSettings, guest_environment, open_session, start_guest
 from tests.graphs import proto
 
 X = np.full((2, 3), 0.5, np.float32)
@@ -119,7 +119,7 @@ def test_a_file_with_external_data_has_the_same_numbers_here_and_in_another_proc
     file = tmp_path / "m.onnx"
     onnx.save(made, file, save_as_external_data=True, location="m.data", size_threshold=0)
     here = open_session(file).run(None, {"x": X})[0]
-    command = Command((sys.executable,), (), guest_environment(os.environ))
+    command = PythonCommand((sys.executable,), (), guest_environment(os.environ))
     with start_guest(command, "a guest") as guest:
         np.testing.assert_array_equal(guest.open(file, SessionSettings()).run(None, {"x": X})[0], here)
         drawing = guest.open(file, SessionSettings(draws=True))

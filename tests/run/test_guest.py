@@ -18,14 +18,14 @@ from edgeq_device.measure.features import read_features
 from edgeq.emulate.emulator import probe, probe_model
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.coverage import profile
-from edgeq.run.session import Command, Guest, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
 
 
 @pytest.fixture
-def here() -> Iterator[Guest]:
+def here() -> Iterator[GuestProgram]:
     """Start a guest on this machine's own kernels."""
     environment = guest_environment(os.environ)
-    with start_guest(Command((sys.executable,), (), environment), "a guest") as guest:
+    with start_guest(PythonCommand((sys.executable,), (), environment), "a guest") as guest:
         yield guest
 
 
@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_session_there_answers_as_one_here(here: Guest, model: Path) -> None:
+def test_a_session_there_answers_as_one_here(here: GuestProgram, model: Path) -> None:
     there, local = here.open(model, SessionSettings()), open_session(model)
     assert [(i.name, i.type, i.shape) for i in there.get_inputs()] == [
         (i.name, i.type, i.shape) for i in local.get_inputs()
@@ -47,7 +47,7 @@ def test_a_session_there_answers_as_one_here(here: Guest, model: Path) -> None:
     there.close()
 
 
-def test_a_profile_there_is_as_one_here(here: Guest, model: Path) -> None:
+def test_a_profile_there_is_as_one_here(here: GuestProgram, model: Path) -> None:
     feeds = {"left": np.ones((8, 64), np.uint8)}
     there, local = profile(model, SessionSettings(), feeds, opener=here.open), profile(model, SessionSettings(), feeds)
     assert there.weights == local.weights
@@ -56,7 +56,7 @@ def test_a_profile_there_is_as_one_here(here: Guest, model: Path) -> None:
     ]
 
 
-def test_it_says_what_it_is(here: Guest) -> None:
+def test_it_says_what_it_is(here: GuestProgram) -> None:
     seen = here.features()
     architecture, features = read_features()
     assert seen["architecture"] == architecture
@@ -70,13 +70,13 @@ def test_numpy_has_no_threads_there() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
     before = set(children.read_text().split())
-    with start_guest(Command((sys.executable,), (), guest_environment(environment)), "a guest") as guest:
+    with start_guest(PythonCommand((sys.executable,), (), guest_environment(environment)), "a guest") as guest:
         guest.features(runtime=False)
         (child,) = set(children.read_text().split()) - before
         assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
 
 
-def test_what_the_runtime_refuses_is_reported(here: Guest, model: Path) -> None:
+def test_what_the_runtime_refuses_is_reported(here: GuestProgram, model: Path) -> None:
     session = here.open(model, SessionSettings())
     with pytest.raises(ValueError, match=r"Got: 7 Expected: 8"):
         session.run(None, {"left": np.zeros((7, 64), np.uint8)})
@@ -90,7 +90,7 @@ def test_what_the_runtime_refuses_is_reported(here: Guest, model: Path) -> None:
 def test_compiled_modules_are_kept_where_the_command_says_and_nowhere_else(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("")
     code = ("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import module")
-    command = Command((sys.executable,), (), {})
+    command = PythonCommand((sys.executable,), (), {})
     subprocess.run([*command.python, *code], check=True)
     assert [path.name for path in tmp_path.rglob("*")] == ["module.py"]
     subprocess.run([*replace(command, compiled=tmp_path / "kept").python, *code], check=True)
@@ -99,13 +99,13 @@ def test_compiled_modules_are_kept_where_the_command_says_and_nowhere_else(tmp_p
 
 def test_a_guest_that_dies_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("import os, sys\nprint('the last word', file=sys.stderr)\nos._exit(3)\n")
-    command = Command((sys.executable,), (), guest_environment(os.environ), (tmp_path,))
+    command = PythonCommand((sys.executable,), (), guest_environment(os.environ), (tmp_path,))
     with start_guest(command, "the guest") as guest, pytest.raises(RuntimeUnavailableError) as death:
         guest.features()
     assert str(death.value) == "the guest ended: the last word"
 
 
 def test_a_program_that_is_not_there() -> None:
-    command = Command(("/no/such/qemu",), (), dict(os.environ))
+    command = PythonCommand(("/no/such/qemu",), (), dict(os.environ))
     with pytest.raises(RuntimeUnavailableError, match=r"/no/such/qemu cannot be started"), start_guest(command, "x"):
         pass

@@ -18,7 +18,7 @@ from edgeq_device.system.budget import lifted_seconds
 from edgeq.backends.base import toolkits
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError
 from edgeq.run import toolkit as outside
-from edgeq.run.toolkit import Job, Toolkit, find_python, install, state_of
+from edgeq.run.toolkit import Toolkit, ToolkitJob, find_python, install, state_of
 from tests.cli import process
 
 KIT = next(iter(toolkits().values()))
@@ -177,7 +177,7 @@ def test_a_job_has_a_time_limit_of_its_own(kit: Toolkit, tmp_path: Path, monkeyp
         with lifted_seconds():
             assert resource.getrlimit(resource.RLIMIT_CPU)[0] == limits[1]
         assert resource.getrlimit(resource.RLIMIT_CPU)[0] != limits[1]
-        with Job(kit, tmp_path / "script", [], tmp_path / "job") as job:
+        with ToolkitJob(kit, tmp_path / "script", [], tmp_path / "job") as job:
             assert job.finish().out == "unlimited\n"
     finally:
         resource.setrlimit(resource.RLIMIT_CPU, limits)
@@ -188,7 +188,7 @@ def test_a_job_has_a_time_limit_of_its_own(kit: Toolkit, tmp_path: Path, monkeyp
     installed(kit, "sleep 60")
     (tmp_path / "late").mkdir()
     with (
-        Job(kit, tmp_path / "script", [], tmp_path / "late") as job,
+        ToolkitJob(kit, tmp_path / "script", [], tmp_path / "late") as job,
         pytest.raises(EngineError, match=r"reached its time limit of 0.2 s. Set EDGEQ_TOOLKIT_SECONDS to more seconds"),
     ):
         job.finish()
@@ -205,7 +205,7 @@ def test_a_job_has_a_time_limit_of_its_own(kit: Toolkit, tmp_path: Path, monkeyp
 def test_a_limit_that_ends_a_job_is_named(kit: Toolkit, tmp_path: Path, action: str, line: str) -> None:
     installed(kit, action)
     (tmp_path / "job").mkdir()
-    with Job(kit, tmp_path / "script", [], tmp_path / "job") as job, pytest.raises(BudgetError) as raised:
+    with ToolkitJob(kit, tmp_path / "script", [], tmp_path / "job") as job, pytest.raises(BudgetError) as raised:
         job.finish()
     assert line in str(raised.value)
 

@@ -11,9 +11,9 @@ from edgeq_device.measure.claim import Claim
 
 from edgeq.errors import EdgeqError, EngineError, ModelError
 from edgeq.hardware.profile import Profile
-from edgeq.reporting.tuning_record import Assessment, Screening, Timing
+from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
 from edgeq.scheme import Scheme
-from edgeq.tuning.float_layers import MacCosts, RankedLayer, Ranking
+from edgeq.tuning.float_layers import LayerRanking, MacCosts, RankedLayer
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import FLOAT, Race, Runner
 
@@ -127,7 +127,9 @@ class FakeEvaluator:
             estimate = p50[baseline] / value
             ratio = Claim(estimate, estimate * ends[0], estimate * ends[1], 0.97, 6, p50[baseline], value, self.busy)
             figures = {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)}
-            timings[name] = Timing(figures) if name == baseline else Timing(figures, ratio, p50[baseline])
+            timings[name] = (
+                StructureTiming(figures) if name == baseline else StructureTiming(figures, ratio, p50[baseline])
+            )
         return Race(timings, True, {"edges_ms": [], "counts": {}})
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
@@ -139,9 +141,9 @@ class FakeEvaluator:
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         return (self.methods, *((name,) for name in self.costly)) if self.methods else ()
 
-    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> LayerRanking:
         layers = tuple(RankedLayer(name, (name,), 1.0) for name in self.ranked)
-        return Ranking(layers, MacCosts(dict.fromkeys(self.ranked, 1)), field=self.raised)
+        return LayerRanking(layers, MacCosts(dict.fromkeys(self.ranked, 1)), field=self.raised)
 
     def _p50(self, candidate: Candidate | None, threads: int) -> float:
         gain = self.thread_gain.get(threads, 1.0)

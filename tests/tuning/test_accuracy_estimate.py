@@ -11,8 +11,8 @@ import pytest
 
 from edgeq.data.records import Sample
 from edgeq.measure.agreement import Outputs, probabilities
-from edgeq.measure.comparison import Comparison
-from edgeq.measure.task import Measured, ResampledMeter
+from edgeq.measure.comparison import OutputSums
+from edgeq.measure.task import ResampledMeter, RowMetrics
 from edgeq.measure.tasks import Anomaly, Classification
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.tuning.accuracy import AccuracyMeter
@@ -30,7 +30,7 @@ def sample(label: object = None, values: np.ndarray | None = None) -> Sample:
 def scores(pairs: Pairs, labels: list[int] | None = None) -> Assessment:
     """Return the assessment of pairs of scores [1, C], float32's and the candidate's."""
     task = Classification()
-    agreement = AgreementEstimate(Comparison(task if labels else None))
+    agreement = AgreementEstimate(OutputSums(task if labels else None))
     metrics = ResampledMeter(task), ResampledMeter(task)
     for i, (reference, candidate) in enumerate(pairs):
         one = sample(labels[i] if labels else None)
@@ -114,7 +114,7 @@ def test_as_many_other_samples_show_no_more_than_predicted(noise: float) -> None
         agreement = AgreementEstimate()
         one = sample(values=np.zeros((size, 7), np.float32))
         agreement.update({"y": reference[seen]}, {"y": candidate[seen]}, one, rows=size)
-        metered = [Measured({"top1": scored[seen].mean()}, scored[seen]) for scored in right]
+        metered = [RowMetrics({"top1": scored[seen].mean()}, scored[seen]) for scored in right]
         found = assess(agreement, (Classification(), *metered), complete=True)
         held.append(
             (unseen.mean() <= found.prediction_bound, unseen.mean() <= found.bound, losses.mean() <= found.bound)
@@ -193,12 +193,12 @@ def test_that_no_class_changed_is_luck_where_scores_move_as_far_as_others_lead(
     F1 is then the same in all halves of the samples, and its spread is 0.
     """
     leads = np.linspace(0.0, 0.3, 153)[2:].astype(np.float32)
-    agreement = AgreementEstimate(Comparison(Classification()))
+    agreement = AgreementEstimate(OutputSums(Classification()))
     for i, lead in enumerate(leads):
         reference = row(2 + lead, 2, 0)
         moved = row(2 + lead + moves * (-1 if i >= 100 else 1), 2, 0)
         agreement.update({"y": reference}, {"y": moved}, sample())
-    same = Measured({"f1": 0.9}, None, np.full(32, 0.9))
+    same = RowMetrics({"f1": 0.9}, None, np.full(32, 0.9))
     task = SimpleNamespace(primary="f1", higher_is_better=True)
     found = assess(agreement, (task, same, same), complete=True)  # type: ignore[arg-type]
     assert found.disagreement == 0
@@ -218,7 +218,7 @@ def test_the_classes_expected_to_change_are_all_pairs_of_a_lead_and_a_move() -> 
             move = margin(reference[j], best) - margin(candidate[j], best)
             pairs += margin(reference[i], first) <= move
     assert regret.changing == pytest.approx(pairs / 60)
-    assert further_error(Measured({}), regret, 60) == pytest.approx(2**0.5 / 60)
+    assert further_error(RowMetrics({}), regret, 60) == pytest.approx(2**0.5 / 60)
 
 
 def margin(scores: np.ndarray, best: np.intp) -> float:
@@ -226,16 +226,16 @@ def margin(scores: np.ndarray, best: np.intp) -> float:
 
 
 def test_without_classes_nothing_is_added_but_to_a_mean() -> None:
-    assert further_error(Measured({}), None, 50) == 0
-    assert further_error(Measured({}, np.zeros(50)), None, 50) == 1 / 50
-    assert further_error(Measured({}, np.zeros(50)), Regret(), 50) == 1 / 50
+    assert further_error(RowMetrics({}), None, 50) == 0
+    assert further_error(RowMetrics({}, np.zeros(50)), None, 50) == 1 / 50
+    assert further_error(RowMetrics({}, np.zeros(50)), Regret(), 50) == 1 / 50
 
 
 def test_where_nothing_is_known_of_the_doubt_the_interval_is_the_whole_scale() -> None:
     agreement = AgreementEstimate()
     agreement.update({"y": row(1, 0)}, {"y": row(1, 0)}, sample())
-    reference = Measured({"auc": 0.9}, None, np.array([0.9, np.nan, 0.8]))
-    candidate = Measured({"auc": 0.8}, None, np.array([0.8, 0.7, 0.7]))
+    reference = RowMetrics({"auc": 0.9}, None, np.array([0.9, np.nan, 0.8]))
+    candidate = RowMetrics({"auc": 0.8}, None, np.array([0.8, 0.7, 0.7]))
     found = assess(agreement, (Anomaly(), reference, candidate), complete=True)
     assert found.drop == pytest.approx(0.1)
     assert (found.low, found.high) == (-1.0, 1.0)

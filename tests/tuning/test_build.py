@@ -9,7 +9,7 @@ from edgeq.hardware.profile import load_profiles
 from edgeq.reporting.tuning_record import Screening
 from edgeq.run.engines import choose_engine
 from edgeq.tuning.build import build, build_methods
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.space import Candidate, in_engine, kernel_candidates, method_candidates
 from edgeq.tuning.trials import Trials
 from tests.tuning.fakes import Clock, Fact, FakeEvaluator
@@ -20,7 +20,7 @@ PROFILE = load_profiles()["x86-64-avx512-vnni"]
 def started(evaluator: FakeEvaluator) -> tuple[Trials, Candidate]:
     """Return a table with one kernel choice in an engine."""
     kernel = in_engine(kernel_candidates(PROFILE)[0], choose_engine("openvino"))
-    table = Trials(evaluator, Goal(), Deadline(100, Clock()))
+    table = Trials(evaluator, Goal(), BudgetClock(100, Clock()))
     assert build(table, kernel)
     return table, kernel
 
@@ -45,7 +45,7 @@ def test_none_is_tried_after_the_deadline() -> None:
     clock = Clock()
     evaluator = FakeEvaluator({}, clock=clock)
     table, _ = started(evaluator)
-    table.deadline = Deadline(2.5, clock)
+    table.deadline = BudgetClock(2.5, clock)
     before = len(evaluator.log)
     build_methods(table, PROFILE)
     own = [line for line in evaluator.log[before:] if not line.endswith(" in openvino")]
@@ -68,7 +68,7 @@ def test_a_method_that_gives_the_file_of_another_is_none_of_the_two() -> None:
 def test_methods_are_compared_with_one_kernel_choice_for_all_engines() -> None:
     """Methods are compared with one kernel choice, and builds for onnxruntime's own kernels are not repeated."""
     evaluator = FakeEvaluator({})
-    table = Trials(evaluator, Goal(), Deadline(100, Clock()))
+    table = Trials(evaluator, Goal(), BudgetClock(100, Clock()))
     own = kernel_candidates(PROFILE)[0]
     methods = [c.name for c in method_candidates(own, PROFILE)]
     evaluator.facts = dict.fromkeys(methods, Fact()) | {methods[-1]: Fact(sqnr_db=35), methods[-2]: Fact(sqnr_db=34)}

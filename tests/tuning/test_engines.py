@@ -24,7 +24,7 @@ from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tuning import engines as tune_engines
 from edgeq.tuning.engines import Field, find_field, suits, with_entrants
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.journal import digest
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
@@ -63,7 +63,7 @@ def run(
     evaluator = FakeEvaluator({**slow, **near, **facts}, **more)
     field = Field((EngineChoice(engine), EngineChoice(engine, "bf16")), own)
     goal = replace(goal or Goal(), strict=True)
-    deadline = Deadline(goal.budget_s, Clock())
+    deadline = BudgetClock(goal.budget_s, Clock())
     return search(candidates, profile(), evaluator, goal, deadline, threads=threads, engines=field), evaluator
 
 
@@ -137,7 +137,7 @@ def test_the_fallback_is_the_fastest_form_by_its_best_estimate(fake: Engine, spe
     facts = {"a": Fact(speed), "b": Fact(0.5), "a in fake": Fact(4.0), "unquantized in fake": Fact(0.1)}
     evaluator = BusyWith({**facts, "a in fake:bf16": Fact(0.2), "unquantized in fake:bf16": Fact(0.2)})
     evaluator.doubtful, evaluator.spread = "a", 0.5
-    outcome = search((A, B), profile(), evaluator, Goal(), Deadline(None), engines=Field((EngineChoice(fake),)))
+    outcome = search((A, B), profile(), evaluator, Goal(), BudgetClock(None), engines=Field((EngineChoice(fake),)))
     assert (outcome.chosen, outcome.fallback) == ("a in fake", fallback)
 
 
@@ -220,7 +220,7 @@ def test_where_an_engine_saturates_only_weights_run_in_it_that_cannot(fake: Engi
 def test_an_engine_that_is_far_behind_is_not_raced_further(fake: Engine) -> None:
     outcome, evaluator = run(fake, {"a": Fact(2.0), "b": Fact(1.5)})
     alone = FakeEvaluator({"a": Fact(2.0), "b": Fact(1.5)})
-    search([A, B], profile(), alone, Goal(), Deadline(None, Clock()))
+    search([A, B], profile(), alone, Goal(), BudgetClock(None, Clock()))
     assert outcome.chosen == "a"
     assert outcome.trial("a in fake").reason == "20.00 times the latency of a"
     assert "slower than float32" in outcome.trial("unquantized in fake:bf16").reason
@@ -352,7 +352,7 @@ def test_calibration_methods_are_tried_for_the_faster_of_two_twins_alone(
     own = {name: Fact(2.0) for name in (kernel.name, method)}
     evaluator = FakeEvaluator({**own, **{f"{name} in fake": Fact(speed) for name in own}, "unquantized": Fact(0.5)})
     field = Field((EngineChoice(fake),))
-    search([kernel], profile(method=["mse"]), evaluator, Goal(), Deadline(None, Clock()), engines=field)
+    search([kernel], profile(method=["mse"]), evaluator, Goal(), BudgetClock(None, Clock()), engines=field)
     assessed = {line.removeprefix("assess ").rpartition(" ")[0] for line in evaluator.log if "assess" in line}
     assert assessed == {kernel.name, f"{kernel.name} in fake", f"{method}{where}"}
 
@@ -383,7 +383,7 @@ def test_what_has_slow_layers_in_float_runs_in_an_engine_that_it_is_ahead_of(
     facts = {kernel.name: Fact(1.4), mixed: Fact(own), f"{kernel.name} in fake": Fact(1.8)}
     evaluator = FakeEvaluator({**facts, "unquantized": Fact(0.5)}, slow=("x",))
     field = Field((EngineChoice(fake),))
-    outcome = search([kernel], profile(), evaluator, Goal(), Deadline(None, Clock()), engines=field)
+    outcome = search([kernel], profile(), evaluator, Goal(), BudgetClock(None, Clock()), engines=field)
     assert (f"{mixed} in fake" in {trial.name for trial in outcome.trials}) == raced
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.search import search
 from edgeq.tuning.trials import Outcome
 from edgeq.tuning.verdict import verdict
@@ -16,7 +16,7 @@ def outcome(facts: dict[str, Fact], goal: Goal, evaluator: FakeEvaluator | None 
     clock = Clock()
     evaluator = evaluator or FakeEvaluator(facts)
     evaluator.clock = clock
-    return search(candidates(*facts), profile(), evaluator, goal, Deadline(goal.budget_s, clock))
+    return search(candidates(*facts), profile(), evaluator, goal, BudgetClock(goal.budget_s, clock))
 
 
 def found(facts: dict[str, Fact], goal: Goal | None = None) -> str:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from edgeq.tuning.float_layers import (
     EIGHT_BIT,
+    LayerRanking,
     MacCosts,
     RankedLayer,
-    Ranking,
     affordable,
     rank_by_probing,
     select_float_layers,
@@ -29,8 +29,8 @@ def never() -> bool:
     return False
 
 
-def ranking(macs: dict[str, int], slack: float = 1.0) -> Ranking:
-    return Ranking(tuple(RankedLayer(name, (name,), 1.0) for name in macs), MacCosts(macs), slack)
+def ranking(macs: dict[str, int], slack: float = 1.0) -> LayerRanking:
+    return LayerRanking(tuple(RankedLayer(name, (name,), 1.0) for name in macs), MacCosts(macs), slack)
 
 
 def recorded(
@@ -141,7 +141,7 @@ def test_the_first_set_leaves_as_much_noise_as_is_allowed(noises: list[float], s
     evaluated: list[tuple[str, ...]] = []
     names = [f"n{position}" for position in range(len(noises) + 1)]  # the last layer never goes to float
     layers = tuple(RankedLayer(name, (name,), noise) for name, noise in zip(names, [*noises, 0.0], strict=True))
-    ranked = Ranking(layers, MacCosts(dict.fromkeys(names, 1)))
+    ranked = LayerRanking(layers, MacCosts(dict.fromkeys(names, 1)))
     select_float_layers(ranked, recorded(lambda kept: 1.0, evaluated), 0.0, lambda: bool(evaluated), share=share)
     enough = (size for size in range(1, len(noises)) if sum(noises[size:]) <= share * sum(noises))
     assert abs(len(evaluated[0]) - next(enough, len(noises))) <= 1, "sums in another order differ in their last bits"
@@ -210,6 +210,6 @@ def test_time_that_runs_out_ends_the_splitting() -> None:
 
 def test_all_products_may_get_eight_bits() -> None:
     layers = tuple(RankedLayer(name, (name,), 1.0) for name in NAMES)
-    ranked = Ranking(layers, MacCosts(dict.fromkeys(NAMES, 1)), field=EIGHT_BIT)
+    ranked = LayerRanking(layers, MacCosts(dict.fromkeys(NAMES, 1)), field=EIGHT_BIT)
     (*_, found) = select_float_layers(ranked, lambda nodes: 0.0 if len(nodes) == len(NAMES) else 1.0, 0.5, never)
     assert found == NAMES

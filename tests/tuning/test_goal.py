@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.tuning.goal import Deadline, Goal, as_goal, parse_budget
+from edgeq.tuning.goal import BudgetClock, Goal, as_goal, parse_budget
 from tests.tuning.fakes import Clock
 
 
@@ -22,14 +22,14 @@ def test_what_is_no_time_span_is_refused(text: str) -> None:
 
 def test_no_budget() -> None:
     assert parse_budget(None) is None
-    endless = Deadline(None, Clock())
+    endless = BudgetClock(None, Clock())
     assert not endless.passed()
     assert endless.left_s(most=20) == 20
 
 
 def test_a_deadline_in_shares() -> None:
     clock = Clock(5)
-    deadline = Deadline(100, clock)
+    deadline = BudgetClock(100, clock)
     clock.now = 45
     assert deadline.elapsed_s == 40
     half = deadline.until(0.5)
@@ -41,7 +41,7 @@ def test_a_deadline_in_shares() -> None:
     assert half.passed()
     assert not deadline.passed()
     assert half.left_s() == 0
-    assert not Deadline(None, clock).until(0.5).passed()
+    assert not BudgetClock(None, clock).until(0.5).passed()
 
 
 @pytest.mark.parametrize(

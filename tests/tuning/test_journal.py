@@ -11,7 +11,7 @@ import pytest
 
 from edgeq.errors import OutputError
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator, digest
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
@@ -30,7 +30,7 @@ FACTS = {
 
 def journaled(evaluator: Any, path: Path, *, resume: bool = False) -> tuple[Outcome, Journal]:
     journal = Journal(path, SETTINGS, resume=resume)
-    deadline = Deadline(None, Clock())
+    deadline = BudgetClock(None, Clock())
     candidates = [Candidate(name, Scheme()) for name in ("a", "b", "c")]
     return search(candidates, profile(), JournaledEvaluator(evaluator, journal), Goal(), deadline), journal
 
@@ -167,7 +167,7 @@ def test_the_threads_are_measured_again_before_the_last_race(tmp_path: Path) -> 
     evaluator = FakeEvaluator({"a": Fact(speed=2)}, total=20_000, clock=Clock())
     journal = Journal(tmp_path / "journal.jsonl", {}, resume=False)
     measured = JournaledEvaluator(evaluator, journal)
-    search([Candidate("a", Scheme())], profile(), measured, Goal(), Deadline(None, evaluator.clock), threads=(0, 1))
+    search([Candidate("a", Scheme())], profile(), measured, Goal(), BudgetClock(None, evaluator.clock), threads=(0, 1))
     assert len([line for line in evaluator.log if line.startswith("race float32 0")]) == 2
 
 

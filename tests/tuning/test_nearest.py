@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from edgeq_device.measure.claim import Claim
 
-from edgeq.reporting.tuning_record import Timing
+from edgeq.reporting.tuning_record import StructureTiming
 from edgeq.run.engines import as_engine
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import DOUBTFUL, MISSED, Outcome, Race, Runner, against_float, speed_of
@@ -41,7 +41,7 @@ class Estimating(FakeEvaluator):
 
 
 def found(evaluator: FakeEvaluator, *names: str, goal: Goal | None = None, **table: Any) -> Outcome:
-    return search(candidates(*names), profile(**table), evaluator, goal or Goal(), Deadline(None, Clock()))
+    return search(candidates(*names), profile(**table), evaluator, goal or Goal(), BudgetClock(None, Clock()))
 
 
 def test_on_a_busy_machine_the_fastest_by_its_estimate_is_chosen_and_its_speed_called_unproven() -> None:
@@ -173,7 +173,7 @@ def test_the_fastest_int8_form_is_kept_although_it_was_dropped_as_slower_than_fl
 def test_an_unquantized_form_is_not_the_nearest_while_there_is_one_in_int8() -> None:
     int8, floating = candidates("int8")[0], Candidate("unquantized", Scheme(mode="float"))
     evaluator = FakeEvaluator({"int8": Fact(speed=0.9), "unquantized": Fact(speed=0.99, sqnr_db=130)})
-    outcome = search((int8, floating), profile(), evaluator, Goal(), Deadline(None, Clock()))
+    outcome = search((int8, floating), profile(), evaluator, Goal(), BudgetClock(None, Clock()))
     assert (outcome.chosen, met(outcome, Goal())) == ("int8", False)
 
 
@@ -202,4 +202,4 @@ def test_an_unquantized_form_is_not_the_nearest_while_there_is_one_in_int8() -> 
     ],
 )
 def test_the_words_and_the_figures_agree(claim: Claim, text: str) -> None:
-    assert against_float(Timing({"p50_ms": 1.0}, claim, 2.0)) == text
+    assert against_float(StructureTiming({"p50_ms": 1.0}, claim, 2.0)) == text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.local import slower_in_integers
 from edgeq.tuning.race import beginnings
 from edgeq.tuning.search import search
@@ -71,7 +71,7 @@ def test_of_choices_about_as_fast_the_most_accurate_gets_layers_in_float(ahead: 
     found = kernel_candidates(replace(one, scheme=one.scheme.replace(reduce_range=True)))
     assert [c.name for c in found] == [other, KERNEL]
     evaluator = FakeEvaluator(facts, slow=("a",))
-    outcome = search(found, one, evaluator, Goal(), Deadline(None, Clock()))
+    outcome = search(found, one, evaluator, Goal(), BudgetClock(None, Clock()))
     assert outcome.chosen == f"{KERNEL} (1 in float)"
     assert f"{other} (1 in float)" not in [t.name for t in outcome.trials]
 

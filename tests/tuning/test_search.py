@@ -15,7 +15,7 @@ from rich.console import Console
 from edgeq.cli.build import _draw_timed
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import Deadline, Goal
+from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import Outcome, Race, Runner
@@ -38,7 +38,7 @@ def run(
     **table: Any,
 ) -> Outcome:
     goal = replace(goal or Goal(), strict=True)  # test_nearest.py tests other choices
-    deadline = Deadline(goal.budget_s, evaluator.clock or Clock())
+    deadline = BudgetClock(goal.budget_s, evaluator.clock or Clock())
     return search(candidates(*names), profile(**table), evaluator, goal, deadline, threads=threads, progress=progress)
 
 
@@ -386,7 +386,7 @@ def test_what_is_quantized_at_run_time_is_recovered_too_where_the_other_kind_bec
     }
     evaluator = FakeEvaluator(facts, ranked=("n1", "n2", "n3"))
     kinds = [Candidate("a", Scheme()), Candidate("dynamic", Scheme(mode="dynamic"))]
-    outcome = search(kinds, profile(), evaluator, Goal(), Deadline(None, Clock()))
+    outcome = search(kinds, profile(), evaluator, Goal(), BudgetClock(None, Clock()))
     assert ("dynamic, 1 layers in float" in [t.name for t in outcome.trials]) == tried
     assert outcome.chosen.startswith("dynamic") == tried
 

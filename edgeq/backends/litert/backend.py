@@ -20,8 +20,8 @@ from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import (
     Artifact,
-    Check,
     DeviceSimulator,
+    DoctorCheck,
     TargetBackend,
     check_names,
     refuse_wide,
@@ -33,7 +33,7 @@ from edgeq.backends.litert.convert import lower, refusals
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.gelu import parts_of_gelu
 from edgeq.backends.litert.interface import stating, with_own_interface
-from edgeq.backends.litert.network import Network
+from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
 from edgeq.calibration.ranges import Range, share_ranges
@@ -163,15 +163,15 @@ class LitertBackend(TargetBackend):
         """Return a simulator that runs models in the kernels of a target's engine."""
         return _simulated
 
-    def doctor(self, machine: Machine) -> Iterator[Check]:
+    def doctor(self, machine: Machine) -> Iterator[DoctorCheck]:
         """Check whether vela is installed. See `Backend.doctor`."""
         del machine
         try:
-            yield Check("vela", "ok", f"{ethosu.version()}, which compiles for Ethos-U")
+            yield DoctorCheck("vela", "ok", f"{ethosu.version()}, which compiles for Ethos-U")
         except RuntimeUnavailableError as error:
-            yield Check("vela", "absent", str(error))
+            yield DoctorCheck("vela", "absent", str(error))
         except EngineError as error:
-            yield Check("vela", "failed", str(error))
+            yield DoctorCheck("vela", "failed", str(error))
 
     def write_file(self, model: Path, destination: Path) -> None:
         """Write the .tflite file of a model with Q/DQ pairs. See `Backend.write_file`."""
@@ -218,7 +218,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
     return left
 
 
-def _coverage(source: ir.Model, network: Network, left: Mapping[str, str]) -> Coverage:
+def _coverage(source: ir.Model, network: TfliteNetwork, left: Mapping[str, str]) -> Coverage:
     """Return which operators of the file run on integers."""
     floats = {
         operator.node

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from edgeq.backends.litert.dialect import dialect
 from edgeq.backends.litert.gelu import join_gelu
 from edgeq.backends.litert.lower import Lowering
-from edgeq.backends.litert.network import Network
+from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
 from edgeq.errors import ModelError
@@ -18,7 +18,7 @@ from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
 from edgeq.model.rewrites import write_whole_pools
 
 
-def lower(model: ir.Model, source: Path) -> Network:
+def lower(model: ir.Model, source: Path) -> TfliteNetwork:
     """Return the operators of a Q/DQ model at batch size 1.
 
     Args:

@@ -13,7 +13,7 @@ from edgeq.util.registry import shipped
 
 
 @dataclass(frozen=True)
-class Row:
+class OperatorRow:
     """Describe one operator of a .tflite file. targets/litert/operators.toml explains the fields."""
 
     kind: str
@@ -25,20 +25,22 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _OperatorTable:
     source: str
     tied: tuple[str, ...]
     results: Mapping[str, Range]
-    operator: tuple[Row, ...]
+    operator: tuple[OperatorRow, ...]
 
 
 @cache
-def _table() -> _Table:
-    return read_toml(shipped("targets") / "litert" / "operators.toml", _Table, HardwareError, "Install edgeq again")
+def _table() -> _OperatorTable:
+    return read_toml(
+        shipped("targets") / "litert" / "operators.toml", _OperatorTable, HardwareError, "Install edgeq again"
+    )
 
 
 @cache
-def dialect() -> Mapping[str, Row]:
+def dialect() -> Mapping[str, OperatorRow]:
     """Return the operators of a .tflite file, keyed by their names in the schema."""
     return {row.kind: row for row in _table().operator}
 

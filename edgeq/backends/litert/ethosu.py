@@ -52,7 +52,7 @@ class CpuOperator:
 
 
 @dataclass(frozen=True)
-class Estimate(Displayed):
+class VelaEstimate(Displayed):
     """Hold vela's estimates for one inference. None of them was measured.
 
     Attributes:
@@ -124,7 +124,7 @@ def _of(used: float, limit: float | None) -> str:
 
 def compile_for(
     model: Path, options: Mapping[str, str], destination: Path, memories: Mapping[str, Any] = NO_MEMORIES
-) -> Estimate:
+) -> VelaEstimate:
     """Compile `model` with vela and write the result to `destination`.
 
     Args:
@@ -217,13 +217,13 @@ _COUNTS = re.compile(r"^(CPU|NPU) operators = (\d{1,9})", re.MULTILINE)
 _ON_CPU = re.compile(r"operator: (\S+), (?:\w+: )?'([^'\n]*)'[^\n]*\n\s*(?:- )?(?:Reason: )?([^\n]*)")
 
 
-def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
+def _read(summary: Path, text: str, options: Mapping[str, str]) -> VelaEstimate:
     """Return the estimate from vela's summary file, which has one row, and from vela's log."""
     counts = dict(_COUNTS.findall(text))
     try:
         with io.TextIOWrapper(open_file(summary), "utf-8", newline="") as file:
             row = next(csv.DictReader(file))
-        return Estimate(
+        return VelaEstimate(
             basis=f"{version()}'s estimate",
             accelerator=options["accelerator-config"],
             config=options["config"],

@@ -13,12 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.backends.litert.layout import Order, keeps_elements, moves, plain, stored_shape
-from edgeq.backends.litert.network import Network, Operator, Port, Tensor
+from edgeq.backends.litert.network import Port, TfliteNetwork, TfliteOperator, TfliteTensor
 
 _NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
 
-def stating(network: Network, source: ir.Model) -> Network:
+def stating(network: TfliteNetwork, source: ir.Model) -> TfliteNetwork:
     """Return the network with the types and sizes of the model's inputs and outputs, so that its file states them. If
     the batch size is open, samples run one by one.
     """
@@ -39,7 +39,7 @@ def _stating(port: Port, value: ir.Value) -> Port:
     return replace(port, type=f"tensor({_NAMES.get(value.dtype, value.dtype.name.lower())})", shape=sizes)
 
 
-def with_own_interface(network: Network) -> Network:
+def with_own_interface(network: TfliteNetwork) -> TfliteNetwork:
     """Return the network with additional operators that quantize its inputs, dequantize its outputs and reorder the
     axes of both.
     """
@@ -61,25 +61,27 @@ def with_own_interface(network: Network) -> Network:
     )
 
 
-def _ahead(port: Port) -> tuple[Port, list[Operator]]:
+def _ahead(port: Port) -> tuple[Port, list[TfliteOperator]]:
     """Return an input in the model's form, and the operators that turn it into the network's input. They quantize
     before they reorder axes, so they move integers and not floats.
     """
     shape = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
-    taken = current = Tensor(f"{port.name}/model", shape, "float32" if port.tensor.type == "int8" else port.tensor.type)
+    taken = current = TfliteTensor(
+        f"{port.name}/model", shape, "float32" if port.tensor.type == "int8" else port.tensor.type
+    )
     operators = []
     moved = plain(len(shape)) != port.order
     if port.tensor.type == "int8":
         current = replace(taken, name=f"{port.name}/integers", type="int8", scales=port.tensor.scales)
         current = current if moved else port.tensor
-        operators.append(Operator("QUANTIZE", (taken,), (current,)))
+        operators.append(TfliteOperator("QUANTIZE", (taken,), (current,)))
     if moved:
         operators.append(_move(current, port.tensor, port.order))
     own = replace(port, tensor=taken, order=plain(len(shape)))
     return (own, operators) if operators else (port, [])
 
 
-def _behind(port: Port) -> tuple[Port, list[Operator]]:
+def _behind(port: Port) -> tuple[Port, list[TfliteOperator]]:
     """Return an output in the model's form, and the operators that make it from the network's output."""
     current, operators = port.tensor, []
     order = plain(len(port.order))
@@ -89,17 +91,19 @@ def _behind(port: Port) -> tuple[Port, list[Operator]]:
         operators.append(_move(current, made, permutation))
         current = made
     if current.type == "int8":
-        made = Tensor(f"{port.name}/model", current.shape, "float32")
-        operators.append(Operator("DEQUANTIZE", (current,), (made,)))
+        made = TfliteTensor(f"{port.name}/model", current.shape, "float32")
+        operators.append(TfliteOperator("DEQUANTIZE", (current,), (made,)))
         current = made
     return replace(port, tensor=current, order=order), operators
 
 
-def _move(source: Tensor, made: Tensor, permutation: Order) -> Operator:
+def _move(source: TfliteTensor, made: TfliteTensor, permutation: Order) -> TfliteOperator:
     """Return the operator that stores `source` with its axes permuted."""
     if keeps_elements(source.shape, permutation):
         values = np.array(made.shape, np.int32)
-        shape = Tensor(f"{made.name}/shape", values.shape, "int32", values=values)
-        return Operator("RESHAPE", (source, shape), (made,), {"newShape": list(made.shape)})
+        shape = TfliteTensor(f"{made.name}/shape", values.shape, "int32", values=values)
+        return TfliteOperator("RESHAPE", (source, shape), (made,), {"newShape": list(made.shape)})
     values = np.array(permutation, np.int32)
-    return Operator("TRANSPOSE", (source, Tensor(f"{made.name}/axes", values.shape, "int32", values=values)), (made,))
+    return TfliteOperator(
+        "TRANSPOSE", (source, TfliteTensor(f"{made.name}/axes", values.shape, "int32", values=values)), (made,)
+    )

@@ -29,7 +29,7 @@ from edgeq.backends.litert.layout import (
     reshaped,
     stored_shape,
 )
-from edgeq.backends.litert.network import Network, Operator, Port, Scales, Tensor, Type
+from edgeq.backends.litert.network import Port, Scales, TfliteNetwork, TfliteOperator, TfliteTensor, Type
 from edgeq.errors import ModelError
 from edgeq.model.graph import constant, is_constant, is_op, moves_data, name_of, sizes
 
@@ -57,7 +57,7 @@ class Stored:
     """
 
     def __init__(
-        self, tensor: Tensor, order: Order, shape: Sequence[int], features: NDArray[np.int64] | None = None
+        self, tensor: TfliteTensor, order: Order, shape: Sequence[int], features: NDArray[np.int64] | None = None
     ) -> None:
         self.tensor, self.order, self.shape, self.features = tensor, order, tuple(shape), features
 
@@ -72,16 +72,16 @@ class Lowering:
 
     def __init__(self, model: ir.Model, handlers: dict[str, Callable[[Lowering, ir.Node], None]]) -> None:
         self._graph, self._handlers = model.graph, handlers
-        self._operators: list[Operator] = []
+        self._operators: list[TfliteOperator] = []
         self._held: dict[str, Stored] = {}
         self._floats: dict[str, Stored] = {}
-        self._arranged: dict[tuple[Tensor, Order], Stored] = {}
+        self._arranged: dict[tuple[TfliteTensor, Order], Stored] = {}
         self._names: set[str] = set()
-        self._shared: dict[Any, Tensor] = {}
+        self._shared: dict[Any, TfliteTensor] = {}
         self._node = ""
         self.integer = False
 
-    def run(self) -> Network:
+    def run(self) -> TfliteNetwork:
         """Lower the whole model.
 
         Raises:
@@ -94,9 +94,9 @@ class Lowering:
                 "Export the model without it; `edgeq inspect MODEL -t TARGET` lists all such nodes",
             )
         outputs = tuple(self._output(value) for value in self._graph.outputs)
-        return Network(inputs, outputs, tuple(self._operators)).without_unused()
+        return TfliteNetwork(inputs, outputs, tuple(self._operators)).without_unused()
 
-    def refusals(self) -> tuple[dict[str, str], tuple[Operator, ...]]:
+    def refusals(self) -> tuple[dict[str, str], tuple[TfliteOperator, ...]]:
         """Return the reason for each node that cannot be lowered, by name, and the operators of all other nodes.
 
         Raises:
@@ -338,12 +338,12 @@ class Lowering:
         in_order = bool(np.all(places == np.arange(places.size)))
         return Stored(made, plain(2), flat, None if in_order else places)
 
-    def reshape(self, source: Tensor, made: Tensor) -> None:
+    def reshape(self, source: TfliteTensor, made: TfliteTensor) -> None:
         """Write a RESHAPE."""
         shape = np.array(made.shape, np.int32)
         self._emit("RESHAPE", (source, self.fixed("shape", shape)), (made,), {"newShape": list(made.shape)})
 
-    def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> Tensor:
+    def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> TfliteTensor:
         """Return the tensor that stores a constant. Equal constants share one tensor."""
         if values.dtype == np.int64:
             limits = np.iinfo(np.int32)
@@ -360,12 +360,12 @@ class Lowering:
         self,
         node: ir.Node,
         kind: str,
-        inputs: Sequence[Tensor | None],
+        inputs: Sequence[TfliteTensor | None],
         order: Order,
         options: dict[str, Any] | None = None,
         *,
         scales: Scales | None = None,
-        like: Tensor | None = None,
+        like: TfliteTensor | None = None,
         output: int = 0,
     ) -> None:
         """Write the operator that makes a node's output, with its axes in `order`.
@@ -385,7 +385,9 @@ class Lowering:
         self._emit(kind, tuple(inputs), (made,), options)
         self.hold(value, Stored(made, order, shape))
 
-    def partial(self, name: str, shape: Sequence[int], scales: Scales | None = None, type_: Type = "float32") -> Tensor:
+    def partial(
+        self, name: str, shape: Sequence[int], scales: Scales | None = None, type_: Type = "float32"
+    ) -> TfliteTensor:
         """Return a new tensor. If the current node computes on integers, the tensor has integers with the scales
         `scales`. Otherwise, it has the type `type_`.
         """
@@ -401,11 +403,11 @@ class Lowering:
     def emit(
         self,
         kind: str,
-        inputs: Sequence[Tensor | None],
-        made: Tensor,
+        inputs: Sequence[TfliteTensor | None],
+        made: TfliteTensor,
         options: dict[str, Any] | None = None,
-        *others: Tensor,
-    ) -> Tensor:
+        *others: TfliteTensor,
+    ) -> TfliteTensor:
         """Write one operator that is a step of the current node, and return its first output. `others` are its other
         outputs.
         """
@@ -427,31 +429,31 @@ class Lowering:
             raise CannotWriteError(f"the shape of {name_of(value)!r} is not known")
         return found
 
-    def like(self, source: Tensor, name: str, shape: Sequence[int]) -> Tensor:
+    def like(self, source: TfliteTensor, name: str, shape: Sequence[int]) -> TfliteTensor:
         """Return a new tensor with the type and scales of another."""
         return self._fresh(name, tuple(shape), source.type, source.scales)
 
-    def _like(self, found: Stored, name: str, shape: Sequence[int]) -> Tensor:
+    def _like(self, found: Stored, name: str, shape: Sequence[int]) -> TfliteTensor:
         return self.like(found.tensor, name, shape)
 
-    def _fresh(self, name: str, shape: tuple[int, ...], type_: Type, scales: Scales | None = None) -> Tensor:
+    def _fresh(self, name: str, shape: tuple[int, ...], type_: Type, scales: Scales | None = None) -> TfliteTensor:
         free, count = name, 1
         while free in self._names:
             count += 1
             free = f"{name}/{count}"
         self._names.add(free)
-        return Tensor(free, tuple(int(size) for size in shape), type_, scales)
+        return TfliteTensor(free, tuple(int(size) for size in shape), type_, scales)
 
     def _emit(
         self,
         kind: str,
-        inputs: tuple[Tensor | None, ...],
-        outputs: tuple[Tensor, ...],
+        inputs: tuple[TfliteTensor | None, ...],
+        outputs: tuple[TfliteTensor, ...],
         options: dict[str, Any] | None = None,
     ) -> None:
         if self.integer and outputs[0].type == "int8" and dialect()[kind].int8 == 0:
             raise CannotWriteError(f"{kind} has no int8 kernel")
-        self._operators.append(Operator(kind, inputs, outputs, options or {}, self._node))
+        self._operators.append(TfliteOperator(kind, inputs, outputs, options or {}, self._node))
 
 
 def _parameters(node: ir.Node) -> Scales:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.litert.network import Network, Port
+from edgeq.backends.litert.network import Port, TfliteNetwork
 from edgeq.data.samples import Samples
 from edgeq.errors import DataError, EngineError, RuntimeUnavailableError
 from edgeq.measure.agreement import infer
@@ -43,7 +43,7 @@ class _Case:
 
 def write_sources(
     name: str,
-    network: Network,
+    network: TfliteNetwork,
     file: Path,
     engine: Engine,
     samples: Samples,
@@ -131,7 +131,7 @@ def arena_bytes(file: Path, engine: Engine) -> int:
     return _STEP * enough
 
 
-def _cases(network: Network, file: Path, engine: Engine, samples: Samples, count: int) -> list[_Case]:
+def _cases(network: TfliteNetwork, file: Path, engine: Engine, samples: Samples, count: int) -> list[_Case]:
     """Return the file's inputs and outputs for the first `count` samples. They are encoded here, because a session of
     `engine` takes and returns floats.
     """
@@ -165,7 +165,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def _ports(network: Network) -> str:
+def _ports(network: TfliteNetwork) -> str:
     rows = ["| | type | shape | order | scale | zero point |", "|---|---|---|---|---|---|"]
     for kind, ports in (("input", network.inputs), ("output", network.outputs)):
         for place, port in enumerate(ports):
@@ -202,7 +202,7 @@ def _operators(kinds: Sequence[str]) -> str:
     )
 
 
-def _selftest_header(network: Network, cases: int) -> str:
+def _selftest_header(network: TfliteNetwork, cases: int) -> str:
     inputs, outputs = len(network.inputs), len(network.outputs)
     return (
         "// Inputs, and the outputs that TFLite Micro's portable kernels give, byte by byte.\n#pragma once\n\n"

@@ -38,7 +38,7 @@ class Scales:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class TfliteTensor:
     """Describe one tensor. `values` are the values of a constant, or None if the tensor is computed."""
 
     name: str
@@ -49,7 +49,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Operator:
+class TfliteOperator:
     """Describe one operator by its builtin name in the schema, such as "CONV_2D".
 
     Attributes:
@@ -59,8 +59,8 @@ class Operator:
     """
 
     kind: str
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TfliteTensor | None, ...]
+    outputs: tuple[TfliteTensor, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     node: str = ""
 
@@ -77,34 +77,34 @@ class Port:
     """
 
     name: str
-    tensor: Tensor
+    tensor: TfliteTensor
     order: tuple[int, ...]
     type: str = ""
     shape: tuple[int | str | None, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Network:
+class TfliteNetwork:
     """Hold a whole model as tensors and operators of a .tflite file."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[TfliteOperator, ...]
 
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[TfliteTensor, ...]:
         """Return every tensor once: first the inputs, then the others in the order in which operators read or make
         them.
         """
-        found: dict[Tensor, None] = {port.tensor: None for port in self.inputs}
+        found: dict[TfliteTensor, None] = {port.tensor: None for port in self.inputs}
         for operator in self.operators:
             found.update({t: None for t in (*operator.inputs, *operator.outputs) if t is not None})
         found.update({port.tensor: None for port in self.outputs})
         return tuple(found)
 
-    def without_unused(self) -> Network:
+    def without_unused(self) -> TfliteNetwork:
         """Return the network without the operators whose results nothing reads."""
         wanted = {port.tensor for port in self.outputs}
-        kept: list[Operator] = []
+        kept: list[TfliteOperator] = []
         for operator in reversed(self.operators):
             if wanted.intersection(operator.outputs):
                 kept.append(operator)

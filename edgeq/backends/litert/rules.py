@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from edgeq.backends.litert.dialect import dialect
-from edgeq.backends.litert.network import Network, Operator, Scales, Tensor
+from edgeq.backends.litert.network import Scales, TfliteNetwork, TfliteOperator, TfliteTensor
 from edgeq.errors import ModelError
 
 _BIAS_TOLERANCE = 1e-6
 
 
-def check(network: Network) -> None:
+def check(network: TfliteNetwork) -> None:
     """Refuse a network that breaks a rule of its operators.
 
     Raises:
@@ -29,7 +29,7 @@ def check(network: Network) -> None:
         )
 
 
-def check_kernels(network: Network, engine: str) -> None:
+def check_kernels(network: TfliteNetwork, engine: str) -> None:
     """Refuse a network with an operator for which the engine has no kernel.
 
     Raises:
@@ -41,7 +41,7 @@ def check_kernels(network: Network, engine: str) -> None:
             raise ModelError(problem, "Export the model without it, or choose a target with LiteRT")
 
 
-def problems(network: Network) -> Iterator[str]:
+def problems(network: TfliteNetwork) -> Iterator[str]:
     """Yield one sentence for each fault in a network."""
     made = {port.tensor for port in network.inputs}
     for operator in network.operators:
@@ -62,13 +62,13 @@ def problems(network: Network) -> Iterator[str]:
     yield from _tensors(network)
 
 
-def _integers(operator: Operator) -> bool:
+def _integers(operator: TfliteOperator) -> bool:
     """Return whether an operator computes on int8: it has int8 and no float32 inputs, and is not a DEQUANTIZE."""
     data = [tensor for tensor in operator.inputs if tensor is not None and tensor.type in ("int8", "float32")]
     return bool(data) and all(tensor.type == "int8" for tensor in data) and operator.kind != "DEQUANTIZE"
 
 
-def _tensors(network: Network) -> Iterator[str]:
+def _tensors(network: TfliteNetwork) -> Iterator[str]:
     names: set[str] = set()
     for tensor in network.tensors():
         if tensor.name in names:
@@ -82,7 +82,7 @@ def _tensors(network: Network) -> Iterator[str]:
             yield f"tensor {tensor.name!r}: its values have the shape {tensor.values.shape}"
 
 
-def _scales(tensor: Tensor) -> Iterator[str]:
+def _scales(tensor: TfliteTensor) -> Iterator[str]:
     scales = tensor.scales
     if scales is None:
         yield "integers without scales"
@@ -97,23 +97,23 @@ def _scales(tensor: Tensor) -> Iterator[str]:
         yield "an activation with a scale for each channel"
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
+def _same(one: TfliteTensor | None, other: TfliteTensor | None) -> bool:
     return one is not None and other is not None and one.scales is not None and one.scales.equals(other.scales)
 
 
-def _input_as_output(operator: Operator) -> Iterator[str]:
+def _input_as_output(operator: TfliteOperator) -> Iterator[str]:
     if not _same(operator.inputs[0], operator.outputs[0]):
         yield "its input and output have different scales"
 
 
-def _inputs_as_output(operator: Operator) -> Iterator[str]:
+def _inputs_as_output(operator: TfliteOperator) -> Iterator[str]:
     for tensor in operator.inputs:
         if not _same(tensor, operator.outputs[0]):
             yield f"{tensor.name if tensor else ''!r} has another scale than the output"
 
 
-def _output(scale: float, zero: int) -> Callable[[Operator], Iterator[str]]:
-    def check_output(operator: Operator) -> Iterator[str]:
+def _output(scale: float, zero: int) -> Callable[[TfliteOperator], Iterator[str]]:
+    def check_output(operator: TfliteOperator) -> Iterator[str]:
         """Yield a fault if the output's scale or zero point differs from the one that the kernels produce."""
         if not Scales.of(scale, zero).equals(operator.outputs[0].scales):
             yield f"its output does not have the scale {scale:g} and zero point {zero}"
@@ -121,8 +121,8 @@ def _output(scale: float, zero: int) -> Callable[[Operator], Iterator[str]]:
     return check_output
 
 
-def _weights(axis: int) -> Callable[[Operator], Iterator[str]]:
-    def check_weights(operator: Operator) -> Iterator[str]:
+def _weights(axis: int) -> Callable[[TfliteOperator], Iterator[str]]:
+    def check_weights(operator: TfliteOperator) -> Iterator[str]:
         """Yield the faults of the weights. Their output channels are on `axis`."""
         weights = operator.inputs[1]
         if weights is None or weights.scales is None or weights.values is None:
@@ -136,7 +136,7 @@ def _weights(axis: int) -> Callable[[Operator], Iterator[str]]:
     return check_weights
 
 
-def _bias(operator: Operator) -> Iterator[str]:
+def _bias(operator: TfliteOperator) -> Iterator[str]:
     data = operator.inputs[2] if operator.kind == "TRANSPOSE_CONV" else operator.inputs[0]
     weights, bias = operator.inputs[1], operator.inputs[-1]
     if bias is None or data is None or weights is None or data.scales is None or weights.scales is None:
@@ -149,7 +149,7 @@ def _bias(operator: Operator) -> Iterator[str]:
         yield "the scale of its bias is not that of its input times that of its weights"
 
 
-RULES: Mapping[str, Callable[[Operator], Iterator[str]]] = {
+RULES: Mapping[str, Callable[[TfliteOperator], Iterator[str]]] = {
     "input-as-output": _input_as_output,
     "inputs-as-output": _inputs_as_output,
     "output-256ths": _output(1 / 256, -128),

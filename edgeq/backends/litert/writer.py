@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.backends.litert.dialect import dialect
-from edgeq.backends.litert.network import Network, Operator, Port, Scales, Tensor
+from edgeq.backends.litert.network import Port, Scales, TfliteNetwork, TfliteOperator, TfliteTensor
 from edgeq.errors import RuntimeUnavailableError
 
 ALIGNMENT = 16
@@ -42,17 +42,17 @@ def schema() -> Any:
     return schema_py_generated
 
 
-def write(network: Network, *, nodes: bool = False) -> bytes:
+def write(network: TfliteNetwork, *, nodes: bool = False) -> bytes:
     """Return the bytes of a network's file. The same network always gives the same bytes.
 
     Args:
         nodes: whether the file names the ONNX node of each operator, so that profiles of the file are readable.
     """
-    return _File(network, nodes=nodes).pack()
+    return _FileWriter(network, nodes=nodes).pack()
 
 
-class _File:
-    def __init__(self, network: Network, *, nodes: bool) -> None:
+class _FileWriter:
+    def __init__(self, network: TfliteNetwork, *, nodes: bool) -> None:
         self._schema, self._network, self._nodes = schema(), network, nodes
         self._tensors = {tensor: place for place, tensor in enumerate(network.tensors())}
         self._buffers: list[Any] = [self._buffer(b"")]
@@ -92,7 +92,7 @@ class _File:
         self._buffers.append(self._buffer(data))
         return len(self._buffers) - 1
 
-    def _tensor(self, tensor: Tensor) -> Any:
+    def _tensor(self, tensor: TfliteTensor) -> Any:
         made = self._schema.TensorT()
         made.name = tensor.name
         made.shape = list(tensor.shape)
@@ -111,7 +111,7 @@ class _File:
         made.quantizedDimension = scales.axis if scales.scale.size > 1 else 0
         return made
 
-    def _operator(self, operator: Operator) -> Any:
+    def _operator(self, operator: TfliteOperator) -> Any:
         row, made = dialect()[operator.kind], self._schema.OperatorT()
         made.opcodeIndex = self._codes.setdefault((operator.kind, version(operator)), len(self._codes))
         made.inputs = [-1 if tensor is None else self._tensors[tensor] for tensor in operator.inputs]
@@ -155,7 +155,7 @@ class _File:
         return made
 
 
-def version(operator: Operator) -> int:
+def version(operator: TfliteOperator) -> int:
     """Return the version number that a file states for an operator."""
     row = dialect()[operator.kind]
     integers = any(tensor is not None and tensor.type == "int8" for tensor in operator.inputs)

@@ -31,7 +31,7 @@ from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.edit import part_of
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
-from edgeq.model.int8_prediction import Rule, int8_rules, predict_int8
+from edgeq.model.int8_prediction import Int8Rule, int8_rules, predict_int8
 from edgeq.model.load import read_model, save_model, structure_digest
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
@@ -52,7 +52,7 @@ def write_pairs(
     ranges: Mapping[str, Range],
     scheme: Scheme,
     destination: Path,
-    rules: Mapping[str, Rule] | None = None,
+    rules: Mapping[str, Int8Rule] | None = None,
 ) -> dict[str, str]:
     """Write the quantized model and return the nodes that stay in float, each with its reason.
 
@@ -132,7 +132,7 @@ def _grouped_transposed(model: ir.Model) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Row:
+class HtpRow:
     """Describe how the NPU runs one form of an operator. targets/qnn/htp.toml explains the fields."""
 
     operator: str
@@ -148,15 +148,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _HtpTable:
     version: str
-    line: tuple[Row, ...]
+    line: tuple[HtpRow, ...]
 
 
 @cache
-def dialect() -> tuple[Row, ...]:
+def dialect() -> tuple[HtpRow, ...]:
     """Return the rows of targets/qnn/htp.toml."""
-    return read_toml(shipped("targets") / "qnn" / "htp.toml", _Table, HardwareError, "Install edgeq again").line
+    return read_toml(shipped("targets") / "qnn" / "htp.toml", _HtpTable, HardwareError, "Install edgeq again").line
 
 
 def wide_share(model: ir.Model, scheme: Scheme) -> float:

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from edgeq.backends.base import (
     Alternative,
     Artifact,
-    Check,
     DeviceSimulator,
+    DoctorCheck,
     TargetBackend,
     check_names,
     refuse_wide,
@@ -26,7 +26,7 @@ from edgeq.backends.rknn.compile import (
     PLATFORM,
     UNFUSED,
     Compiled,
-    Layer,
+    CompiledLayer,
     compare_answers,
     compile_model,
     platform_of,
@@ -202,13 +202,13 @@ class RknnBackend(TargetBackend):
         """Return the toolkit that contains the compiler."""
         return toolkit()
 
-    def doctor(self, machine: Machine) -> Iterator[Check]:
+    def doctor(self, machine: Machine) -> Iterator[DoctorCheck]:
         """Check whether the compiler is installed. See `Backend.doctor`."""
         del machine
         try:
-            yield Check(f"toolkit {self.name}", "ok", f"{toolkit().needs}: {find_python(toolkit())}")
+            yield DoctorCheck(f"toolkit {self.name}", "ok", f"{toolkit().needs}: {find_python(toolkit())}")
         except RuntimeUnavailableError as error:
-            yield Check(f"toolkit {self.name}", "absent", str(error))
+            yield DoctorCheck(f"toolkit {self.name}", "absent", str(error))
 
     @property
     def _chip(self) -> Chip:
@@ -240,7 +240,7 @@ def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     return {**{node.name: f"{node.op_type} is not one of the types to quantize" for node in others}, **left}
 
 
-def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
+def placement(layers: Sequence[CompiledLayer]) -> tuple[str, ...]:
     """Return sentences that state which layers run on the NPU, in int8 or in float16, and which run on the CPU."""
     layers = [layer for layer in layers if layer.op_type not in dialect().table.conversions]
     npu = [layer for layer in layers if layer.place == "NPU"]
@@ -255,7 +255,7 @@ def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _named(layers: Sequence[Layer]) -> str:
+def _named(layers: Sequence[CompiledLayer]) -> str:
     names = [f"{layer.name} ({layer.op_type})" for layer in layers[:_LISTED]]
     return ", ".join(names) + (f" and {len(layers) - _LISTED} more" if len(layers) > _LISTED else "")
 
@@ -263,7 +263,7 @@ def _named(layers: Sequence[Layer]) -> str:
 def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> Coverage:
     """Return the precision of each node of `source`, derived from the compiler's layers."""
     known = {str(node.name) for node in source.graph}
-    of: dict[str, list[Layer]] = {}
+    of: dict[str, list[CompiledLayer]] = {}
     for layer in (one for one in compiled.layers if one.op_type not in dialect().table.conversions):
         of.setdefault(origin(layer.name, known), []).append(layer)
     macs = node_macs(source)
@@ -287,7 +287,7 @@ def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> 
     return coverage_of(runs, lambda run: _why(of.get(run.name, ())), basis="modelled", how=how)
 
 
-def _why(layers: Sequence[Layer]) -> str:
+def _why(layers: Sequence[CompiledLayer]) -> str:
     places = {layer.place for layer in layers}
     return "the compiler runs it in float on the board's CPU" if places == {"CPU"} else "the NPU computes it in float16"
 

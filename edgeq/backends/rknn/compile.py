@@ -33,7 +33,7 @@ from edgeq.measure.agreement import Session, infer
 from edgeq.measure.paired import paired_losses
 from edgeq.model.load import own_signature
 from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.toolkit import Job, Ran
+from edgeq.run.toolkit import Ran, ToolkitJob
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
@@ -55,7 +55,7 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True)
-class Layer:
+class CompiledLayer:
     """Describe a row of the compiler's table of layers.
 
     Attributes:
@@ -77,7 +77,7 @@ class Compiled:
     """Hold a compiled file, its layers, and the simulator's answers for each sample."""
 
     file: Path
-    layers: tuple[Layer, ...]
+    layers: tuple[CompiledLayer, ...]
     answers: tuple[tuple[NDArray[Any], ...], ...]
 
     @property
@@ -114,7 +114,7 @@ class Compilation:
             "answers": str(folder / _ANSWERS),
         }
         (folder / _JOB).write_text(json.dumps(job), encoding="utf-8")
-        self._job = Job(toolkit(), Path(__file__).with_name("worker.py"), [_JOB], folder)
+        self._job = ToolkitJob(toolkit(), Path(__file__).with_name("worker.py"), [_JOB], folder)
 
     def __enter__(self) -> Compilation:
         return self
@@ -141,7 +141,7 @@ class Compilation:
         answer.unlink()
         return found
 
-    def finish(self) -> tuple[Path, tuple[Layer, ...]]:
+    def finish(self) -> tuple[Path, tuple[CompiledLayer, ...]]:
         """Wait until the compiler ends, and return the compiled file and its layers.
 
         Raises:
@@ -169,7 +169,7 @@ def compile_model(
     return Compiled(file, layers, answers)
 
 
-class SimulatedSession:
+class ToolkitSession:
     """Run a Q/DQ file in the compiler's simulator, with the interface of an onnxruntime session."""
 
     def __init__(self, compilation: Compilation, signature: Signature) -> None:
@@ -204,7 +204,7 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
             own, signature = folder / str(next(places)), own_signature(model, model)
             own.mkdir()
             names = [spec.name for spec in signature.inputs]
-            return SimulatedSession(stack.enter_context(Compilation(model, platform_of(target), own, names)), signature)
+            return ToolkitSession(stack.enter_context(Compilation(model, platform_of(target), own, names)), signature)
 
         yield opened
 
@@ -232,17 +232,17 @@ def config_for(platform: str) -> dict[str, Any]:
     }
 
 
-def layers_of(log: str) -> tuple[Layer, ...]:
+def layers_of(log: str) -> tuple[CompiledLayer, ...]:
     """Return the rows of the compiler's table, which is mixed with the other lines of its log."""
     found = []
     for row in map(_ROW.match, _lines(log)):
         if row is not None and row["op"] not in dialect().table.ends:
             name = row["rest"].partition(f"{row['op']}:")[2]
-            found.append(Layer(name.strip(), row["op"], row["dtype"], row["place"], int(row["cycles"])))
+            found.append(CompiledLayer(name.strip(), row["op"], row["dtype"], row["place"], int(row["cycles"])))
     return tuple(found)
 
 
-def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path, *, float16: bool = True) -> None:
+def check_ran(ran: Ran, output: Path, layers: Sequence[CompiledLayer], model: Path, *, float16: bool = True) -> None:
     """Raise an error if a job failed, whatever its exit status is.
 
     Args:

@@ -41,7 +41,7 @@ class Swish:
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolRules:
     """Describe the MaxPool windows that edgeq writes as chains of smaller windows."""
 
     windows: tuple[int, ...]
@@ -119,7 +119,7 @@ class Dialect:
     opset: Opset
     zero_point: ZeroPoint
     swish: Swish
-    pool: Pool
+    pool: PoolRules
     rounding: Rounding
     table: Table
     float16: Float16

@@ -51,7 +51,7 @@ class _Stub(ModuleType):
         return _Anything
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _TorchFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Provide a replacement for torch. The toolkit imports torch but does not need it to compile."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
@@ -77,7 +77,7 @@ def _refuse(reason: str) -> None:
 def main(job: dict[str, Any]) -> None:
     """Run one job."""
     if importlib.util.find_spec("torch") is None:
-        sys.meta_path.append(_Finder())
+        sys.meta_path.append(_TorchFinder())
     import numpy as np
     from rknn.api import RKNN  # type: ignore[import-not-found]
 

@@ -206,7 +206,7 @@ _GOOD_ENOUGH = 12.0
 
 
 @dataclass(frozen=True)
-class Reference:
+class FloatReference:
     """Hold the outputs of the float model for some samples.
 
     Attributes:
@@ -224,7 +224,7 @@ class Reference:
         """Return the mean of each channel over all samples: float64 [channels] by tensor."""
         return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
 
-    def folds(self) -> Iterator[tuple[Reference, Reference]]:
+    def folds(self) -> Iterator[tuple[FloatReference, FloatReference]]:
         """Yield pairs of samples: some to fit to, and some to judge the fit on. Each sample is used once for judging.
 
         If there are too few samples, yield one pair with all samples on both sides.
@@ -237,10 +237,10 @@ class Reference:
             held_out = np.arange(count) % _FOLDS == fold
             yield self._taken(np.flatnonzero(~held_out)), self._taken(np.flatnonzero(held_out))
 
-    def _taken(self, places: NDArray[np.intp]) -> Reference:
+    def _taken(self, places: NDArray[np.intp]) -> FloatReference:
         outputs = {name: [rows[place] for place in places] for name, rows in self.outputs.items()}
         inputs, channels = ({n: v[places] for n, v in part.items()} for part in (self.inputs, self.channels))
-        return Reference(inputs, outputs, channels)
+        return FloatReference(inputs, outputs, channels)
 
 
 def compile_program(
@@ -292,14 +292,14 @@ class _Judged(NamedTuple):
     sqnr_db: float
 
 
-def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
+def _fitted(plain: Program, network: Network, reference: FloatReference) -> _Judged:
     """Return `plain` fitted by the best method: rounded weights, corrected biases, both or neither.
 
     Each third of the samples is used to judge fits to the other two thirds. The best method is then fitted to all
     samples.
     """
     rounded = rounded_weights(network)
-    ways: tuple[Callable[[Reference], Program], ...] = (
+    ways: tuple[Callable[[FloatReference], Program], ...] = (
         lambda seen: plain,
         lambda seen: correct_biases(plain, seen.inputs, seen.means, first=rounded),
         lambda seen: correct_biases(plain, seen.inputs, seen.means),
@@ -320,7 +320,7 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
     return _Judged(best(reference), _decibels(powers[best]))
 
 
-def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> Reference:
+def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> FloatReference:
     """Run the float model on as many samples as fit into memory, spread evenly over all the samples.
 
     Files are often sorted by class, so the first samples would not be representative.
@@ -351,14 +351,14 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
     for name, origin in shifted.items():
         if origin in channels:
             channels[name] = channels[origin] - OFFSET * scales[name]
-    return Reference(
+    return FloatReference(
         {name: np.concatenate([np.atleast_1d(feed[name]) for feed in taken]) for name in program.inputs},
         {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},
         channels,
     )
 
 
-def _powers(program: Program, reference: Reference) -> Floats:
+def _powers(program: Program, reference: FloatReference) -> Floats:
     """Return the power of the float model's outputs and the power of the program's errors, each summed over all
     outputs.
     """

@@ -31,7 +31,7 @@ from edgeq.util.records import written
 
 
 @dataclass(frozen=True)
-class Placement:
+class MacPlacement:
     """Describe where a program's multiply-accumulates run.
 
     Attributes:
@@ -63,7 +63,7 @@ class Placement:
         return text
 
 
-def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
+def place(program: Program, macs: Mapping[str, int] | None = None) -> MacPlacement:
     """Return where the layers of `program` run.
 
     Args:
@@ -82,7 +82,7 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
             depthwise += count
             if not inside:
                 apart.append(count)
-    return Placement(whole, array, depthwise, tuple(apart))
+    return MacPlacement(whole, array, depthwise, tuple(apart))
 
 
 def on_array(step: steps.Conv, dim: int) -> bool:
@@ -146,7 +146,7 @@ class LayerEstimate:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ArrayEstimate:
     """Hold the estimates for the layers on the array, in order, by the formulas of this module."""
 
     layers: tuple[LayerEstimate, ...]
@@ -180,7 +180,7 @@ class Estimate:
         }
 
 
-def estimate(program: Program) -> Estimate:
+def estimate(program: Program) -> ArrayEstimate:
     """Return cycles, DRAM traffic and utilisation of every layer that runs on the array."""
     layers = []
     for step in program.steps:
@@ -193,7 +193,7 @@ def estimate(program: Program) -> Estimate:
         elif isinstance(step, steps.ResidualAdd):
             size = math.prod(program.tensors[step.output].shape)
             layers.append(LayerEstimate(step.name, 0, -(-3 * size // BYTES_PER_CYCLE), 0, 3 * size, 0.0))
-    return Estimate(tuple(layers), program.array)
+    return ArrayEstimate(tuple(layers), program.array)
 
 
 def _conv(program: Program, step: steps.Conv) -> LayerEstimate:

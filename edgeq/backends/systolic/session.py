@@ -18,7 +18,7 @@ from edgeq.run.session import SessionSettings
 
 
 @dataclass(frozen=True)
-class Output:
+class SessionOutput:
     """Name one output, like an output of an onnxruntime session."""
 
     name: str
@@ -30,9 +30,9 @@ class ProgramSession:
     def __init__(self, program: Path) -> None:
         self._simulator = Simulator(load_program(program))
 
-    def get_outputs(self) -> Sequence[Output]:
+    def get_outputs(self) -> Sequence[SessionOutput]:
         """Return the outputs of the program in order, like `InferenceSession.get_outputs`."""
-        return [Output(name) for name in self._simulator.program.outputs]
+        return [SessionOutput(name) for name in self._simulator.program.outputs]
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
         """Simulate one sample. The arguments are the same as in `InferenceSession.run`. Without output names, return

@@ -235,7 +235,7 @@ Runs = dict[str, LayerRun]
 
 
 @dataclass(frozen=True)
-class Simulation:
+class ProgramRun:
     """Record the results of a program's run.
 
     Attributes:
@@ -272,7 +272,7 @@ class Simulator:
         self._last_use = {name: number for number, step in enumerate(program.steps) for name in step_inputs(step)}
         self._last_use |= dict.fromkeys(program.outputs, len(program.steps))
 
-    def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
+    def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> ProgramRun:
         """Run samples [N, ...]. For a model input without axes, pass an array [N].
 
         Args:
@@ -295,7 +295,7 @@ class Simulator:
                 found = values[name]
                 # A value without axes has no batch axis, so it is represented by a list with one value for each sample.
                 part += map(np.atleast_1d, found) if isinstance(found, list) else [found]
-        return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
+        return ProgramRun({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
 
     def walk(self, inputs: Mapping[str, Array], change: Callable[[Weighted, Array], Weighted]) -> tuple[Step, ...]:
         """Run all samples at once. Replace each Conv and Fc before it runs.
@@ -494,7 +494,7 @@ def simulate(
     keep: Sequence[str] | None = None,
     rounding: Rounding = "even",
     dataflow: steps.Dataflow = "WS",
-) -> Simulation:
+) -> ProgramRun:
     """Run `program` on samples [N, ...]. See `Simulator.run`. To run the same program often, use a `Simulator`.
 
     Args:

@@ -72,10 +72,10 @@ def host_reference_model(program: Program, signature: Signature) -> ir.Model:
     Args:
         signature: the float model's signature, for the names and types of inputs and outputs.
     """
-    return _Writer(program, signature).model
+    return _ModelWriter(program, signature).model
 
 
-class _Writer:
+class _ModelWriter:
     """Write a program as the reference model, step by step."""
 
     opsets: Mapping[str, int] = {"": OPSET}
@@ -503,7 +503,7 @@ def dialect_model(program: Program, signature: Signature) -> ir.Model:
     return model
 
 
-class _DialectWriter(_Writer):
+class _DialectWriter(_ModelWriter):
     opsets: Mapping[str, int] = {"": DIALECT_OPSET, MICROSOFT: 1}
     ir_version = DIALECT_IR_VERSION
 

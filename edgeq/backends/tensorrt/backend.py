@@ -29,7 +29,7 @@ from edgeq_device.engines.catalog import engine_options, parse_version
 from edgeq_device.engines.cuda import capability_text, read_gpus
 from edgeq_device.engines.sessions import read_tensorrt
 
-from edgeq.backends.base import Alternative, Artifact, Backend, Check, check_names, refuse_wide
+from edgeq.backends.base import Alternative, Artifact, Backend, DoctorCheck, check_names, refuse_wide
 from edgeq.backends.tensorrt import explicit, options
 from edgeq.calibration.ranges import Range, share_ranges
 from edgeq.calibration.table import FLATBUFFERS, is_table
@@ -62,7 +62,7 @@ _BIAS = 2
 
 
 @dataclass(frozen=True)
-class Pair:
+class QdqPair:
     """Describe a Q/DQ pair by its tensor and the fusions that it enables. A weight has only a DQ, because the file
     contains its integers.
     """
@@ -84,12 +84,12 @@ class NodeType:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacementReport:
     """Hold the checker's result. `findings` has one sentence for each rule that the file breaks, and is empty for a
     good file.
     """
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[QdqPair, ...]
     nodes: tuple[NodeType, ...]
     findings: tuple[str, ...]
 
@@ -116,7 +116,7 @@ class Placement:
         )
 
 
-def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> Placement:
+def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> PlacementReport:
     """Check `model`, which has explicit quantization, and return the placement.
 
     Args:
@@ -125,7 +125,7 @@ def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str
     """
     reader = _Reader(model, source, reasons)
     nodes = reader.node_types()
-    return Placement(reader.pairs(), nodes, tuple(reader.findings))
+    return PlacementReport(reader.pairs(), nodes, tuple(reader.findings))
 
 
 class _Reader:
@@ -169,7 +169,7 @@ class _Reader:
 
     # Pairs.
 
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[QdqPair, ...]:
         """Return the pairs in graph order, each with its fusions. Add rules that the file breaks to `findings`."""
         found: dict[tuple[str, bool], list[str]] = {}
         for node in self._model.graph:
@@ -184,7 +184,7 @@ class _Reader:
             serves.extend(self._serves(reader, place, tensor) for reader, place in readers)
             if not readers:
                 self.findings.append(f"the pair on {tensor!r} has no reader")
-        return tuple(Pair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
+        return tuple(QdqPair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
 
     def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
         """Return the main graph's nodes that read a value, in graph order, each with the index of the input that reads
@@ -419,31 +419,33 @@ class TensorrtBackend(Backend):
         """Return whether `place` is a calibration table. See `Backend.owns`."""
         return is_table(place)
 
-    def doctor(self, machine: Machine) -> Iterator[Check]:
+    def doctor(self, machine: Machine) -> Iterator[DoctorCheck]:
         """Look for GPUs, TensorRT and CUDA, and check that the provider supports the options that artifacts set."""
         gpus, problem = read_gpus()
         for gpu in gpus:
             capability = capability_text(gpu.compute_capability)
             size = f", {gpu.memory_bytes >> 20} MiB" if gpu.memory_bytes else ""
             driver = f", driver {gpu.driver}" if gpu.driver else ""
-            yield Check("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
+            yield DoctorCheck("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
         if not gpus:
-            yield Check("GPU", "absent", problem)
+            yield DoctorCheck("GPU", "absent", problem)
         ort = onnxruntime()
         version, problem = read_tensorrt(ort)
         # A machine with a GPU should have TensorRT or the CUDA provider.
         nothing = gpus and options.CUDA not in ort.get_available_providers()
-        yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
+        yield DoctorCheck("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
         cuda = machine.runtimes.get("cuda", "")
-        yield Check("CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package")
+        yield DoctorCheck(
+            "CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package"
+        )
         given = {"explicit": options.explicit_options("float16"), "table": options.table_options(FLATBUFFERS)}
         for name, chosen in given.items():
             try:
                 options.check_options(options.TENSORRT, chosen)
                 _, source = options.known_options(options.TENSORRT)
-                yield Check(f"provider options ({name})", "ok", f"all listed in {source}")
+                yield DoctorCheck(f"provider options ({name})", "ok", f"all listed in {source}")
             except EdgeqError as error:
-                yield Check(f"provider options ({name})", "failed", str(error))
+                yield DoctorCheck(f"provider options ({name})", "failed", str(error))
 
     def _explicit(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
@@ -613,7 +615,7 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
         raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
 
 
-def _notes(placement: Placement, in_float32: Mapping[str, str]) -> tuple[str, ...]:
+def _notes(placement: PlacementReport, in_float32: Mapping[str, str]) -> tuple[str, ...]:
     macs = placement.macs
     whole = sum(macs.values()) or 1
     shares = ", ".join(f"{name} {count / whole:.1%}" for name, count in macs.items() if count)

@@ -73,7 +73,7 @@ from edgeq.model.graph import (
     only_reader,
     opset_of,
 )
-from edgeq.model.int8_prediction import DEFAULT, NodeContext, Rule, explain_float, foreign, known_sizes
+from edgeq.model.int8_prediction import DEFAULT, Int8Rule, NodeContext, explain_float, foreign, known_sizes
 from edgeq.model.load import is_quantized
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types, write_shapes
@@ -93,7 +93,7 @@ class Edge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class OperandPlan:
     """List the operands to quantize.
 
     Attributes:
@@ -112,7 +112,7 @@ class Plan:
         return tuple(dict.fromkeys(e.tensor for e in self.edges if e.tensor not in self.weights))
 
 
-def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
+def weighted_operators(rules: Mapping[str, Int8Rule]) -> frozenset[str]:
     """Return the operator types that can run in int8 even if no neighbouring operator does."""
     conditions = {op: rule.condition.split(", ") for op, rule in rules.items() if rule.int8}
     return frozenset(op for op, names in conditions.items() if _AFTER not in names)
@@ -120,7 +120,7 @@ def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
 
 def plan_placement(
     model: ir.Model,
-    rules: Mapping[str, Rule],
+    rules: Mapping[str, Int8Rule],
     *,
     exclude: Mapping[str, str] = MappingProxyType({}),
     op_types: Collection[str] | None = None,
@@ -128,7 +128,7 @@ def plan_placement(
     most_cut: float = 1.0,
     gains: bool = True,
     hazards: Mapping[str, str] | None = None,
-) -> Plan:
+) -> OperandPlan:
     """Choose which operands of a prepared float model to quantize.
 
     Args:
@@ -172,7 +172,7 @@ def plan_placement(
             if edge is not None and edge.tensor not in lost:
                 edges.append(edge)
     weights = frozenset(e.tensor for e in edges if e.tensor in model.graph.initializers)
-    return Plan(tuple(sorted(edges, key=lambda e: (index.order[e.node], e.place))), weights, reasons)
+    return OperandPlan(tuple(sorted(edges, key=lambda e: (index.order[e.node], e.place))), weights, reasons)
 
 
 def _too_wide(share: float) -> str:
@@ -283,7 +283,7 @@ def weight_axis(node: ir.Node, rank: int) -> int | None:
 
 
 def insert_pairs(
-    model: ir.Model, plan: Plan, ranges: Mapping[str, Range], *, per_channel: bool, float_type: FloatType
+    model: ir.Model, plan: OperandPlan, ranges: Mapping[str, Range], *, per_channel: bool, float_type: FloatType
 ) -> None:
     """Write the pairs of `plan` into `model`, in place. If several layers read a tensor in int8, they share one pair.
 

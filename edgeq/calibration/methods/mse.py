@@ -53,7 +53,7 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class BinMoments:
     """Hold running sums over the bins: of counts, of counts × centre, and of counts × centre².
 
     Each array is float64[2 × BINS + 1].
@@ -65,14 +65,14 @@ class Moments:
     width: float
 
 
-def moments_of(linear: Linear) -> Moments:
+def moments_of(linear: Linear) -> BinMoments:
     """Return the running sums of a histogram. From them `squared_errors` computes the error of any range."""
     centres = linear.centres()
     weighted = linear.counts * centres
-    return Moments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
+    return BinMoments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
 
 
-def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
+def squared_errors(moments: BinMoments, params: QuantParams) -> Float64s:
     """Return, for each of several scales, the summed squared error of the bins' centres.
 
     The values that are rounded to a level are between two midpoints. So the running sums give the error of a scale in
@@ -86,13 +86,15 @@ def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
     return errors
 
 
-def _least(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> tuple[tuple[float, float], float]:
+def _least(
+    moments: BinMoments, share: Float64s, low: float, high: float, grid: Grid
+) -> tuple[tuple[float, float], float]:
     errors = squared_errors(moments, grid.params(*_ends(share, low, high, grid)))
     place = int(np.argmin(errors))
     return (float(share[place, 0]), float(share[place, 1])), float(errors[place])
 
 
-def _promising(moments: Moments, share: Float64s, low: float, high: float, grid: Grid) -> Float64s:
+def _promising(moments: BinMoments, share: Float64s, low: float, high: float, grid: Grid) -> Float64s:
     """Return the rows of `share` without those whose range cannot be best. Each row gives a range as shares of `low`
     and `high`.
 
@@ -111,7 +113,7 @@ def _ends(share: Float64s, low: float, high: float, grid: Grid) -> tuple[Float64
     return low * share[:, 0], high * share[:, 0 if grid.symmetric else 1]
 
 
-def clipped_errors(moments: Moments, params: QuantParams) -> Float64s:
+def clipped_errors(moments: BinMoments, params: QuantParams) -> Float64s:
     """Return the clipping error for each of several scales. It is the summed squared error of the bin centres beyond
     the outermost levels.
     """

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgeq.data.records import Array, State, check_size
+from edgeq.data.records import Array, ItemState, check_size
 from edgeq.data.step import Step, field_kind, one_of, read_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
@@ -40,7 +40,7 @@ class Arithmetic(Step):
         if self.sign == "/" and 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
             raise DataError(f"{self.name}: it divides by 0", "Correct the constant")
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the result in the dtype of the array. Integers become float32 first.
 
         Raises:
@@ -109,7 +109,7 @@ class Center(Step):
     name = "center"
     help = "x - mean(x), with the item's own mean"
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return x - mean(x) in the dtype of x. Integers become float32 first."""
         array = floating(state.array)
         mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
@@ -128,7 +128,7 @@ class Dtype(Step):
     help = "float16, float32 or float64, the dtype of the steps that follow (default: float32)"
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the values in the chosen dtype.
 
         Raises:

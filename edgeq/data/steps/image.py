@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from edgeq.data.records import Array, Geometry, State, check_size, model_size
+from edgeq.data.records import Array, ImageGeometry, ItemState, check_size, model_size
 from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_of
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
@@ -76,7 +76,7 @@ def describe_size(size: Size, model: str = "the model's width and height") -> st
     return model if isinstance(size, str) else f"{size[0]} x {size[1]}"
 
 
-def image_size(state: State) -> tuple[int, int]:
+def image_size(state: ItemState) -> tuple[int, int]:
     """Return (height, width) of an image in any axis order.
 
     Raises:
@@ -115,7 +115,7 @@ def from_hwc(array: Array, axes: str) -> Array:
     return np.expand_dims(array, tuple(i for i, axis in enumerate(axes) if axis not in "HWC"))
 
 
-def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
+def through_pillow(state: ItemState, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
     """Convert the item to a Pillow image, apply `work` to it, and return the resulting array. `what` names the step in
     messages.
 
@@ -141,7 +141,7 @@ class Channels(Step):
     help = "RGB, BGR, or L for grey"
     order: str = field(metadata=one_of("RGB", "BGR", "L"))
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the channels in the chosen order. An image that already has this order is returned unchanged.
 
         Raises:
@@ -152,7 +152,7 @@ class Channels(Step):
                 return state
             rgb = state if state.channels != "BGR" else Channels("RGB").apply(state, spec)
             array = through_pillow(rgb, "channels = L", lambda image: image.convert("L"))
-            return State(array, state.axes, "", state.geometry)
+            return ItemState(array, state.axes, "", state.geometry)
         if state.channels == self.order:
             return state
         if state.channels not in ("RGB", "BGR") or "C" not in state.axes:
@@ -187,7 +187,7 @@ class Resize(Step):
         if self.rule in ("short", "long") and isinstance(self.size, str):
             raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the image in its new size. The image is unchanged if it already has that size, or if the size is
         "model" and the model does not fix a size.
 
@@ -205,7 +205,7 @@ class Resize(Step):
             raise DataError(f"an image of {width}x{height} would shrink to {new[0]}x{new[1]}", "Leave it out")
         check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
         array = through_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
-        geometry = state.geometry or Geometry((width, height))
+        geometry = state.geometry or ImageGeometry((width, height))
         return replace(state, array=array, geometry=geometry.scaled(x, y))
 
     def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[float, float, tuple[int, int]]:
@@ -263,7 +263,7 @@ class Letterbox(Step):
     filter: str = field(default="bilinear", metadata=FILTER)
     rounding: str = field(default="floor", metadata=ROUNDING)
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return a uint8 image of exactly the given size, with the resized image inside.
 
         Raises:
@@ -285,7 +285,7 @@ class Letterbox(Step):
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value
         canvas[top : top + height, left : left + width] = array
-        geometry = resized.geometry or Geometry((width, height))
+        geometry = resized.geometry or ImageGeometry((width, height))
         return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
 
     def describe(self) -> str:
@@ -312,7 +312,7 @@ class Crop(Step):
     size: Size = field(metadata=SIZE)
     rounding: str = field(default="floor", metadata=ROUNDING)
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the centre of the image. The image is unchanged if the size is "model" and the model does not fix a
         size.
 
@@ -329,7 +329,7 @@ class Crop(Step):
         row, column = state.axes.index("H"), state.axes.index("W")
         cut = [slice(None)] * state.array.ndim
         cut[row], cut[column] = slice(top, top + size[1]), slice(left, left + size[0])
-        geometry = state.geometry or Geometry((width, height))
+        geometry = state.geometry or ImageGeometry((width, height))
         return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
 
     def describe(self) -> str:

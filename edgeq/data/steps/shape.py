@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.data.records import State, check_size, model_axes
+from edgeq.data.records import ItemState, check_size, model_axes
 from edgeq.data.step import Step, UnfitError, field_kind, integer, whole_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
@@ -29,7 +29,7 @@ class Layout(Step):
     help = "NCHW, NHWC, CHW … or model"
     axes: str = field(metadata=field_kind(_read_axes))
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the item with its axes transposed. Missing axes are inserted with size 1.
 
         Raises:
@@ -66,7 +66,7 @@ class Expand(Step):
     help = "AXIS"
     axis: int = field(metadata=whole_number(-32))
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the item with one more axis. The axes of the result have no declared meaning.
 
         Raises:
@@ -98,7 +98,7 @@ class Reshape(Step):
     help = "[1,49,10]"
     shape: tuple[int, ...] = field(metadata=field_kind(_read_shape, many=True))
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the values in the new shape. The axes of the result have no declared meaning.
 
         Raises:
@@ -127,7 +127,7 @@ class Window(Step):
     frames: int = field(metadata=whole_number(1))
     step: int = field(default=1, metadata=whole_number(1))
 
-    def apply(self, state: State, spec: TensorSpec | None) -> State:
+    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return [windows, frames × the other sizes] with the axes "NF".
 
         Raises:
@@ -143,7 +143,7 @@ class Window(Step):
             len(starts) * array[: self.frames].nbytes, f"{len(starts)} windows", "Take fewer, with a larger step"
         )
         rows = np.stack([array[i : i + self.frames].reshape(-1) for i in starts])
-        return State(rows, "NF")
+        return ItemState(rows, "NF")
 
     def describe(self) -> str:
         """Describe the slices that each row of the batch contains."""

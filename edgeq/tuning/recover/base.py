@@ -21,7 +21,7 @@ Stage = Literal["model", "ranges", "artifact"]
 
 
 @dataclass(frozen=True)
-class State:
+class RecoveryState:
     """Hold everything that a recovery may read and replace.
 
     Attributes:
@@ -42,11 +42,11 @@ class State:
     notes: tuple[str, ...] = ()
     changed: frozenset[str] = frozenset()
 
-    def replace(self, **changes: Any) -> State:
+    def replace(self, **changes: Any) -> RecoveryState:
         """Return a copy with `changes`."""
         return dataclasses.replace(self, **changes)
 
-    def note(self, *texts: str) -> State:
+    def note(self, *texts: str) -> RecoveryState:
         """Return a copy with more notes."""
         return self.replace(notes=(*self.notes, *texts))
 
@@ -80,7 +80,7 @@ class Recovery(ABC):
     modes: tuple[Mode, ...] = ("static",)
 
     @abstractmethod
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """Apply the recovery and return the new state. If there is nothing to do, return `state` with a note.
 
         Args:

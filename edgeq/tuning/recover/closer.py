@@ -24,7 +24,7 @@ from edgeq.measure.agreement import worst_db
 from edgeq.prove.checks import agreements, int8_share
 from edgeq.prove.job import Builder, Built, Job
 from edgeq.scheme import Scheme
-from edgeq.tuning.float_layers import REFINEMENTS, RankedLayer, Ranking, rank_by_probing, select_float_layers
+from edgeq.tuning.float_layers import REFINEMENTS, LayerRanking, RankedLayer, rank_by_probing, select_float_layers
 from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.costs import find_units, mac_costs, rank_static
 from edgeq.tuning.recover.run import Recoverer, no_worse
@@ -38,7 +38,7 @@ _LEAST_DB = -40.0
 
 
 @dataclass
-class Search:
+class FloatSearch:
     """Search for the nodes of one job and scheme that must stay in float.
 
     Attributes:
@@ -129,16 +129,16 @@ class Search:
             return found
         return min(found, worst_db(agreements(job, {"": built.artifact}, job.validation)[""]))
 
-    def rankings(self, wanted_db: float) -> Iterator[Ranking]:
+    def rankings(self, wanted_db: float) -> Iterator[LayerRanking]:
         """Yield orders in which layers go to float. The order that should need the fewest layers comes first."""
         yield self._by_noise(wanted_db)
         units = [unit for unit in find_units(self.job.prepared.model) if not {*unit.nodes} <= {*self.scheme.exclude}]
         costs = mac_costs(units, self.job.prepared.model)
         layers = tuple(RankedLayer(unit.name, unit.nodes, 0.0) for unit in units)
-        yield Ranking(layers, costs)
-        yield Ranking(layers[::-1], costs)
+        yield LayerRanking(layers, costs)
+        yield LayerRanking(layers[::-1], costs)
 
-    def _by_noise(self, wanted_db: float) -> Ranking:
+    def _by_noise(self, wanted_db: float) -> LayerRanking:
         """Return the ranking by each layer's own noise. If the quantized model's tensors match the float model's, the
         noise is computed from them. Otherwise it is measured on builds with all other layers in float.
         """
@@ -210,7 +210,7 @@ def _closer(
     recoverer: Recoverer, job: Job, scheme: Scheme, names: tuple[str, ...], min_sqnr_db: float, progress: Progress
 ) -> Scheme:
     """Return the scheme with the layers in float that reach `min_sqnr_db` at the least cost."""
-    search = Search(recoverer, job, scheme, names, progress=progress)
+    search = FloatSearch(recoverer, job, scheme, names, progress=progress)
     found = search.reach(min_sqnr_db)
     if found is not None:
         return search.in_float(found)

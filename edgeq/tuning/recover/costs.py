@@ -38,7 +38,7 @@ from edgeq.model.products import node_macs
 from edgeq.prove.job import Job
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
-from edgeq.tuning.float_layers import LayerCosts, MacCosts, QuietLayer, RankedLayer, Ranking
+from edgeq.tuning.float_layers import LayerCosts, LayerRanking, MacCosts, QuietLayer, RankedLayer
 from edgeq.tuning.recover.layers import find_layers
 from edgeq.tuning.recover.methods.split_gates import VALUE
 from edgeq.tuning.recover.nonlinear import Followers
@@ -331,7 +331,7 @@ def rank_static(
     timed: bool = True,
     count: int = SAMPLES,
     progress: Progress = SILENT,
-) -> Ranking:
+) -> LayerRanking:
     """Rank the units of the job's own float model under `scheme` by noise per microsecond in float.
 
     Args:
@@ -356,7 +356,7 @@ def rank_static(
     layers, work = audible(merged(found, quantized)), mac_costs(units, job.prepared.model)
     quiet = quiet_among(quantized, layers, job.prepared.model)
     if not timed or state.artifact.simulation is not None:  # a simulation does not run the target's kernels
-        return Ranking(by_worth(layers, work), work, quiet=quiet)
+        return LayerRanking(by_worth(layers, work), work, quiet=quiet)
     costs = measure_costs(
         units,
         job.prepared,
@@ -364,7 +364,7 @@ def rank_static(
         replace(state.artifact.settings(), intra_op_threads=1),
         dict(next(iter(job.calibration)).inputs),
     )
-    return Ranking(by_worth(layers, costs), costs if profiled else work, _SLACK, quiet=quiet)
+    return LayerRanking(by_worth(layers, costs), costs if profiled else work, _SLACK, quiet=quiet)
 
 
 def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:

@@ -56,7 +56,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Layer:
+class WeightedLayer:
     """Describe a node with constant weights.
 
     Attributes:
@@ -161,7 +161,7 @@ def conv_geometry(
     return strides, dilations, list(zip(flat[:dims], flat[dims:], strict=True))
 
 
-def find_layers(model: ir.Model) -> tuple[Layer, ...]:
+def find_layers(model: ir.Model) -> tuple[WeightedLayer, ...]:
     """Return the main graph's layers with constant float weights, in the order of the graph.
 
     A Gemm is left out if it has transA, alpha or beta, or a bias that differs from row to row. A MatMul is left out if
@@ -171,7 +171,7 @@ def find_layers(model: ir.Model) -> tuple[Layer, ...]:
     return tuple(layer for layer in layers if layer is not None)
 
 
-def _layer(node: ir.Node) -> Layer | None:
+def _layer(node: ir.Node) -> WeightedLayer | None:
     source, weight, bias = (node_input(node, place) for place in range(3))
     matrix = initializer(weight)
     if source is None or source.is_initializer() or matrix is None or matrix.dtype != ir.DataType.FLOAT:
@@ -184,7 +184,7 @@ def _layer(node: ir.Node) -> Layer | None:
     added = initializer(bias)
     if bias is not None and added is None:
         return None
-    layer = Layer(
+    layer = WeightedLayer(
         node.name or "",
         node.op_type,
         name_of(source),
@@ -229,39 +229,41 @@ class Weights:
         """Replace the values of an initializer. Its element type does not change."""
         set_constant(self._initializers[name], values)
 
-    def scaled_outputs(self, layer: Layer, factor: Floats) -> tuple[Floats, Floats | None]:
+    def scaled_outputs(self, layer: WeightedLayer, factor: Floats) -> tuple[Floats, Floats | None]:
         """Return (weight, bias) of a layer with output channels multiplied by `factor` [outputs]."""
         weight = layer.unrows(self.rows(layer) * factor.reshape(layer.groups, -1, 1))
         # A Gemm may add one number to all outputs.
         bias = self.array(layer.bias).ravel() * factor if layer.bias else None
         return weight, bias
 
-    def scale_inputs(self, layer: Layer, factor: Floats) -> None:
+    def scale_inputs(self, layer: WeightedLayer, factor: Floats) -> None:
         """Multiply the weights that read each input channel by `factor` [input channels]."""
         self.replace(layer.weight, layer.unrows(self.rows(layer) * spread_over_taps(layer, factor)))
 
-    def input_importance(self, layer: Layer) -> Floats:
+    def input_importance(self, layer: WeightedLayer) -> Floats:
         """Return float64 [input channels]: for each channel, the sum of the squared weights that read it."""
         squares = (self.rows(layer) ** 2).sum(1)
         return np.asarray(squares.reshape(input_channels(layer), -1).sum(1), np.float64)
 
-    def rows(self, layer: Layer) -> Floats:
+    def rows(self, layer: WeightedLayer) -> Floats:
         """Return the weights as float64 [groups, outputs per group, taps]."""
         return np.asarray(layer.rows(self.array(layer.weight)), np.float64)
 
 
-def input_channels(layer: Layer) -> int:
+def input_channels(layer: WeightedLayer) -> int:
     """Return the number of channels of the tensor that a layer reads, over all groups."""
     return layer.groups * layer.shape[1] if layer.op_type == "Conv" else layer.taps
 
 
-def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
+def spread_over_taps(layer: WeightedLayer, factor: Floats) -> Floats:
     """Return factors [input channels] as [groups, 1, taps]."""
     repeats = layer.taps * layer.groups // input_channels(layer)
     return np.asarray(np.repeat(factor, repeats).reshape(layer.groups, 1, layer.taps), np.float64)
 
 
-def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Mapping[str, Layer]) -> tuple[Layer, ...]:
+def only_layers(
+    nodes: Iterable[ir.Node], tensor: str, maker: WeightedLayer, layers: Mapping[str, WeightedLayer]
+) -> tuple[WeightedLayer, ...]:
     """Return the layers of these nodes, or no layers if one of the nodes does not qualify. To qualify, a node must be a
     layer that reads `tensor` as its data, with the channels on the same axis on which `maker` computes them.
 
@@ -273,7 +275,7 @@ def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Map
     return tuple(same) if len(same) == len(found) else ()
 
 
-def _same_axis(reader: Layer, maker: Layer) -> bool:
+def _same_axis(reader: WeightedLayer, maker: WeightedLayer) -> bool:
     """Return whether two layers have the same channels on the same axis: the second axis for a Conv, the last for
     others.
     """
@@ -299,7 +301,7 @@ class IntegerLayer:
         shared: whether other nodes use its weight or bias as well.
     """
 
-    layer: Layer
+    layer: WeightedLayer
     node: ir.Node
     weight: ir.Value
     params: QuantParams
@@ -333,7 +335,7 @@ class QuantizedFile:
         """Write the model to `path`."""
         save_model(self.model, path)
 
-    def integer_layers(self, layers: Sequence[Layer]) -> tuple[IntegerLayer, ...]:
+    def integer_layers(self, layers: Sequence[WeightedLayer]) -> tuple[IntegerLayer, ...]:
         """Return the layers among `layers` that are in integers in this file, in the same order."""
         found = (self._integer_layer(layer) for layer in layers)
         return tuple(f for f in found if f is not None)
@@ -391,11 +393,11 @@ class QuantizedFile:
         set_constant(layer.bias, new.reshape(old.shape))
         return np.asarray(added, np.float64)
 
-    def _integer_layer(self, layer: Layer) -> IntegerLayer | None:
+    def _integer_layer(self, layer: WeightedLayer) -> IntegerLayer | None:
         node = self._nodes.get(layer.name)
         if node is not None and node.op_type == layer.op_type:
             source, weight, bias = (_dequantized(node_input(node, place)) for place in range(3))
-            bias = bias or _Operand(node_input(node, 2))
+            bias = bias or _LayerOperand(node_input(node, 2))
             return _describe(layer, node, source, weight, bias) if source and weight else None
         node = self._nodes.get(layer.name + _SUFFIX)
         if node is None:
@@ -403,23 +405,25 @@ class QuantizedFile:
         row = operator_of(node)
         if row.float_form != layer.op_type or row.integer_output is None or len(row.integers) != 2:
             return None
-        source, weight = (_Operand(*(node_input(node, place) for place in astuple(i))) for i in row.integers)
-        return _describe(layer, node, source, weight, _Operand(node_input(node, row.bias)))
+        source, weight = (_LayerOperand(*(node_input(node, place) for place in astuple(i))) for i in row.integers)
+        return _describe(layer, node, source, weight, _LayerOperand(node_input(node, row.bias)))
 
 
-class _Operand(NamedTuple):
+class _LayerOperand(NamedTuple):
     integers: ir.Value | None
     scale: ir.Value | None = None
     zero_point: ir.Value | None = None
 
 
-def _dequantized(value: ir.Value | None) -> _Operand | None:
+def _dequantized(value: ir.Value | None) -> _LayerOperand | None:
     """Return the integers that a value is dequantized from, with their parameters; None if it is not dequantized."""
     made = value.producer() if value is not None else None
-    return _Operand(*made.inputs) if made is not None and is_op(made, "DequantizeLinear") else None
+    return _LayerOperand(*made.inputs) if made is not None and is_op(made, "DequantizeLinear") else None
 
 
-def _describe(layer: Layer, node: ir.Node, source: _Operand, weight: _Operand, bias: _Operand) -> IntegerLayer | None:
+def _describe(
+    layer: WeightedLayer, node: ir.Node, source: _LayerOperand, weight: _LayerOperand, bias: _LayerOperand
+) -> IntegerLayer | None:
     stored, added = initializer(weight.integers), initializer(bias.integers)
     if weight.integers is None or stored is None or any(initializer(o.scale) is None for o in (source, weight)):
         return None
@@ -456,7 +460,7 @@ def _array(value: ir.Value | None) -> NDArray[Any]:
     return tensor.numpy()
 
 
-def _spread(value: ir.Value | None, layer: Layer) -> Floats:
+def _spread(value: ir.Value | None, layer: WeightedLayer) -> Floats:
     """Return a scale or zero point as float64 [outputs]."""
     return np.broadcast_to(_array(value).astype(np.float64).ravel(), (layer.outputs,)).copy()
 

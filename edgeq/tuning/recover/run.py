@@ -22,7 +22,7 @@ from edgeq.prove.job import Built, Job, build, build_derived, computed_as_there,
 from edgeq.prove.proof import FLOAT, simulated_count
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme
-from edgeq.tuning.recover.base import Stage, State
+from edgeq.tuning.recover.base import RecoveryState, Stage
 from edgeq.tuning.recover.methods import recoveries
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
@@ -45,9 +45,9 @@ class Recoverer:
         self._job = job
         self._target = target
         self._workdir = workdir
-        self._models: dict[object, State] = {}
+        self._models: dict[object, RecoveryState] = {}
         self._statistics = {job.prepared.digest: job.statistics} if job.statistics is not None else {}
-        self._finished: dict[str, State] = {}
+        self._finished: dict[str, RecoveryState] = {}
 
     def build(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> Built:
         """Build the artifact for `scheme` at `destination`, with the recoveries `names` applied.
@@ -68,7 +68,9 @@ class Recoverer:
         artifact = replace(final.artifact, model=destination, notes=notes)
         return Built(self._target, computed_as_there(artifact, self._target, self._job.host), final.ranges)
 
-    def state(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> State:
+    def state(
+        self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT
+    ) -> RecoveryState:
         """Return the state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
 
         Raises:
@@ -86,11 +88,11 @@ class Recoverer:
             found = self._finished[key] = self._apply("artifact", names, made, samples, progress)
         return found.replace(notes=(*state.notes, *found.notes))
 
-    def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
+    def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> RecoveryState:
         """Return the state before the build, with its model and its ranges. The errors are the same as in `state`."""
         samples = self._check(scheme, names)
         if scheme.mode != "static":
-            return State(self._job.prepared, None, {}, scheme)
+            return RecoveryState(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
         assert state.statistics is not None
         # The job's own ranges are valid only for the tensors of its own model. Ranges that a model recovery has fixed
@@ -115,7 +117,7 @@ class Recoverer:
             raise UsageError("recoveries need calibration samples", "Give them with --data")
         return self._job.calibration
 
-    def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
+    def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> RecoveryState:
         """Return the state after the "model" stage, with statistics of its model. The state is made only once for each
         set of recoveries.
 
@@ -123,7 +125,7 @@ class Recoverer:
         such layers, dozens of schemes use the same state.
         """
         assert self._job.statistics is not None
-        start = State(self._job.prepared, self._job.statistics, {}, scheme)
+        start = RecoveryState(self._job.prepared, self._job.statistics, {}, scheme)
         named = {name: recovery for name, recovery in recoveries().items() if name in names}
         stronger = {r.replaces: name for name, r in named.items() if r.replaces in named}
         wanted = tuple(name for name, r in named.items() if r.stage == "model" and name not in stronger)
@@ -134,7 +136,7 @@ class Recoverer:
             state = self._made(start.replace(scheme=scheme.replace(exclude=touched)), wanted, samples, progress)
         return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
 
-    def _made(self, start: State, wanted: Sequence[str], samples: Samples, progress: Progress) -> State:
+    def _made(self, start: RecoveryState, wanted: Sequence[str], samples: Samples, progress: Progress) -> RecoveryState:
         # Fields of the scheme that affect model recoveries.
         fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
         key = tuple(getattr(start.scheme, name) for name in fields)
@@ -152,7 +154,9 @@ class Recoverer:
         prepared = calibrated(prepared, statistics)
         return state.replace(prepared=prepared, statistics=statistics)
 
-    def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
+    def _apply(
+        self, stage: Stage, names: Sequence[str], state: RecoveryState, samples: Samples, progress: Progress
+    ) -> RecoveryState:
         for recovery in recoveries().values():
             if recovery.stage == stage and recovery.name in names:
                 state = recovery.apply(state, samples, self.place(recovery.name), progress)
@@ -198,7 +202,7 @@ def _serves(artifact: Artifact, destination: Path) -> bool:
     return artifact.model.exists() and (not further or artifact.model == destination)
 
 
-def _content(state: State, names: Sequence[str]) -> str:
+def _content(state: RecoveryState, names: Sequence[str]) -> str:
     """Return a text that identifies an artifact: the float model, scheme and ranges of `state`, and the recoveries
     `names`, which edit the file.
     """

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeq.backends.litert.convert import lower
-from edgeq.backends.litert.network import Network
+from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.writer import version, write
 from edgeq.model.quant_params import QuantParams
 from tests.graphs import proto
@@ -66,14 +66,14 @@ def answers(content: bytes, runtime: str, inputs: Sequence[NDArray[Any]]) -> lis
 _NOT_PORTABLE = frozenset({("CEIL", 1), ("ELU", 1), ("ROUND", 1), ("TILE", 3)})
 
 
-def skip_what_the_portable_kernels_lack(network: Network, runtime: str) -> None:
+def skip_what_the_portable_kernels_lack(network: TfliteNetwork, runtime: str) -> None:
     """Skip a test in the portable kernels if they lack an operator of `network`."""
     lacking = _NOT_PORTABLE.intersection((operator.kind, version(operator)) for operator in network.operators)
     if runtime == REFERENCE and lacking:
         pytest.skip(f"LiteRT's portable kernels lack {lacking}")
 
 
-def network_of(model: onnx.ModelProto) -> Network:
+def network_of(model: onnx.ModelProto) -> TfliteNetwork:
     """Return the operators of a Q/DQ model."""
     return lower(ir.from_proto(model), Path("net.onnx"))
 

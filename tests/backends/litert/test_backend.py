@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import edgeq
 from edgeq.backends.base import backend_for
 from edgeq.backends.litert.convert import lower
-from edgeq.backends.litert.network import Network
+from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.cli import group
@@ -56,7 +56,7 @@ def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]
     return folder / "net.onnx", folder / "data.npz"
 
 
-def network(folder: Path, text: str = NET, **options: Any) -> Network:
+def network(folder: Path, text: str = NET, **options: Any) -> TfliteNetwork:
     """Build the model and return the operators of its file."""
     model, data = made(folder, text)
     prepared = prepare_model(model, folder / "prepared")

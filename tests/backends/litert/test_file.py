@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.backends.litert.dialect import dialect
-from edgeq.backends.litert.network import Network, Operator, Port, Scales, Tensor
+from edgeq.backends.litert.network import Port, Scales, TfliteNetwork, TfliteOperator, TfliteTensor
 from edgeq.backends.litert.rules import RULES, check, problems
 from edgeq.backends.litert.writer import ALIGNMENT, schema, write
 from edgeq.errors import ModelError
@@ -24,7 +24,7 @@ SCALES = {"x": (0.03, -7), "y": (0.03, -7)}
 RANDOM = np.random.default_rng(0)
 
 
-def network(channels: int = 5) -> Network:
+def network(channels: int = 5) -> TfliteNetwork:
     """Return a convolution whose padding differs from side to side."""
     weights = {
         "w": RANDOM.normal(0, 0.3, (channels, 3, 3, 3)).astype(np.float32),
@@ -86,17 +86,17 @@ ONE, OTHER = Scales.of(0.1, 3), Scales.of(0.2, 3)
 WEIGHTS = Scales(np.full(4, 0.5, np.float32), np.zeros(4, np.int64), 0)
 
 
-def tensor(name: str, scales: Scales | None, shape: tuple[int, ...] = (1, 4), **more: Any) -> Tensor:
+def tensor(name: str, scales: Scales | None, shape: tuple[int, ...] = (1, 4), **more: Any) -> TfliteTensor:
     """Return a tensor of integers."""
-    return Tensor(name, shape, more.pop("type", "int8"), scales, **more)
+    return TfliteTensor(name, shape, more.pop("type", "int8"), scales, **more)
 
 
-def constant(scales: Scales) -> Tensor:
+def constant(scales: Scales) -> TfliteTensor:
     """Return weights with four outputs."""
     return tensor("w", scales, (4, 4), values=np.ones((4, 4), np.int8))
 
 
-def bias(scale: float) -> Tensor:
+def bias(scale: float) -> TfliteTensor:
     """Return a bias for four outputs."""
     scales = Scales(np.full(4, scale, np.float32), np.zeros(4, np.int64))
     return tensor("b", scales, (4,), type="int32", values=np.ones(4, np.int32))
@@ -124,11 +124,11 @@ def test_every_rule_of_the_dialect_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("kind", "inputs", "made", "problem"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_rule_is_refused(kind: str, inputs: tuple[Tensor, ...], made: Scales, problem: str) -> None:
+def test_a_broken_rule_is_refused(kind: str, inputs: tuple[TfliteTensor, ...], made: Scales, problem: str) -> None:
     ports = tuple(t for t in inputs if t.values is None)
     output = tensor("y", made)
-    operator = Operator(kind, inputs, (output,), node="n")
-    broken = Network(tuple(Port(t.name, t, (0, 1)) for t in ports), (Port("y", output, (0, 1)),), (operator,))
+    operator = TfliteOperator(kind, inputs, (output,), node="n")
+    broken = TfliteNetwork(tuple(Port(t.name, t, (0, 1)) for t in ports), (Port("y", output, (0, 1)),), (operator,))
     with pytest.raises(ModelError, match=problem):
         check(broken)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgeq.backends.base import backend_for
-from edgeq.backends.rknn.compile import Compiled, Layer, check_ran, compare_answers, layers_of
+from edgeq.backends.rknn.compile import Compiled, CompiledLayer, check_ran, compare_answers, layers_of
 from edgeq.backends.rknn.data import toolkit
 from edgeq.errors import CheckFailedError, EdgeqError, EngineError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.run import toolkit as outside
@@ -114,14 +114,14 @@ def test_a_failed_installation_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 def test_the_table_is_read_between_other_lines() -> None:
     log = f"D RKNN: [1] >>>>>> start: pass\n{ENDS}\x1b[1m{ROW}\x1b[0mW build: ID Conv\n{SPARSE}"
     assert layers_of(log) == (
-        Layer("logits#2", "Conv", "INT8", "NPU", 64),
-        Layer("a slice", "Slice", "FLOAT16", "CPU", 0),
+        CompiledLayer("logits#2", "Conv", "INT8", "NPU", 64),
+        CompiledLayer("a slice", "Slice", "FLOAT16", "CPU", 0),
     )
 
 
 def test_an_operator_without_a_form_fails_a_build_that_says_0(tmp_path: Path) -> None:
     (tmp_path / "m.rknn").write_bytes(b"RKNN")
-    layer = Layer("a", "Conv", "INT8", "NPU", 1)
+    layer = CompiledLayer("a", "Conv", "INT8", "NPU", 1)
     check_ran(Ran(0, ROW, "Unkown op target: 0"), tmp_path / "m.rknn", (layer,), Path("m.onnx"))
     with pytest.raises(ModelError, match=r"m\.onnx: .* does not support Det"):
         check_ran(Ran(0, f"{ROW}No lowering found for: Det", ""), tmp_path / "m.rknn", (layer,), Path("m.onnx"))
@@ -141,7 +141,9 @@ def test_an_operator_without_a_form_fails_a_build_that_says_0(tmp_path: Path) ->
 )
 def test_the_simulator_must_answer_the_same(dtype: str, error: float, said: str) -> None:
     right = np.linspace(-1, 1, 100, dtype=np.float32)
-    compiled = Compiled(Path("m.rknn"), (Layer("a", "Conv", dtype, "NPU", 1),), ((right.reshape(10, 10) + error,),))
+    compiled = Compiled(
+        Path("m.rknn"), (CompiledLayer("a", "Conv", dtype, "NPU", 1),), ((right.reshape(10, 10) + error,),)
+    )
     if said:
         assert said in compare_answers(compiled, [{"y": right}], [{"y": right * 1.01}], Path("m.onnx"))
     else:
@@ -153,7 +155,7 @@ def test_roundings_of_sums_may_differ_in_few_values() -> None:
     right = np.linspace(-1, 1, 1000, dtype=np.float32)
     found = right.copy()
     found[0] += 0.01
-    compiled = Compiled(Path("m.rknn"), (Layer("a", "Conv", "INT8", "NPU", 1),), ((found,),))
+    compiled = Compiled(Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), ((found,),))
     assert "99.90% of values equal" in compare_answers(compiled, [{"y": right}], [{"y": right * 1.01}], Path("m.onnx"))
 
 
@@ -163,7 +165,9 @@ def test_steps_far_below_the_quantization_noise_are_no_reason_to_refuse() -> Non
     right = [np.round(random.normal(size=500), 2).astype(np.float32) for _ in range(4)]
     found = [array + 0.01 * (random.random(500) < 0.08).astype(np.float32) for array in right]
     floats = [{"y": array + random.normal(0, 0.01, 500).astype(np.float32)} for array in right]
-    compiled = Compiled(Path("m.rknn"), (Layer("a", "Conv", "INT8", "NPU", 1),), tuple((array,) for array in found))
+    compiled = Compiled(
+        Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), tuple((array,) for array in found)
+    )
     assert "of values equal" in compare_answers(compiled, [{"y": array} for array in right], floats, Path("m.onnx"))
 
 
@@ -173,7 +177,7 @@ def test_each_output_is_judged_by_itself() -> None:
     wanted = [{"boxes": box, "scores": score} for box, score in zip(boxes, scores, strict=True)]
     floats = [{name: array * 1.01 for name, array in one.items()} for one in wanted]
     answers = tuple((one["boxes"], one["scores"] + random.normal(0, 0.3, 100)) for one in wanted)
-    compiled = Compiled(Path("m.rknn"), (Layer("a", "Conv", "INT8", "NPU", 1),), answers)
+    compiled = Compiled(Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), answers)
     with pytest.raises(CheckFailedError, match=r"m\.onnx: .* output 'scores' has .* on this machine \(4 samples"):
         compare_answers(compiled, wanted, floats, Path("m.onnx"))
 

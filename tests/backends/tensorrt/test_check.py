@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edgeq.backends.tensorrt.backend import Placement, check_placement
+from edgeq.backends.tensorrt.backend import PlacementReport, check_placement
 from edgeq.model.edit import from_proto
 
 from .nets import bench, residual
@@ -23,7 +23,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, on
     return onnx.load(small.build(rest="float32").model), onnx.load(small.prepared.path)
 
 
-def checked(model: onnx.ModelProto, source: onnx.ModelProto, reasons: dict[str, str] | None = None) -> Placement:
+def checked(model: onnx.ModelProto, source: onnx.ModelProto, reasons: dict[str, str] | None = None) -> PlacementReport:
     return check_placement(from_proto(model), from_proto(source), reasons or {})
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from edgeq_device.errors import DeviceError, RuntimeUnavailableError
-from edgeq_device.trust.connection import LIMITS, Limits, Request
-from edgeq_device.trust.registry import MAX_REDIRECTS, Registry, parse_reference, pull
+from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest
+from edgeq_device.trust.registry import MAX_REDIRECTS, OciRepository, parse_reference, pull
 
 from edgeq.bundle.transfer import pull_bundle, push_bundle
 from edgeq.errors import EdgeqError
@@ -106,10 +106,10 @@ def test_an_upload_that_is_not_read(reads: bool, hosts: Hostile) -> None:
         return hosts.home.silence()
 
     hosts.home.script = slowly
-    registry = Registry(parse_reference(f"{hosts.home.host}/models/net"), FAST)
+    registry = OciRepository(parse_reference(f"{hosts.home.host}/models/net"), FAST)
     started = time.monotonic()
     with pytest.raises(RuntimeUnavailableError, match="no answer within" if reads else SLOW):
-        registry.send(Request("PUT", body=b"\0" * (1 << 16 if reads else 1 << 26)), "blobs/uploads/1")
+        registry.send(ServerRequest("PUT", body=b"\0" * (1 << 16 if reads else 1 << 26)), "blobs/uploads/1")
     assert time.monotonic() - started < FAST.total_s + SLACK_S
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.emulate.kernels import Layer
+from edgeq.emulate.kernels import SaturatingLayer
 from edgeq.model.graph import is_depthwise, operator_of
 from edgeq.model.saturation import SaturatingPath, saturation_table
 
@@ -29,5 +29,5 @@ def simulate_layer(node: ir.Node, inputs: Sequence[NDArray[Any] | None], *, satu
     path = saturation_table().path(node.op_type, kind, str(weight.dtype))
     exact = path is None or (path.exact_depthwise and is_depthwise(node, weight.shape))
     swapped = node.op_type == "ConvInteger"
-    layer = Layer(node, path or SaturatingPath((node.op_type,), "", "", swapped=swapped), None)
+    layer = SaturatingLayer(node, path or SaturatingPath((node.op_type,), "", "", swapped=swapped), None)
     return layer.compute(inputs, saturating=saturating and not exact).output

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeq.backends.base import Artifact
-from edgeq.emulate.audit import Simulation, audit, sample_count
+from edgeq.emulate.audit import KernelSimulation, audit, sample_count
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
@@ -33,7 +33,7 @@ def saturates_natively() -> bool:
 
 def equal_to_a_session(net: Bench, artifact: Artifact, *, saturating: bool) -> None:
     session = open_session(artifact.model, artifact.settings())
-    simulation = Simulation(artifact.model, artifact.settings(), saturating=saturating)
+    simulation = KernelSimulation(artifact.model, artifact.settings(), saturating=saturating)
     for sample in net.samples:
         (got,) = simulation.run(sample.inputs).outputs.values()
         np.testing.assert_array_equal(session.run(None, dict(sample.inputs))[0], got)
@@ -52,7 +52,7 @@ def test_dynamic_models_too(tmp_path: Path, saturates_natively: bool) -> None:
 
 def test_layers_that_can_saturate_are_found(net: Bench) -> None:
     artifact = net.build()
-    simulation = Simulation(artifact.model, artifact.settings())
+    simulation = KernelSimulation(artifact.model, artifact.settings())
     assert [layer.node.op_type for layer in simulation.layers] == ["QLinearConv", "QLinearConv", "QGemm"]
     found = audit(artifact.model, artifact.settings(), samples=net.samples, reference=open_session(net.prepared.path))
     assert not found.safe
@@ -68,15 +68,15 @@ def test_mitigations_are_safe_whatever_the_input(net: Bench, scheme: dict[str, o
     artifact = net.build(**scheme)
     assert audit(artifact.model, artifact.settings(), samples=net.samples).safe
     inputs = next(iter(net.samples)).inputs
-    (run,) = Simulation(artifact.model).run(inputs).outputs.values()
-    (exact,) = Simulation(artifact.model, saturating=False).run(inputs).outputs.values()
+    (run,) = KernelSimulation(artifact.model).run(inputs).outputs.values()
+    (exact,) = KernelSimulation(artifact.model, saturating=False).run(inputs).outputs.values()
     np.testing.assert_array_equal(run, exact)
 
 
 def test_the_session_option_makes_it_exact(net: Bench) -> None:
     artifact = net.build(session_options=PRECISE)
     assert artifact.session_options == PRECISE
-    assert Simulation(artifact.model, artifact.settings()).layers == ()
+    assert KernelSimulation(artifact.model, artifact.settings()).layers == ()
 
 
 def test_fitted_weights_are_nearer_than_seven_bits(net: Bench) -> None:
@@ -87,7 +87,7 @@ def test_fitted_weights_are_nearer_than_seven_bits(net: Bench) -> None:
 
 
 def exact_sqnr(net: Bench, artifact: Artifact) -> float:
-    simulation = Simulation(artifact.model, artifact.settings(), saturating=False)
+    simulation = KernelSimulation(artifact.model, artifact.settings(), saturating=False)
     session = open_session(net.prepared.path)
     wanted = np.concatenate([session.run(None, dict(sample.inputs))[0] for sample in net.samples])
     got = np.concatenate([next(iter(simulation.run(sample.inputs).outputs.values())) for sample in net.samples])
@@ -115,7 +115,7 @@ def test_every_layer_equals_the_emulated_cpu(net: Bench, tmp_path: Path) -> None
     folder = tmp_path / "models"
     folder.mkdir()
     artifact = net.build()
-    simulation = Simulation(artifact.model, SessionSettings())
+    simulation = KernelSimulation(artifact.model, SessionSettings())
     names = [layer.node.outputs[0].name for layer in simulation.layers]
     sample = next(iter(net.samples))
     (folder / "net.onnx").write_bytes(to_bytes(with_outputs(simulation.graph.model, names)))
@@ -126,5 +126,5 @@ def test_every_layer_equals_the_emulated_cpu(net: Bench, tmp_path: Path) -> None
         np.testing.assert_array_equal(
             found[f"net:{layer.node.outputs[0].name}"], run.layers[layer.name].output, layer.name
         )
-    exact = Simulation(artifact.model, saturating=False).run(sample.inputs)
+    exact = KernelSimulation(artifact.model, saturating=False).run(sample.inputs)
     assert not all(np.array_equal(run.layers[name].output, exact.layers[name].output) for name in run.layers)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.tuning.recover.base import State
+from edgeq.tuning.recover.base import RecoveryState
 from edgeq.tuning.recover.layers import QuantizedFile, find_layers
 from edgeq.tuning.recover.methods.bias_correction import BiasCorrection, OutputView, shift_of, shrunk
 from edgeq.tuning.recover.nonlinear import Followers
@@ -19,7 +19,7 @@ from tests.tuning.recover.nets import SCHEME, FewSamples, Net, few, job_of, nois
 SHAPE = [1, 3, 10, 10]
 
 
-def _biased(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> State:
+def _biased(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> RecoveryState:
     """Return a state whose integer weights are all rounded down, as rounding towards zero does with positive ones."""
     state = Recoverer(job_of(model, folder, samples), target(), folder).state(
         SCHEME.replace(format=form), [], folder / "plain.onnx"

@@ -11,7 +11,7 @@ import pytest
 
 from edgeq.hardware.target import Target, resolve
 from edgeq.prove.checks import int8_share
-from edgeq.tuning.recover.closer import Search
+from edgeq.tuning.recover.closer import FloatSearch
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, noise_db, target
 
@@ -45,10 +45,12 @@ def roots() -> ir.Model:
     return net.model({"x": SHAPE}, ["y"])
 
 
-def _search(model: ir.Model, folder: Path, on: Target | None = None, shape: tuple[int, ...] = tuple(SHAPE)) -> Search:
+def _search(
+    model: ir.Model, folder: Path, on: Target | None = None, shape: tuple[int, ...] = tuple(SHAPE)
+) -> FloatSearch:
     job = job_of(model, folder, few(8, shape), prepare=True)
     place = on or target()
-    return Search(Recoverer(job, place, folder), job, place.profile.scheme if on else SCHEME)
+    return FloatSearch(Recoverer(job, place, folder), job, place.profile.scheme if on else SCHEME)
 
 
 @pytest.mark.parametrize("model", [outliers, roots])

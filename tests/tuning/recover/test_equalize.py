@@ -18,7 +18,7 @@ from edgeq.model.load import read_model
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.layers import Weights
 from edgeq.tuning.recover.methods.cross_layer_equalization import (
-    Channels,
+    ChannelFigures,
     best_factor,
     equalize,
     find_pairs,
@@ -184,8 +184,8 @@ def test_dead_channels_keep_their_scale() -> None:
     (pair,) = find_pairs(model)
     random = np.random.default_rng(0)
     rows = np.maximum(random.normal(size=(99, 8)) * [1, 0, 4, 16, 1, 0.1, 1, 1], 0)
-    made = Channels(np.zeros(8), rows.max(0), (rows**2).mean(0))
-    read = Channels(np.ones(3), np.ones(3), np.ones(3))
+    made = ChannelFigures(np.zeros(8), rows.max(0), (rows**2).mean(0))
+    read = ChannelFigures(np.ones(3), np.ones(3), np.ones(3))
     factor = best_factor(Weights(model), pair, read, made, ONE_SCALE)
     assert factor is not None
     assert factor[1] == 1

@@ -9,7 +9,7 @@ import pytest
 
 from edgeq.calibration.sampled_values import spread
 from edgeq.quantization.weight_only import damped
-from edgeq.tuning.recover.layers import Layer, find_layers
+from edgeq.tuning.recover.layers import WeightedLayer, find_layers
 from edgeq.tuning.recover.methods import weight_rounding
 from edgeq.tuning.recover.methods.weight_rounding import layer_moments
 from tests.tuning.recover.graphs import tensors_of
@@ -27,7 +27,7 @@ def _net() -> Net:
     return net
 
 
-def _patches(layer: Layer, all_tensors: list[dict[str, np.ndarray]]) -> np.ndarray:
+def _patches(layer: WeightedLayer, all_tensors: list[dict[str, np.ndarray]]) -> np.ndarray:
     random = np.random.default_rng(0)
     return np.concatenate([layer.patches(t[layer.source], 10**9, random) for t in all_tensors], axis=1).astype(
         np.float64

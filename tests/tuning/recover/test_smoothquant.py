@@ -11,7 +11,7 @@ from edgeq.calibration.statistics import Statistics
 from edgeq.model.load import model_digest
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.tuning.recover.base import State
+from edgeq.tuning.recover.base import RecoveryState
 from edgeq.tuning.recover.methods.smoothquant import Observed, SmoothQuant, best_factor, product_groups, smooth
 from edgeq.util.display import SILENT
 from tests.backends.networks import operators, sqnr_db
@@ -121,7 +121,7 @@ def test_dead_channels_stay_finite() -> None:
 
 def test_as_a_recovery(tmp_path: Path) -> None:
     prepared = encoder(tmp_path)
-    state = State(prepared, Statistics("", "", 0, {}, 0), {}, DYNAMIC)
+    state = RecoveryState(prepared, Statistics("", "", 0, {}, 0), {}, DYNAMIC)
     after = SmoothQuant().apply(state, Sentences(), tmp_path, SILENT)
     assert after.prepared.path.parent == tmp_path
     assert "Mul" in operators(after.prepared.path)

@@ -11,7 +11,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.calibration.sampled_values import channel_extrema, drawn_rows
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.layers import find_layers
-from edgeq.tuning.recover.methods.split_gates import VALUE, Plan, find_gates, worth_it
+from edgeq.tuning.recover.methods.split_gates import VALUE, GateSplit, find_gates, worth_it
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tuning.recover.graphs import tensors_of
@@ -48,9 +48,9 @@ def test_excluded_layers_are_not_split(tmp_path: Path) -> None:
     assert state.prepared == recoverer.state(scheme, [], tmp_path / "p.onnx").prepared
 
 
-def _plan(now: float, then: float) -> Plan:
+def _plan(now: float, then: float) -> GateSplit:
     gate = find_gates(two_gates())[0]
-    return Plan(gate, now, then, np.ones(8), Range(0.0, 1.0))
+    return GateSplit(gate, now, then, np.ones(8), Range(0.0, 1.0))
 
 
 def test_what_is_worth_it() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.litert.layout import plain, stored_shape
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Tensor
+from edgeq.backends.litert.network import TfliteTensor
 from edgeq.backends.litert.operators.elements import ACTIVATED, broadcast, order_after, refuse_large
 from edgeq.model.graph import name_of, node_input
 
@@ -175,7 +175,7 @@ def _in_plain_order(work: Lowering, value: ir.Value | None) -> Stored:
     return work.arranged(found, plain(len(found.shape)))
 
 
-def _places(work: Lowering, value: ir.Value | None, sizes: NDArray[Any]) -> Tensor:
+def _places(work: Lowering, value: ir.Value | None, sizes: NDArray[Any]) -> TfliteTensor:
     """Return indices as int32. A size is added to those that count from the end.
 
     Args:
@@ -187,7 +187,7 @@ def _places(work: Lowering, value: ir.Value | None, sizes: NDArray[Any]) -> Tens
     if places.values is not None:
         return work.fixed(name, np.where(places.values < 0, places.values + sizes, places.values))
     ones = (1,) * len(places.shape)
-    negative = work.like(Tensor("", (), "bool"), f"{name}/negative", places.shape)
+    negative = work.like(TfliteTensor("", (), "bool"), f"{name}/negative", places.shape)
     work.emit("LESS", (places, work.fixed("zero", np.zeros(ones, np.int32))), negative)
     counted = _int32(work, f"{name}/counted", places.shape)
     work.emit("CAST", (negative,), counted, {"inDataType": "BOOL", "outDataType": "INT32"})
@@ -195,10 +195,10 @@ def _places(work: Lowering, value: ir.Value | None, sizes: NDArray[Any]) -> Tens
     return _integers(work, "ADD", places, _integers(work, "MUL", counted, wide, f"{name}/added"), f"{name}/places")
 
 
-def _integers(work: Lowering, kind: str, left: Tensor, right: Tensor, name: str) -> Tensor:
+def _integers(work: Lowering, kind: str, left: TfliteTensor, right: TfliteTensor, name: str) -> TfliteTensor:
     """Write an operator on two tensors of int32."""
     return work.emit(kind, (left, right), _int32(work, name, left.shape), ACTIVATED.get(kind))
 
 
-def _int32(work: Lowering, name: str, shape: tuple[int, ...]) -> Tensor:
-    return work.like(Tensor("", (), "int32"), name, shape)
+def _int32(work: Lowering, name: str, shape: tuple[int, ...]) -> TfliteTensor:
+    return work.like(TfliteTensor("", (), "int32"), name, shape)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgeq.backends.litert.layout import Order, plain
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Scales, Tensor
+from edgeq.backends.litert.network import Scales, TfliteTensor
 from edgeq.backends.litert.operators.shared import (
     filler_of,
 )
@@ -299,7 +299,7 @@ def reduction(work: Lowering, node: ir.Node) -> tuple[Stored, list[int], bool]:
     return source, sorted(axis % rank for axis in named), bool(node.attributes.get_int("keepdims", 1))
 
 
-def axes_of(work: Lowering, source: Stored, axes: Sequence[int]) -> Tensor:
+def axes_of(work: Lowering, source: Stored, axes: Sequence[int]) -> TfliteTensor:
     """Return the constant that lists axes of the model by their places in a stored tensor."""
     return work.fixed("axes", np.array(sorted(source.order.index(axis) for axis in axes), np.int32))
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from edgeq.backends.litert.layout import Order, plain
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Tensor
+from edgeq.backends.litert.network import TfliteTensor
 from edgeq.backends.litert.operators.elements import (
     ACTIVATED,
     axes_of,
@@ -31,15 +31,17 @@ class Formula:
     work: Lowering
     node: ir.Node
 
-    def __call__(self, kind: str, *inputs: Tensor | float) -> Tensor:
+    def __call__(self, kind: str, *inputs: TfliteTensor | float) -> TfliteTensor:
         """Write an operator on float tensors and numbers."""
-        rank = max(len(value.shape) for value in inputs if isinstance(value, Tensor))
-        given = [value if isinstance(value, Tensor) else self._number(value, rank) for value in inputs]
+        rank = max(len(value.shape) for value in inputs if isinstance(value, TfliteTensor))
+        given = [value if isinstance(value, TfliteTensor) else self._number(value, rank) for value in inputs]
         shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
         result = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
         return self.work.emit(kind, given, result, ACTIVATED.get(kind))
 
-    def over(self, kind: str, source: Stored, axes: Sequence[int], tensor: Tensor, *, keeps: bool = True) -> Tensor:
+    def over(
+        self, kind: str, source: Stored, axes: Sequence[int], tensor: TfliteTensor, *, keeps: bool = True
+    ) -> TfliteTensor:
         """Write a reduction of `tensor`, whose axes are those of `source`."""
         places = [place for place, axis in enumerate(source.order) if axis not in axes]
         shape = [tensor.shape[place] if place in places else 1 for place in range(len(tensor.shape))]
@@ -47,7 +49,7 @@ class Formula:
         result = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
         return self.work.emit(kind, (tensor, axes_of(self.work, source, axes)), result, {"keepDims": keeps})
 
-    def hold(self, result: Tensor, order: Order) -> None:
+    def hold(self, result: TfliteTensor, order: Order) -> None:
         """Use `result` as the node's output."""
         output = self.node.outputs[0]
         self.work.hold(output, Stored(result, order, self.work.sizes(output)))
@@ -56,50 +58,50 @@ class Formula:
         """Return a number among the node's attributes."""
         return self.node.attributes.get_float(attribute, otherwise)
 
-    def _number(self, value: float, rank: int) -> Tensor:
+    def _number(self, value: float, rank: int) -> TfliteTensor:
         return self.work.fixed("number", np.full((1,) * rank, value, np.float32))
 
 
-def softplus(f: Formula, x: Tensor) -> Tensor:
+def softplus(f: Formula, x: TfliteTensor) -> TfliteTensor:
     """Write log(1 + exp(x)), without an overflow for large x."""
     return f("ADD", f("RELU", x), f("LOG", f("ADD", f("EXP", f("NEG", f("ABS", x))), 1.0)))
 
 
-def _mish(f: Formula, x: Tensor) -> Tensor:
+def _mish(f: Formula, x: TfliteTensor) -> TfliteTensor:
     return f("MUL", x, f("TANH", softplus(f, x)))
 
 
-def _softsign(f: Formula, x: Tensor) -> Tensor:
+def _softsign(f: Formula, x: TfliteTensor) -> TfliteTensor:
     return f("DIV", x, f("ADD", f("ABS", x), 1.0))
 
 
-def _swish(f: Formula, x: Tensor) -> Tensor:
+def _swish(f: Formula, x: TfliteTensor) -> TfliteTensor:
     alpha = f.number("alpha", 1.0)
     return f("MUL", x, f("LOGISTIC", x if alpha == 1 else f("MUL", x, alpha)))
 
 
-def _bent(f: Formula, x: Tensor, outer: float, inner: float) -> Tensor:
+def _bent(f: Formula, x: TfliteTensor, outer: float, inner: float) -> TfliteTensor:
     """Write max(x, 0) + outer * (exp(min(x, 0) / inner) - 1)."""
     low = f("MINIMUM", x, 0.0)
     low = low if inner == 1 else f("DIV", low, inner)
     return f("ADD", f("RELU", x), f("MUL", f("SUB", f("EXP", low), 1.0), outer))
 
 
-def _celu(f: Formula, x: Tensor) -> Tensor:
+def _celu(f: Formula, x: TfliteTensor) -> TfliteTensor:
     alpha = f.number("alpha", 1.0)
     return _bent(f, x, alpha, alpha)
 
 
-def _selu(f: Formula, x: Tensor) -> Tensor:
+def _selu(f: Formula, x: TfliteTensor) -> TfliteTensor:
     alpha, gamma = f.number("alpha", 1.67326319217681884765625), f.number("gamma", 1.05070102214813232421875)
     return f("MUL", _bent(f, x, alpha, 1.0), gamma)
 
 
-def _reciprocal(f: Formula, x: Tensor) -> Tensor:
+def _reciprocal(f: Formula, x: TfliteTensor) -> TfliteTensor:
     return f("DIV", 1.0, x)
 
 
-def _is_nan(f: Formula, x: Tensor) -> Tensor:
+def _is_nan(f: Formula, x: TfliteTensor) -> TfliteTensor:
     result = f.work.partial(f"{f.node.outputs[0].name}/nan", x.shape, None, "bool")
     return f.work.emit("NOT_EQUAL", (x, x), result)
 
@@ -111,7 +113,7 @@ _ERF_P = 0.3275911
 _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
-def _erf(f: Formula, x: Tensor) -> Tensor:
+def _erf(f: Formula, x: TfliteTensor) -> TfliteTensor:
     """Write sign(x) (1 - (a1 t + … + a5 t^5) exp(-x²)) with t = 1 / (1 + p |x|)."""
     size = f("ABS", x)
     sign = f("DIV", x, f("MAXIMUM", size, _LEAST))  # TFLite Micro has no kernel for SIGN.
@@ -122,7 +124,7 @@ def _erf(f: Formula, x: Tensor) -> Tensor:
     return f("MUL", sign, f("SUB", 1.0, f("MUL", total, f("EXP", f("NEG", f("MUL", x, x))))))
 
 
-FORMULAS: dict[str, Callable[[Formula, Tensor], Tensor]] = {
+FORMULAS: dict[str, Callable[[Formula, TfliteTensor], TfliteTensor]] = {
     "Celu": _celu,
     "Erf": _erf,
     "IsNaN": _is_nan,
@@ -173,11 +175,11 @@ def write_pow(work: Lowering, node: ir.Node) -> None:
     work.write(node, "POW", (base.tensor, exponent), order)
 
 
-def _square(f: Formula, x: Tensor) -> Tensor:
+def _square(f: Formula, x: TfliteTensor) -> TfliteTensor:
     return f("MUL", x, x)
 
 
-_BEFORE: dict[str, Callable[[Formula, Tensor], Tensor]] = {
+_BEFORE: dict[str, Callable[[Formula, TfliteTensor], TfliteTensor]] = {
     "ReduceL1": lambda f, x: f("ABS", x),
     "ReduceL2": _square,
     "ReduceSumSquare": _square,

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from edgeq.backends.litert.layout import plain, stored_shape, transposed
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Tensor
+from edgeq.backends.litert.network import TfliteTensor
 from edgeq.backends.litert.operators.shared import (
     NHWC,
     SAME,
@@ -22,7 +22,7 @@ from edgeq.backends.litert.operators.shared import (
     with_padding,
     write_image,
 )
-from edgeq.model.graph import Geometry, is_constant, is_op, name_of, node_input
+from edgeq.model.graph import KernelGeometry, is_constant, is_op, name_of, node_input
 
 
 def write_pool(work: Lowering, node: ir.Node) -> None:
@@ -47,7 +47,7 @@ def write_pool(work: Lowering, node: ir.Node) -> None:
     write_image(work, node, kind, (padded,), options, like=padded)
 
 
-def _within(shape: Geometry, source: Stored, padded: Tensor) -> bool:
+def _within(shape: KernelGeometry, source: Stored, padded: TfliteTensor) -> bool:
     """Return whether every window stays within the padding that the node itself sets."""
     return all(padded.shape[1 + axis] <= source.shape[2 + axis] + sum(shape.pads[axis]) for axis in range(2))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.litert.layout import plain
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Scales, Tensor
+from edgeq.backends.litert.network import Scales, TfliteTensor
 from edgeq.backends.litert.operators.shared import (
     SAME,
     SLICING,
@@ -153,7 +153,7 @@ def _on_axis(scales: Scales | None, axis: int) -> Scales | None:
     return None if scales is None else Scales(scales.scale, scales.zero, axis)
 
 
-def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None, channels: int) -> Tensor:
+def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None, channels: int) -> TfliteTensor:
     """Return the bias of a layer, as 32-bit integers at the input's scale times the weights' scale, or as floats."""
     value = node_input(node, 2)
     if value is not None and not work.is_constant(value):

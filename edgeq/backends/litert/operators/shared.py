@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from edgeq.backends.litert.layout import Order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Tensor
-from edgeq.model.graph import Geometry, geometry
+from edgeq.backends.litert.network import TfliteTensor
+from edgeq.model.graph import KernelGeometry, geometry
 
 NHWC: Order = (0, 2, 3, 1)
 SAME, VALID = "SAME", "VALID"
@@ -28,12 +28,14 @@ def image(work: Lowering, node: ir.Node) -> Stored:
     return work.arranged(found, NHWC)
 
 
-def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> Geometry:
+def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> KernelGeometry:
     """Return how a node's windows move over an image. The windows of a sequence move over one row."""
     found = geometry(node, source.shape[4 - len(kernel) :], tuple(kernel))
     if len(kernel) == 2:
         return found
-    return Geometry((1, *found.kernel), (1, *found.strides), (1, *found.dilations), ((0, 0), *found.pads), found.group)
+    return KernelGeometry(
+        (1, *found.kernel), (1, *found.strides), (1, *found.dilations), ((0, 0), *found.pads), found.group
+    )
 
 
 def image_size(work: Lowering, node: ir.Node) -> tuple[int, int]:
@@ -46,10 +48,10 @@ def write_image(
     work: Lowering,
     node: ir.Node,
     kind: str,
-    inputs: Sequence[Tensor | None],
+    inputs: Sequence[TfliteTensor | None],
     options: dict[str, Any] | None = None,
     *,
-    like: Tensor | None = None,
+    like: TfliteTensor | None = None,
 ) -> None:
     """Write the operator that makes an image, like `Lowering.write`. For a sequence, write an image of one row and
     reshape it.
@@ -65,12 +67,12 @@ def write_image(
     work.hold(value, work.as_shape(Stored(made, NHWC, (n, c, 1, length)), shape, value.name or ""))
 
 
-def strides(shape: Geometry) -> dict[str, Any]:
+def strides(shape: KernelGeometry) -> dict[str, Any]:
     """Return the options for strides."""
     return {"strideH": shape.strides[0], "strideW": shape.strides[1]}
 
 
-def dilations(shape: Geometry) -> dict[str, Any]:
+def dilations(shape: KernelGeometry) -> dict[str, Any]:
     """Return the options for dilations."""
     return {"dilationHFactor": shape.dilations[0], "dilationWFactor": shape.dilations[1]}
 
@@ -82,8 +84,8 @@ def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[i
 
 
 def with_padding(
-    work: Lowering, node: ir.Node, source: Stored, shape: Geometry, *, lowest: bool = False
-) -> tuple[Tensor, str]:
+    work: Lowering, node: ir.Node, source: Stored, shape: KernelGeometry, *, lowest: bool = False
+) -> tuple[TfliteTensor, str]:
     """Return the tensor that a window reads, and the name of its padding.
 
     If the node's padding matches SAME or VALID, the tensor is the input. Otherwise, write a PAD and return its output
@@ -106,7 +108,7 @@ def with_padding(
     return pad(work, source.tensor, [(0, 0), *pads, (0, 0)], -np.inf if lowest else 0.0), VALID
 
 
-def pad(work: Lowering, source: Tensor, pads: Sequence[tuple[int, int]], value: float) -> Tensor:
+def pad(work: Lowering, source: TfliteTensor, pads: Sequence[tuple[int, int]], value: float) -> TfliteTensor:
     """Write a PAD that fills with `value`. In an integer tensor, the filler is the integer that represents the number
     nearest to `value`.
     """
@@ -121,7 +123,7 @@ def pad(work: Lowering, source: Tensor, pads: Sequence[tuple[int, int]], value: 
     return work.emit("PADV2", (source, table, constant), made)
 
 
-def filler_of(source: Tensor, value: float) -> tuple[float, float]:
+def filler_of(source: TfliteTensor, value: float) -> tuple[float, float]:
     """Return the stored numbers that represent `value` and 0 in a tensor."""
     if source.scales is None:
         return (float(np.finfo(np.float32).min) if value == -np.inf else value), 0.0
@@ -134,7 +136,9 @@ def filler_of(source: Tensor, value: float) -> tuple[float, float]:
 SLICING = {"beginMask": 0, "endMask": 0, "ellipsisMask": 0, "newAxisMask": 0, "shrinkAxisMask": 0, "offset": False}
 
 
-def slices(work: Lowering, ends: Sequence[tuple[int, int]], steps: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def slices(
+    work: Lowering, ends: Sequence[tuple[int, int]], steps: Sequence[int]
+) -> tuple[TfliteTensor, TfliteTensor, TfliteTensor]:
     """Return the tensors that STRIDED_SLICE reads: begins, ends and steps."""
     columns = ([b for b, _ in ends], [e for _, e in ends], list(steps))
     begin, end, step = (

@@ -210,7 +210,7 @@ Generation = Literal["2021", "2023"]
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Locate a tensor in memory by a pointer expression. `order` is the order of a sample's elements there."""
 
     pointer: str
@@ -252,7 +252,7 @@ class Builder:
     declarations: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     layers: list[CLayer] = field(default_factory=list)
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, TensorLocation] = field(default_factory=dict)
     patches: int = 0
     unpooled: int = 1
     _labels: Counter[str] = field(default_factory=Counter)
@@ -291,7 +291,7 @@ class Builder:
         order = standard if order is None else order
         inner = c_shape(shape) if np.array_equal(order, standard) else (order.size,)
         pointer = self._buffer(label, suffix, tensor, order, inner)
-        self.places[tensor] = Place(pointer, order)
+        self.places[tensor] = TensorLocation(pointer, order)
         return pointer
 
     def request(self, tensor: str, order: Order) -> str:
@@ -314,7 +314,7 @@ class Builder:
         self.layers.append(CLayer(label, f"{label}{suffix}", tensor, order))
         return f"(elem_t *){label}{suffix}"
 
-    def rearrange(self, label: str, names: tuple[str, ...], source: Place, target: str, size: int) -> None:
+    def rearrange(self, label: str, names: tuple[str, ...], source: TensorLocation, target: str, size: int) -> None:
         """Add the call that permutes each sample of `source` by the table LABEL_index.
 
         Args:
@@ -602,12 +602,12 @@ def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
     """
     place = builder.places[step.input]
     if step.index is None:
-        builder.places[step.output] = Place(place.pointer, place.order)
+        builder.places[step.output] = TensorLocation(place.pointer, place.order)
         return
     order = c_order(builder.tensor(step.output).shape)
     index = moved(step.index, place.order, order)
     if is_identity(index, place.order.size):
-        builder.places[step.output] = Place(place.pointer, order)
+        builder.places[step.output] = TensorLocation(place.pointer, order)
         return
     label = builder.label("move")
     builder.declare(array("int32_t", f"{label}_index", index))
@@ -620,7 +620,7 @@ def _dequantize(builder: Builder, step: steps.Dequantize) -> None:
     place = builder.places[step.input]
     count = builder.batch * builder.size(step.input)
     builder.declare(f"static float {label}_out[{count}];\n")
-    builder.places[step.output] = Place(f"{label}_out", place.order)
+    builder.places[step.output] = TensorLocation(f"{label}_out", place.order)
     scale = _scale(builder, step.input)
     builder.call(label, (), f"eq_dequantize({place.pointer}, {label}_out, {count}, {scale});")
 

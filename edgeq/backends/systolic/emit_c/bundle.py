@@ -182,7 +182,7 @@ def _images(builder: Builder, region: Region, values: Values) -> str:
         assert tensor.scale is not None, "the inputs of the region are integers"
         lines.append(f"\n/* {emit.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
         lines.append(emit.array("elem_t", label, shaped, "row_align(1)"))
-        builder.places[name] = emit.Place(f"(elem_t *){label}", order)
+        builder.places[name] = emit.TensorLocation(f"(elem_t *){label}", order)
     return "".join(lines)
 
 

@@ -32,8 +32,8 @@ from edgeq.calibration.sampled_values import spread, tensor_values
 from edgeq.data.samples import Sample, Samples
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.prepare import PreparedModel
-from edgeq.tuning.recover.base import Recovery, Stage, State
-from edgeq.tuning.recover.layers import PLAIN, Floats, IntegerLayer, Layer, QuantizedFile, expanded, find_layers
+from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
+from edgeq.tuning.recover.layers import PLAIN, Floats, IntegerLayer, QuantizedFile, WeightedLayer, expanded, find_layers
 from edgeq.tuning.recover.nonlinear import Followers, Function, Stepper
 from edgeq.util.display import Progress
 
@@ -60,7 +60,7 @@ class OutputView:
         limits: ends of the integer range.
     """
 
-    layer: Layer
+    layer: WeightedLayer
     function: Function
     limits: tuple[float, float]
 
@@ -141,7 +141,7 @@ class BiasCorrection(Recovery):
     slow = True
     order = 80
 
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """Correct the biases of `state`.
 
         Raises:

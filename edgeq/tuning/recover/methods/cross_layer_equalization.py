@@ -31,10 +31,10 @@ from edgeq.data.samples import Samples
 from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
 from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.scheme import Scheme
-from edgeq.tuning.recover.base import Recovery, Stage, State
+from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import (
     Floats,
-    Layer,
+    WeightedLayer,
     Weights,
     find_layers,
     input_channels,
@@ -66,7 +66,7 @@ class CrossLayerEqualization(Recovery):
     free: bool = True
     order = 10
 
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """Equalize the layers of `state`.
 
         Raises:
@@ -92,7 +92,7 @@ class CrossLayerEqualization(Recovery):
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ScaledPair:
     """Describe layers between which channels can be scaled.
 
     Attributes:
@@ -102,14 +102,14 @@ class Pair:
         bound: the upper bound of a Clip between them; infinity without a Clip.
     """
 
-    first: Layer
+    first: WeightedLayer
     tensor: str
-    readers: tuple[Layer, ...]
+    readers: tuple[WeightedLayer, ...]
     bound: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
-class Channels:
+class ChannelFigures:
     """Hold figures of each channel of a tensor, float64 [channels]: the largest magnitudes below and above zero, and
     the mean square.
     """
@@ -118,12 +118,12 @@ class Channels:
     above: Floats
     power: Floats
 
-    def over(self, factor: Floats) -> Channels:
+    def over(self, factor: Floats) -> ChannelFigures:
         """Return the figures of the tensor after it is divided by `factor` [channels]."""
-        return Channels(self.below / factor, self.above / factor, self.power / factor**2)
+        return ChannelFigures(self.below / factor, self.above / factor, self.power / factor**2)
 
 
-def find_pairs(model: ir.Model) -> tuple[Pair, ...]:
+def find_pairs(model: ir.Model) -> tuple[ScaledPair, ...]:
     """Return all pairs of the main graph, in the order of the graph."""
     layers = {layer.name: layer for layer in find_layers(model)}
     weights, values = Weights(model), GraphIndex(model).values
@@ -138,12 +138,12 @@ def find_pairs(model: ir.Model) -> tuple[Pair, ...]:
         name = name_of(tensor)
         behind = () if tensor.is_graph_output() else only_layers(readers(tensor), name, first, layers)
         if behind and weights.alone(first.weight, first.bias, *(reader.weight for reader in behind)):
-            found.append(Pair(first, name, behind, bound))
+            found.append(ScaledPair(first, name, behind, bound))
     return tuple(found)
 
 
 def equalize(
-    prepared: PreparedModel, model: ir.Model, pairs: Sequence[Pair], samples: Samples, scheme: Scheme
+    prepared: PreparedModel, model: ir.Model, pairs: Sequence[ScaledPair], samples: Samples, scheme: Scheme
 ) -> dict[str, Floats]:
     """Scale the channels of `pairs` in `model`, in place, if that reduces the noise.
 
@@ -173,7 +173,7 @@ def equalize(
     return total
 
 
-def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
+def scale_pair(weights: Weights, pair: ScaledPair, factor: Floats) -> None:
     """Divide the channels of a pair's tensor by `factor`, and multiply the weights of the readers by it."""
     weight, bias = weights.scaled_outputs(pair.first, 1 / factor)
     weights.replace(pair.first.weight, weight)
@@ -183,20 +183,25 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
         weights.scale_inputs(reader, factor)
 
 
-def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
+def observe(prepared: PreparedModel, pairs: Sequence[ScaledPair], samples: Samples) -> Mapping[str, ChannelFigures]:
     """Return figures of channels on some samples, by the name of the tensor, for the tensors of `pairs` and the inputs
     of the pairs' first layers.
     """
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
     return {
-        name: Channels(np.maximum(-rows.min(0), 0.0), np.maximum(rows.max(0), 0.0), (rows**2).mean(0))
+        name: ChannelFigures(np.maximum(-rows.min(0), 0.0), np.maximum(rows.max(0), 0.0), (rows**2).mean(0))
         for name, rows in drawn_rows(prepared, axes, samples).items()
     }
 
 
 def best_factor(
-    weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme, reached: Floats | float = 0.0
+    weights: Weights,
+    pair: ScaledPair,
+    read: ChannelFigures,
+    made: ChannelFigures,
+    scheme: Scheme,
+    reached: Floats | float = 0.0,
 ) -> Floats | None:
     """Return the factor with the least noise, float64 [channels]; None if it gains less than a decibel.
 
@@ -217,7 +222,9 @@ def best_factor(
     return best
 
 
-def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: Floats, scheme: Scheme) -> float:
+def noise(
+    weights: Weights, pair: ScaledPair, read: ChannelFigures, made: ChannelFigures, factor: Floats, scheme: Scheme
+) -> float:
     """Return the expected squared error at the readers' outputs, summed over channels, if the tensor is divided by
     `factor`.
     """
@@ -257,12 +264,12 @@ def _clipped_above(node: ir.Node) -> float | None:
     return high if low == 0 < high < math.inf else None
 
 
-def _reach(layer: Layer, weights: Weights) -> Floats:
+def _reach(layer: WeightedLayer, weights: Weights) -> Floats:
     """Return the largest magnitude of the weights of each output channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(2).reshape(-1), np.float64)
 
 
-def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
+def _reach_of_inputs(layer: WeightedLayer, weights: Weights) -> Floats:
     """Return the largest magnitude of the weights that read each input channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
 

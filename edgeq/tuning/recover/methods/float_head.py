@@ -22,7 +22,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.model.graph import DATA_MOVEMENT, GraphIndex, name_of, readers
 from edgeq.model.int8_prediction import hazardous_nodes
-from edgeq.tuning.recover.base import Recovery, Stage, State
+from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.nonlinear import Followers
 from edgeq.util.display import Progress
 
@@ -46,7 +46,7 @@ class FloatHead(Recovery):
     order = 50
     keeps_float = True
 
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """See `Recovery.apply`."""
         del samples, workdir, progress
         found = find_heads(state.prepared.model, state.ranges)

@@ -10,7 +10,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import OutputError
 from edgeq.model.quant_params import Grid, grid_of
-from edgeq.tuning.recover.base import Recovery, Stage, State
+from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.nonlinear import Followers, range_behind
 from edgeq.util.display import Progress
 from edgeq.util.records import json_object, parse
@@ -26,7 +26,7 @@ class NonlinearRanges(Recovery):
     free: bool = True
     order = 60
 
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """See `Recovery.apply`. The ranges depend only on the float model and the integer type, so they are kept for
         later builds.
         """
@@ -46,7 +46,7 @@ class NonlinearRanges(Recovery):
         )
 
 
-def _chosen(state: State, grid: Grid, progress: Progress) -> dict[str, Range]:
+def _chosen(state: RecoveryState, grid: Grid, progress: Progress) -> dict[str, Range]:
     assert state.statistics is not None
     followers = Followers(state.prepared.model)
     chosen: dict[str, Range] = {}

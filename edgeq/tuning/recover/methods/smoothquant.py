@@ -27,7 +27,7 @@ from edgeq.data.samples import Samples
 from edgeq.model.edit import Editor, set_constant
 from edgeq.model.graph import MICROSOFT, GraphIndex, constant, is_op, name_of, node_input, read_count, readers
 from edgeq.model.prepare import PreparedModel, rewritten
-from edgeq.tuning.recover.base import Recovery, Stage, State
+from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import initializer
 from edgeq.util.display import SILENT, Progress
 
@@ -53,7 +53,7 @@ class SmoothQuant(Recovery):
     order = 20
     searched = False
 
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """See `Recovery.apply`. The new state still has the statistics and ranges of the old model."""
         prepared, changed = smooth(
             state.prepared,
@@ -73,7 +73,7 @@ class SmoothQuant(Recovery):
 
 
 @dataclass(frozen=True)
-class Group:
+class ProductGroup:
     """Describe products that read the same tensor, and therefore share its scaling.
 
     Attributes:
@@ -151,7 +151,7 @@ def smooth(
     return rewritten(prepared, model, destination, note), tuple(factors)
 
 
-def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Group, ...]:
+def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[ProductGroup, ...]:
     """Return the MatMul, Gemm and fused Attention nodes of the main graph that have a constant matrix. They are grouped
     by the tensor that they multiply with the matrix.
 
@@ -167,11 +167,11 @@ def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Grou
         matrix = weight is not None and weight.dtype == ir.DataType.FLOAT and len(weight.shape) == 2
         if matrix and initializer(x) is None and not node.attributes.get_int("transA", 0):
             found.setdefault(name_of(x), []).append(node.name or "")
-    return tuple(Group(tensor, tuple(products)) for tensor, products in found.items())
+    return tuple(ProductGroup(tensor, tuple(products)) for tensor, products in found.items())
 
 
 def observe(
-    prepared: PreparedModel, groups: Sequence[Group], samples: Samples, progress: Progress
+    prepared: PreparedModel, groups: Sequence[ProductGroup], samples: Samples, progress: Progress
 ) -> dict[str, Observed]:
     """Return the values of the groups' tensors on at most `MOST_SAMPLES` samples, spread evenly over all samples."""
     names = [group.tensor for group in groups]
@@ -234,7 +234,7 @@ def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
     return float(np.einsum("ij,ij->", error, error))
 
 
-def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floats]) -> None:
+def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[str, Floats]) -> None:
     """Divide each group's tensor by its factor, and multiply the matrices that read it by the factor, in place.
 
     Args:

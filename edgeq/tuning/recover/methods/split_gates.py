@@ -34,8 +34,8 @@ from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex, is_op, name_of, readers
 from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.model.quant_params import Grid, grid_of
-from edgeq.tuning.recover.base import Recovery, Stage, State
-from edgeq.tuning.recover.layers import Floats, Layer, Weights, find_layers, only_layers
+from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
+from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers, only_layers
 from edgeq.tuning.recover.nonlinear import Follower, Followers, Function, range_behind
 from edgeq.util.display import Progress
 
@@ -55,11 +55,11 @@ class Gate:
         readers: the layers that read x. If anything else reads x, this is empty, and channels cannot be scaled.
     """
 
-    layer: Layer
+    layer: WeightedLayer
     product: str
     gate: str
     follower: Follower
-    readers: tuple[Layer, ...]
+    readers: tuple[WeightedLayer, ...]
 
 
 def find_gates(model: ir.Model) -> tuple[Gate, ...]:
@@ -149,7 +149,9 @@ def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
     return Follower(follower.tensor, tuple(n for n in follower.nodes if n in needed), (name_of(end.outputs[0]),))
 
 
-def _reading_layers(value: ir.Value, maker: Layer, layers: Mapping[str, Layer], weights: Weights) -> tuple[Layer, ...]:
+def _reading_layers(
+    value: ir.Value, maker: WeightedLayer, layers: Mapping[str, WeightedLayer], weights: Weights
+) -> tuple[WeightedLayer, ...]:
     if value.is_graph_output():
         return ()
     found = only_layers(readers(value), name_of(value), maker, layers)
@@ -162,7 +164,7 @@ _SMALLEST = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class GateSplit:
     """Describe the effect of splitting a gate.
 
     Attributes:
@@ -186,7 +188,7 @@ def plan_gates(
     statistics: Statistics,
     grid: Grid,
     progress: Progress,
-) -> tuple[Plan, ...]:
+) -> tuple[GateSplit, ...]:
     """Simulate each gate with and without the split, on values of y drawn from some samples.
 
     Args:
@@ -218,7 +220,7 @@ def plan_gates(
     return tuple(plans)
 
 
-def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
+def worth_it(plans: Sequence[GateSplit], share: float) -> tuple[GateSplit, ...]:
     """Return the plans with the greatest gains. Each gain is more than `share` of the errors that remain before that
     split.
     """
@@ -235,7 +237,7 @@ def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
 
 def _simulate(
     gate: Gate, y: Floats, extrema: ChannelExtrema, weight: Floats, opening: Function, now: Range, grid: Grid
-) -> Plan:
+) -> GateSplit:
     g = opening(y).reshape(y.shape)
     x = y * g
     power = float(((x**2) @ weight).mean())
@@ -245,7 +247,7 @@ def _simulate(
     error_now = float(((_rounded(product, _span(x), grid) - x) ** 2 @ weight).mean())
     above = np.maximum(extrema.maximum.astype(np.float64), 0.0)
     below = np.minimum(np.maximum(-extrema.minimum.astype(np.float64), 0.0), _closed_below(opening, extrema, span))
-    best: Plan | None = None
+    best: GateSplit | None = None
     for balance in _BALANCES:
         factor = np.maximum(above, below / balance)
         factor = np.maximum(factor / max(float(factor.max()), 1e-30), _SMALLEST)
@@ -256,7 +258,7 @@ def _simulate(
         value = Range(-low, high)
         made = _rounded(y / factor, value, grid) * rounded_gate
         error = float((((_rounded(made, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
-        plan = Plan(gate, _over(error_now, power), _over(error, power), factor, value)
+        plan = GateSplit(gate, _over(error_now, power), _over(error, power), factor, value)
         if best is None or plan.then < best.then:
             best = plan
     assert best is not None
@@ -303,7 +305,7 @@ class SplitGates(Recovery):
     share: float = 0.1
     replaces: str = ""
 
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """Split the gates of `state`.
 
         Raises:

@@ -41,8 +41,8 @@ from edgeq.quantization.block_weights import (
     store_blocks,
 )
 from edgeq.quantization.weight_only import damped, round_rows, squared
-from edgeq.tuning.recover.base import Recovery, Stage, State
-from edgeq.tuning.recover.layers import Floats, IntegerLayer, Layer, QuantizedFile, Weights, find_layers
+from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
+from edgeq.tuning.recover.layers import Floats, IntegerLayer, QuantizedFile, WeightedLayer, Weights, find_layers
 from edgeq.util.display import SILENT, Progress
 
 MEMORY = 2**29
@@ -58,7 +58,7 @@ _HELD = 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class PatchMoments:
     """Hold moments of the patches that a layer reads.
 
     Attributes:
@@ -74,13 +74,13 @@ class Moments:
 
 def layer_moments(
     prepared: PreparedModel,
-    layers: Sequence[Layer],
+    layers: Sequence[WeightedLayer],
     samples: Samples,
     *,
     memory: int = MEMORY,
     store: Path | None = None,
     progress: Progress = SILENT,
-) -> Iterator[tuple[Layer, Moments]]:
+) -> Iterator[tuple[WeightedLayer, PatchMoments]]:
     """Yield each layer with the moments of its patches. An input that several layers read is computed only once.
 
     Positions are drawn at random with a fixed seed, about four patches for each tap over all samples.
@@ -107,7 +107,7 @@ def layer_moments(
     total = min(_SAMPLES, len(samples))
     with progress.stage("moments of the layers' inputs", len(parts) * total) as advance:
         for partition in parts:
-            sums = {layer.name: _Sums(layer) for layer in partition}
+            sums = {layer.name: _PatchSums(layer) for layer in partition}
             sources = [layer.source for layer in partition]
             for number, values in enumerate(tensor_values(prepared, sources, spread(samples, _SAMPLES))):
                 for layer in partition:
@@ -121,7 +121,7 @@ def layer_moments(
                 yield layer, found
 
 
-class _Sums:
+class _PatchSums:
     """Hold sums over patches. Patches of several samples are multiplied at once: one large product instead of many
     small ones.
 
@@ -129,7 +129,7 @@ class _Sums:
     end, the covariance would lose precision.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: WeightedLayer) -> None:
         self._layer = layer
         self._count = 0
         self._held: list[NDArray[np.float32]] = []
@@ -155,25 +155,25 @@ class _Sums:
             self._first += patches.sum(1, dtype=np.float64)
             self._second += patches.transpose(0, 2, 1) @ patches
 
-    def moments(self) -> Moments:
+    def moments(self) -> PatchMoments:
         """Return the moments of all patches so far. At least one sample must have been added."""
         self._multiply()
         assert self._origin is not None, "no sample was added"
         mean = self._first / self._count
         covariance = self._second / self._count - mean[:, :, None] * mean[:, None, :]
-        return Moments(self._count, mean + self._origin[:, 0], covariance)
+        return PatchMoments(self._count, mean + self._origin[:, 0], covariance)
 
 
-def _file(store: Path, layer: Layer) -> Path:
+def _file(store: Path, layer: WeightedLayer) -> Path:
     return store / (hashlib.sha256(layer.name.encode()).hexdigest() + ".npz")
 
 
-def _load(path: Path) -> Moments:
+def _load(path: Path) -> PatchMoments:
     with np.load(path, allow_pickle=False) as arrays:
-        return Moments(int(arrays["count"]), arrays["mean"], arrays["covariance"])
+        return PatchMoments(int(arrays["count"]), arrays["mean"], arrays["covariance"])
 
 
-def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
     """Return the state after the products of its artifact are rounded again, with a note that begins with `name`.
 
     Raises:
@@ -256,7 +256,7 @@ class WeightRounding(Recovery):
     order = 70
     modes = ("static", "weight-only")
 
-    def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
+    def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """Round the weights of `state` again.
 
         Raises:
@@ -290,7 +290,7 @@ def round_layer(
     file: QuantizedFile,
     integer: IntegerLayer,
     floats: Weights,
-    moments: Moments,
+    moments: PatchMoments,
     limits: tuple[int, int],
     *,
     store: Path | None = None,

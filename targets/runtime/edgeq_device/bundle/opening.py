@@ -69,7 +69,7 @@ class OutputCheck:
 
 
 @dataclass(frozen=True)
-class SelfTest:
+class SelfTestResult:
     """Hold the result of a self-test. If the bundle has no vectors, there are no outputs, and `passed` is False."""
 
     cases: int
@@ -92,7 +92,7 @@ class SelfTest:
         )
 
 
-def run_selftest(variant: Variant, session: Any) -> SelfTest:
+def run_selftest(variant: Variant, session: Any) -> SelfTestResult:
     """Run every case of `variant` in `session` and compare each expected output.
 
     Raises:
@@ -101,7 +101,7 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
         DataError: the vectors cannot be read.
     """
     outputs = check_outputs(_answers(variant, session), variant.tolerance, variant.slices, variant.basis)
-    return SelfTest(len(variant.cases), outputs)
+    return SelfTestResult(len(variant.cases), outputs)
 
 
 def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays, Arrays]]:
@@ -219,7 +219,7 @@ RUN_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedVariant:
     """Hold a variant with its session. `passed_over` contains the reason against each better variant."""
 
     choice: Choice
@@ -235,7 +235,7 @@ def open_best(
     name: Optional[str] = None,
     threads: int = 0,
     open_it: Optional[Open] = None,
-) -> Opened:
+) -> OpenedVariant:
     """Open the best variant for `device`, or only the variant `name` if that is given.
 
     Args:
@@ -259,7 +259,7 @@ def open_best(
             continue
         better = [v for v in choice.others if v.variant.rank > choice.variant.rank and not v.fits]
         better.sort(key=lambda verdict: -verdict.variant.rank)
-        return Opened(choice, session, tuple(f"not {v.variant.name}: {'; '.join(v.reasons)}" for v in better))
+        return OpenedVariant(choice, session, tuple(f"not {v.variant.name}: {'; '.join(v.reasons)}" for v in better))
 
 
 def open_variant(variant: Variant, threads: int = 0) -> Any:

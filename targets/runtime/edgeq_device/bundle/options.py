@@ -39,7 +39,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptionRule:
     """Describe one option that a bundle may set.
 
     Attributes:
@@ -68,7 +68,7 @@ class Rule:
 
 
 @lru_cache
-def rules(provider: str = "") -> Mapping[str, Rule]:
+def rules(provider: str = "") -> Mapping[str, OptionRule]:
     """Return the rules for the options of an execution provider, keyed by option. Without a provider, return the rules
     for session options.
     """
@@ -77,7 +77,7 @@ def rules(provider: str = "") -> Mapping[str, Rule]:
     # A form is given in full, or by the name of a form that several rows share.
     named = {key: row["form"] if isinstance(row["form"], str) else "" for key, row in rows.items()}
     return {
-        key: Rule(table["forms"][named[key]] if named[key] else row["form"], row["why"], row["source"])
+        key: OptionRule(table["forms"][named[key]] if named[key] else row["form"], row["why"], row["source"])
         for key, row in rows.items()
     }
 
@@ -192,7 +192,7 @@ def _refuse(problem: str, what: str) -> None:
         raise BundleError(f"{what} {problem}", _FIX)
 
 
-def _problem(known: Mapping[str, Rule], key: str, value: str, unknown: str) -> str:
+def _problem(known: Mapping[str, OptionRule], key: str, value: str, unknown: str) -> str:
     if len(key) > MAX_KEY or not _printable(key):
         return f"is not a name of an option: printable ASCII, at most {MAX_KEY} characters"
     if key not in known:

@@ -57,7 +57,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DeviceFit:
     """Hold whether a variant fits a device. `reasons` lists what the device lacks; it is empty if the variant fits."""
 
     variant: Variant
@@ -75,10 +75,10 @@ class Choice:
 
     variant: Variant
     why: str
-    others: Tuple[Verdict, ...]
+    others: Tuple[DeviceFit, ...]
 
 
-def judge(variant: Variant, device: Device) -> Verdict:
+def judge(variant: Variant, device: Device) -> DeviceFit:
     """Check whether a device fits one variant. The criteria are the architecture, the features, the execution provider,
     the version of onnxruntime, and known faults.
     """
@@ -100,7 +100,7 @@ def judge(variant: Variant, device: Device) -> Verdict:
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
         reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, this device has {device.runtime}")
     reasons.extend(_wrong_reasons(variant, device))
-    return Verdict(variant, tuple(reasons))
+    return DeviceFit(variant, tuple(reasons))
 
 
 def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
@@ -180,7 +180,7 @@ def select(
         raise BundleError(f"{bundle.source} has no component {component}")
     verdicts = [judge(variant, device) for variant in variants]
     tried = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
-    verdicts = [Verdict(v.variant, v.reasons + tried.get(v.variant.name, ())) for v in verdicts]
+    verdicts = [DeviceFit(v.variant, v.reasons + tried.get(v.variant.name, ())) for v in verdicts]
     if name is not None:
         named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
         if named is None:

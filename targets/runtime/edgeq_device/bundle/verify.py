@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from edgeq_device.bundle.opening import SelfTest, run_selftest, start_variant
+from edgeq_device.bundle.opening import SelfTestResult, run_selftest, start_variant
 from edgeq_device.bundle.package import MAIN, Bundle
-from edgeq_device.bundle.select import Choice, Device, Verdict, judge
+from edgeq_device.bundle.select import Choice, Device, DeviceFit, judge
 from edgeq_device.bundle.variants import DRAWN, Variant
 from edgeq_device.engines.catalog import EngineSpec, installed_package, installed_version, plugin_of
 from edgeq_device.engines.cuda import capability_text
@@ -31,7 +31,7 @@ class VariantReport:
     variant: Variant
     status: str
     reason: str
-    selftest: Optional[SelfTest]
+    selftest: Optional[SelfTestResult]
 
     def to_dict(self) -> Dict[str, Any]:
         """Return plain JSON values. An error that is infinite, because shape or dtype differ, becomes None."""
@@ -183,7 +183,7 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
     }
 
 
-def _describe_variant(verdict: Verdict) -> Dict[str, Any]:
+def _describe_variant(verdict: DeviceFit) -> Dict[str, Any]:
     variant = verdict.variant
     return {
         "component": variant.component,

@@ -63,7 +63,7 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
         BundleError: an offset leads out of the file, or the entry is too large or is not JSON.
     """
     try:
-        found = _Table.root(content).metadata(SIGNATURE)
+        found = _FlatTable.root(content).metadata(SIGNATURE)
     except (struct.error, IndexError, ValueError) as error:
         raise BundleError(f"{where} is damaged: an offset of its metadata leads out of the file") from error
     if found is None:
@@ -73,7 +73,7 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
     return parse_json(found, f"{where}: {SIGNATURE} in its metadata")
 
 
-class _Table:
+class _FlatTable:
     """Read a table of a FlatBuffer. Fields have numbers. Their positions are offsets from the table's start."""
 
     # Field numbers in LiteRT's schema.
@@ -84,7 +84,7 @@ class _Table:
         self._content, self._place = content, place
 
     @classmethod
-    def root(cls, content: bytes) -> _Table:
+    def root(cls, content: bytes) -> _FlatTable:
         return cls(content, struct.unpack_from("<I", content, 0)[0])
 
     def metadata(self, name: str) -> Optional[bytes]:
@@ -128,12 +128,12 @@ class _Table:
         place, length = self._vector(number, 1)
         return self._content[place : place + length]
 
-    def _table(self, number: int, index: int) -> _Table:
+    def _table(self, number: int, index: int) -> _FlatTable:
         place, length = self._vector(number, 4)
         if index >= length:
             raise IndexError(index)
         at = place + 4 * index
-        return _Table(self._content, at + self._number(at))
+        return _FlatTable(self._content, at + self._number(at))
 
 
 class _Port:

@@ -30,7 +30,7 @@ from edgeq_device.bundle.variants import Variant
 from edgeq_device.engines.catalog import FLOAT, EngineSpec, plugin_of, read_engine
 from edgeq_device.engines.sessions import best_threads, open_session
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.measure.environment import Watch
+from edgeq_device.measure.environment import MachineWatch
 from edgeq_device.measure.latency import Burst, Bursts, burst, quiet_collector
 from edgeq_device.measure.scenarios import query_runner
 from edgeq_device.prepare.arrays import one_array, read_frame, write_frame
@@ -426,7 +426,7 @@ def _answer(
 def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
     spent = time.process_time()
     turn = Bursts(request["length_s"], request["lead_in_s"]), request["slow"]
-    with quiet_collector(), Watch(time.perf_counter) as watch:
+    with quiet_collector(), MachineWatch(time.perf_counter) as watch:
         # A runner in another process is timed by that process.
         taken = runner.burst(*turn) if hasattr(runner, "burst") else burst(runner, *turn, watch)
     arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}

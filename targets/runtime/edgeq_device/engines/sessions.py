@@ -113,7 +113,7 @@ _FORM = slice(0, 20)
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineCache:
     """Describe the place of an engine, which may not be built yet, and the provider's options.
 
     Attributes:
@@ -129,7 +129,7 @@ class Engine:
     note: str = ""
 
 
-def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> Engine:
+def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> EngineCache:
     """Plan the engine of `variant` for this version of TensorRT and for the GPU with the highest compute capability.
     Create the engine's folder.
     """
@@ -147,7 +147,7 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
         # Engines there come from an earlier version of edgeq, or from the sender of the bundle.
         why = "is not used, because no hash covers it; engines are kept in the user's cache. Remove it"
         notes.append(f"{variant.beside} {why}")
-    return Engine(folder, cached, options, "; ".join(notes))
+    return EngineCache(folder, cached, options, "; ".join(notes))
 
 
 def _put_table(table: Path, place: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.measure.environment import Watch
+from edgeq_device.measure.environment import MachineWatch
 from edgeq_device.measure.latency import (
     Bursts,
     Clock,
@@ -165,7 +165,7 @@ def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranking:
+class SpeedRanking:
     """Order runners from the fastest to the slowest.
 
     Attributes:
@@ -217,7 +217,7 @@ def rank_until_settled(
     seed: int = 0,
     clock: Clock = time.perf_counter,
     on_round: Callable[[], None] = lambda: None,
-) -> Ranking:
+) -> SpeedRanking:
     """Measure in interleaved rounds until the order of the runners is statistically settled.
 
     Two neighbours are settled when the confidence interval of their ratio shows that the first takes at most 1 + `tie`
@@ -263,7 +263,7 @@ def rank_until_settled(
 
     rounds, looks, next_look, undisturbed = 0, 0, min_rounds, 0.0
     beside = keep if keep in runners else next(iter(runners))
-    with Watch(clock) as watch:
+    with MachineWatch(clock) as watch:
         recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
         while True:
             turn = list(active)
@@ -296,7 +296,7 @@ _Harmless = Callable[[str, str, Ratio], bool]
 
 def _look(
     measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, harmless: _Harmless
-) -> Ranking:
+) -> SpeedRanking:
     speed = {name: d.undisturbed().p50 for name, d in measured.items()}
     order = sorted(measured, key=lambda name: (name not in active, speed[name]))
     contest = order[: len(active)]
@@ -310,7 +310,7 @@ def _look(
             ties += [(first, second)] if between.low <= 1 else []
         else:
             settled = False
-    return Ranking(tuple(order), settled, tuple(ties), rounds, measured)
+    return SpeedRanking(tuple(order), settled, tuple(ties), rounds, measured)
 
 
 def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:

@@ -474,7 +474,7 @@ class Others:
         return min(1.0, max(self.share() or 0.0, wanted) + (self.stolen_share() or 0.0))
 
 
-class Watch:
+class MachineWatch:
     """Record waits and the activity of other processes during one measurement. Take precedence over those processes
     meanwhile if `EDGEQ_NICE` is set. Do nothing if the clock is not the machine's, as in tests.
     """
@@ -488,7 +488,7 @@ class Watch:
         self._precedence = Precedence()
         self._others = Others(own_cpu_s=lambda: time.process_time() + self._elsewhere_s)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> MachineWatch:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -23,7 +23,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple
 
 import numpy as np
 
-from edgeq_device.measure.environment import Watch
+from edgeq_device.measure.environment import MachineWatch
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _BINS = 40
@@ -309,7 +309,7 @@ class Burst(NamedTuple):
     cpu_s: float = 0.0
 
 
-def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
+def burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst:
     """Run and return one turn. Skip the lead-in if `slow` is set."""
     clock, look = watch.clock, watch.waits.look
     samples, ends = array("d"), array("d")  # an array takes only 8 bytes a query, even in a ten-minute run
@@ -353,7 +353,7 @@ def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
 class Recorder:
     """Record the latencies of one runner, turn by turn."""
 
-    def __init__(self, run: Runners, bursts: Bursts, watch: Watch) -> None:
+    def __init__(self, run: Runners, bursts: Bursts, watch: MachineWatch) -> None:
         here = [partial(burst, one, watch=watch) for one in _each(run)]
         self._turns = [getattr(one, "burst", turn) for one, turn in zip(_each(run), here)]
         self._bursts = bursts
@@ -440,7 +440,7 @@ def measure_interleaved(
     if bursts is None:
         length = min(Bursts.length_s, min_duration_s / 20)
         bursts = Bursts(length, min(Bursts.lead_in_s, length / 5))
-    with Watch(clock) as watch:
+    with MachineWatch(clock) as watch:
         recorders = {name: Recorder(run, bursts, watch) for name, run in runners.items()}
         order = list(recorders.values())
         shuffle = random.Random(seed).shuffle

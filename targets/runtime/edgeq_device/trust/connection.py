@@ -334,7 +334,7 @@ class _Content(io.RawIOBase):
 
 
 @dataclass(frozen=True)
-class Request:
+class ServerRequest:
     """Describe a request to one server.
 
     Attributes:
@@ -399,7 +399,7 @@ def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Bro
     return None
 
 
-def exchange(request: Request, address: Address, deadline: Deadline, where: str) -> Answer:
+def exchange(request: ServerRequest, address: Address, deadline: Deadline, where: str) -> Answer:
     """Send `request` to `address` and return its answer. Messages call the server `where`.
 
     Raises:

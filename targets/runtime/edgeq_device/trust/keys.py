@@ -17,8 +17,8 @@ from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.system.files import open_file
 from edgeq_device.trust.signature import (
     SHA256,
+    BundleSignature,
     PublicKey,
-    Signature,
     check_files,
     decode_base64,
     parse_signature,
@@ -177,7 +177,7 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
     return verify_signature(bundle.signature, found, trust, str(bundle.source), chain)
 
 
-def _signer(signature: Signature, trust: Trust, where: str, chain: Optional[Chain]) -> Signer:
+def _signer(signature: BundleSignature, trust: Trust, where: str, chain: Optional[Chain]) -> Signer:
     fix = f"Do not use it, unless the key belongs in {trust.source}"
     today = datetime.now(timezone.utc).date()
     for trusted in trust.keys:

@@ -28,7 +28,7 @@ from edgeq_device.trust.connection import (
     Answer,
     Deadline,
     Limits,
-    Request,
+    ServerRequest,
     challenges,
     connected,
     credentials,
@@ -54,7 +54,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
-class Reference:
+class ArtifactReference:
     """Describe an artifact in a registry by its reference, HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
 
     host: str
@@ -67,7 +67,7 @@ class Reference:
         return f"{self.host}/{self.repository}{tag}{digest}"
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str) -> ArtifactReference:
     """Return the reference in `text`.
 
     Raises:
@@ -84,13 +84,13 @@ def parse_reference(text: str) -> Reference:
         raise UsageError(
             f"{text[:100]!a} is not a reference to a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
         )
-    return Reference(**{name: value or "" for name, value in match.groupdict().items()})
+    return ArtifactReference(**{name: value or "" for name, value in match.groupdict().items()})
 
 
-class Registry:
+class OciRepository:
     """Send HTTP requests to the repository of a reference. Use https for every host except this machine."""
 
-    def __init__(self, reference: Reference, limits: Limits = LIMITS) -> None:
+    def __init__(self, reference: ArtifactReference, limits: Limits = LIMITS) -> None:
         self.reference = reference
         self.deadline = Deadline(limits)
         with connected(str(reference)):
@@ -98,7 +98,7 @@ class Registry:
             self._home = parse_address(f"http://{reference.host}{home.target}") if home.local else home
         self._authorization = ""
 
-    def send(self, request: Request, place: Union[str, Address]) -> Answer:
+    def send(self, request: ServerRequest, place: Union[str, Address]) -> Answer:
         """Return the answer to `request` at `place`, which is an address or a path relative to the repository.
 
         Raises:
@@ -111,7 +111,7 @@ class Registry:
 
     def has(self, place: str) -> bool:
         """Return whether something exists at `place`."""
-        answer = self._answer(Request("HEAD"), place)
+        answer = self._answer(ServerRequest("HEAD"), place)
         if answer.status != 404 and not 200 <= answer.status < 300:
             raise self._refused(answer)
         answer.body.close()
@@ -139,7 +139,7 @@ class Registry:
             f"{self.reference}: {reason} (HTTP {answer.status})", "Check the name and the login"
         )
 
-    def _answer(self, request: Request, place: Union[str, Address]) -> Answer:
+    def _answer(self, request: ServerRequest, place: Union[str, Address]) -> Answer:
         with connected(str(self.reference)):
             address = place if isinstance(place, Address) else self._home.join(place)
             answer = self._follow(request, address, self._home, self._authorization)
@@ -148,7 +148,7 @@ class Registry:
                 answer = self._follow(request, address, self._home, self._authorization)
         return answer
 
-    def _follow(self, request: Request, address: Address, owner: Address, authorization: str) -> Answer:
+    def _follow(self, request: ServerRequest, address: Address, owner: Address, authorization: str) -> Answer:
         """Send `request` and follow redirects of GET and HEAD. `authorization` goes only to the origin of `owner`.
 
         Raises:
@@ -197,7 +197,7 @@ class Registry:
         """Return the token that `realm` issues for the service and scope of the challenge."""
         query = urlencode({name: values[name] for name in ("service", "scope") if name in values})
         address = replace(realm, target=f"{realm.target}{'&' if '?' in realm.target else '?'}{query}")
-        asked = Request("GET", most=_MAX_TOKEN)
+        asked = ServerRequest("GET", most=_MAX_TOKEN)
         answer = self._follow(asked, address, realm, f"Basic {login}" if login else "")
         if not 200 <= answer.status < 300:
             raise self._refused(answer)
@@ -220,7 +220,7 @@ _MAX_MANIFEST = 4 * 1024 * 1024
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
-def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limits: Limits = LIMITS) -> str:
+def pull(reference: ArtifactReference, output: Path, trust: Optional[Trust] = None, limits: Limits = LIMITS) -> str:
     """Write the bundle at `reference` to the directory `output`, after all checks of `open_bundle`.
 
     Returns:
@@ -255,7 +255,7 @@ def pull(reference: Reference, output: Path, trust: Optional[Trust] = None, limi
     return digest
 
 
-def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
+def fetch(reference: ArtifactReference, folder: Path, limits: Limits = LIMITS) -> None:
     """Write the files of the artifact at `reference` into `folder`. Check each file against the size and hash in the
     artifact's manifest.
 
@@ -263,8 +263,8 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
     """
     if not reference.digest:
         raise UsageError(f"{reference} has no digest", "Add the @sha256:… that `edgeq push` prints")
-    registry = Registry(reference, limits)
-    asked = Request("GET", {"Accept": MANIFEST_TYPE}, most=_MAX_MANIFEST)
+    registry = OciRepository(reference, limits)
+    asked = ServerRequest("GET", {"Accept": MANIFEST_TYPE}, most=_MAX_MANIFEST)
     with registry.send(asked, f"manifests/{reference.digest}") as answer:
         data = answer.body.read(_MAX_MANIFEST + 1)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != reference.digest:
@@ -281,7 +281,7 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
         """Fetch one file of the bundle, and check it while writing it."""
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        answer = registry.send(Request("GET", most=record.size), f"blobs/sha256:{record.sha256}")
+        answer = registry.send(ServerRequest("GET", most=record.size), f"blobs/sha256:{record.sha256}")
         with answer, (folder / name).open("xb") as sink:
             check_content(answer.body, record, f"{reference}: {name}", sink)
 

@@ -210,7 +210,7 @@ _AGAIN = "Do not use this bundle; get it again from where it was made, or have i
 
 
 @dataclass(frozen=True)
-class Signature:
+class BundleSignature:
     """Hold the content of a signature file, unverified.
 
     Attributes:
@@ -239,7 +239,7 @@ class Signature:
         return _FIRST_PREDICATE_TYPE.encode() in self.payload and key.verifies(self.value, first.encode(), "sha256")
 
 
-def parse_signature(data: bytes, where: str) -> Signature:
+def parse_signature(data: bytes, where: str) -> BundleSignature:
     """Return the signature in the bytes of a file.
 
     Raises:
@@ -268,7 +268,7 @@ def parse_signature(data: bytes, where: str) -> Signature:
             f"{where} was made neither with a key nor with a certificate chain",
             "Verify a keyless signature with the model-signing package, on a machine with a network",
         )
-    return Signature(
+    return BundleSignature(
         payload=_decoded(envelope, "payload", where),
         value=_decoded(signatures[0], "sig", where),
         hint=hint,
