@@ -185,7 +185,7 @@ def test_the_device_side_stands_alone() -> None:
         for node, name in imports(path, RUNTIME)
         if name.split(".")[0] not in allowed
         # for images, if Pillow is installed
-        and not (path.name == "prepare.py" and name == "PIL.Image" and node.col_offset)
+        and not (path.name == "steps.py" and name == "PIL.Image" and node.col_offset)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -18,7 +18,7 @@ SHIPPED = load_engines(shipped("targets") / "engines")
 
 
 def test_devices_get_to_know_the_same() -> None:
-    file = shipped("targets") / "runtime" / "edgeq_device" / "engines.json"
+    file = shipped("targets") / "runtime" / "edgeq_device" / "engines" / "engines.json"
     assert file.read_text("utf-8") == device_table(SHIPPED), "run scripts/engines_json.py"
     assert {name: engine.to_dict() for name, engine in engines().items()} == {
         name: engine.to_dict() for name, engine in SHIPPED.items()

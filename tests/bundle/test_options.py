@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "targets" / "runtime"
 CPU, CUDA, TRT, QNN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "QNN"))
 PRECISION = "session.x64quantprecision"
-PROVIDERS = tuple(own_table("options.json")["providers"])
+PROVIDERS = tuple(own_table("bundle/options.json")["providers"])
 ALL = [("", key, rule) for key, rule in rules().items()] + [
     (ep, key, rule) for ep in PROVIDERS for key, rule in rules(ep).items()
 ]

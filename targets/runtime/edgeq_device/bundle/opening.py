@@ -296,7 +296,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
     if engine is None:
         return open_session(variant, threads)
     guest = Guest(
-        python_command(f"{__package__}.serve"),
+        python_command("edgeq_device.engines.serve"),
         os.environ,
         f"{engine.name} {installed_version(engine)}",
         request_s=ANSWER_S,
