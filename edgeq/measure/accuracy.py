@@ -162,18 +162,18 @@ class RunningEvaluation:
         compared = [name for name in names if name != reference] if reference is not None else []
         self._comparisons = {name: OutputSums(task, basis) for name in compared}
         self._baselines = {name: BaselineSums() for name in compared}
-        self._seen = 0
+        self._row_count = 0
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
         """Add a sample and each model's outputs for it."""
-        for row, made in rows(sample, outputs):
-            self._seen += 1
+        for row, row_outputs in rows(sample, outputs):
+            self._row_count += 1
             for name, meter in self._meters.items():
-                meter.update(made[name], row)
+                meter.update(row_outputs[name], row)
             for name, comparison in self._comparisons.items():
                 assert self._reference is not None
-                comparison.update(made[self._reference], made[name], row.inputs)
-                self._baselines[name].update(made[self._reference], made[name], row.inputs)
+                comparison.update(row_outputs[self._reference], row_outputs[name], row.inputs)
+                self._baselines[name].update(row_outputs[self._reference], row_outputs[name], row.inputs)
 
     def collected(self) -> Collected:
         """Return the sums so far, without the task.
@@ -193,7 +193,7 @@ class RunningEvaluation:
         bare = {
             name: replace(comparison, task=None, basis=EVERYTHING) for name, comparison in self._comparisons.items()
         }
-        return Collected(meters, bare, self._seen, self._baselines)
+        return Collected(meters, bare, self._row_count, self._baselines)
 
     def take(self, part: Collected) -> None:
         """Add the sums that were collected from later samples."""
@@ -202,7 +202,7 @@ class RunningEvaluation:
         for name, comparison in self._comparisons.items():
             comparison.merge(part.comparisons[name])
             self._baselines[name].merge(part.baselines[name])
-        self._seen += part.count
+        self._row_count += part.count
 
     def result(self, settings: Mapping[str, SessionSettings]) -> Evaluation:
         """Return the figures.
@@ -223,7 +223,7 @@ class RunningEvaluation:
                 raise CheckFailedError(f"{name}: {self._task.name} {bad[0]} is not finite", fix)
             accuracy[name] = Accuracy(
                 metrics,
-                self._seen,
+                self._row_count,
                 self._task.name,
                 self._task.primary,
                 self._task.higher_is_better,
@@ -235,14 +235,14 @@ class RunningEvaluation:
         for name in agreement if self._task is not None and self._reference is not None else ():
             assert self._task is not None
             assert self._reference is not None
-            interval = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._seen)
+            interval = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._row_count)
             if interval is not None:
                 intervals[name] = interval
         margins = {name: margin for name, sums in self._baselines.items() if (margin := sums.result()) is not None}
         return Evaluation(
             MappingProxyType(accuracy),
             MappingProxyType(agreement),
-            self._seen,
+            self._row_count,
             MappingProxyType(intervals),
             MappingProxyType(margins),
         )
@@ -280,8 +280,8 @@ class EvaluationJob:
         sessions = {}
         for name, (files, model) in self.models.items():
             settings = replace(model.settings, intra_op_threads=model.settings.intra_op_threads or 1)
-            opened = open_model(files.place(stack), settings, variant=model.variant)
-            sessions[name] = stack.enter_context(opened).session
+            context = open_model(files.place(stack), settings, variant=model.variant)
+            sessions[name] = stack.enter_context(context).session
 
         def run(shard: Shard) -> Collected:
             running = RunningEvaluation(tuple(sessions), task, self.reference, self.basis)
@@ -316,18 +316,18 @@ def evaluate_on(
     """
     running = RunningEvaluation(tuple(models), task, reference, basis)
     sharded = Sharded(samples, workers, count)
-    needed = {
+    job_models = {
         name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
         for name, m in models.items()
     }
-    job = EvaluationJob(needed, sharded.reference, made_of or task, reference, basis)
-    seen = 0
+    job = EvaluationJob(job_models, sharded.reference, made_of or task, reference, basis)
+    sample_count = 0
     with progress.stage("Evaluating", sharded.total) as advance:
         for part in workers.map(job, sharded.shards()):
             running.take(part)
-            seen += part.count
+            sample_count += part.count
             advance(part.count)
-    if not seen:
+    if not sample_count:
         raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
     return running.result(settings or {})
 
@@ -367,7 +367,10 @@ def evaluate_timed(
     running = RunningEvaluation(tuple(sessions), task, reference, basis)
     with progress.stage("Evaluating and timing", len(samples)) as advance:
         line = _Line(sessions, samples, running, advance, known)
-        timed = race({name: [line.runner(name, s) for s in own] for name, own in sessions.items()}, line.move_on)
+        timed = race(
+            {name: [line.runner(name, s) for s in model_sessions] for name, model_sessions in sessions.items()},
+            line.move_on,
+        )
         line.finish()
     return running.result(settings or {}), timed
 
@@ -382,8 +385,8 @@ class _Waiting:
     @property
     def nbytes(self) -> int:
         """Return the total size in bytes of the sample's inputs and of its outputs so far."""
-        made = (array for outputs in self.outputs.values() for array in outputs.values())
-        return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *made))
+        output_arrays = (array for outputs in self.outputs.values() for array in outputs.values())
+        return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *output_arrays))
 
 
 class _Line:
@@ -392,7 +395,7 @@ class _Line:
     Args:
         running: evaluation to which each sample is added when all models have run it.
         advance: function that is called with the number of samples that were just added to the evaluation.
-        known: model name → its known outputs, one for each sample.
+        known_outputs: model name → its known outputs, one for each sample.
     """
 
     def __init__(
@@ -401,28 +404,30 @@ class _Line:
         samples: Samples,
         running: RunningEvaluation,
         advance: Advance,
-        known: Mapping[str, Sequence[Outputs]],
+        known_outputs: Mapping[str, Sequence[Outputs]],
     ) -> None:
-        self._known, self._joined = known, itertools.count()
-        self._sessions = {name: own[0] for name, own in sessions.items()}
-        self._elsewhere = {name for name, own in self._sessions.items() if hasattr(own, "query_runner")}
+        self._known_outputs, self._joined = known_outputs, itertools.count()
+        self._sessions = {name: model_sessions[0] for name, model_sessions in sessions.items()}
+        self._remote_names = {
+            name for name, model_sessions in self._sessions.items() if hasattr(model_sessions, "query_runner")
+        }
         self._samples: Iterator[Sample] = iter(samples)
         self._running, self._advance = running, advance
-        first = next(self._samples, None)
-        if first is None:
+        first_sample = next(self._samples, None)
+        if first_sample is None:
             raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-        self._again = dict(first.inputs)
-        self._shapes = shapes_of(first.inputs)
+        self._spare_feed = dict(first_sample.inputs)
+        self._shapes = shapes_of(first_sample.inputs)
         self._waiting: deque[_Waiting] = deque()
         # Size of a sample with its outputs, in bytes. It is 0 until the first sample is evaluated; until then, the
         # queue contains only this sample.
         self._largest = 0
-        self._join(first)
+        self._join(first_sample)
 
     def runner(self, name: str, session: Any) -> Runner:
         """Return a function that runs the next sample on a session of the model `name`."""
-        if name in self._elsewhere:
-            elsewhere: Runner = query_runner(session, [self._again])
+        if name in self._remote_names:
+            elsewhere: Runner = query_runner(session, [self._spare_feed])
             return elsewhere
         return lambda: self._run(name, session)
 
@@ -431,17 +436,17 @@ class _Line:
             if name not in waiting.outputs:
                 waiting.outputs[name] = infer(session, waiting.sample, model=name)
                 return
-        session.run(None, self._again)
+        session.run(None, self._spare_feed)
 
     def move_on(self) -> None:
         """Evaluate the samples that all models have run, and add new samples to the queue."""
-        done = 0
+        evaluated_count = 0
         while self._waiting and len(self._waiting[0].outputs) == len(self._sessions):
-            first = self._waiting.popleft()
-            self._largest = max(self._largest, first.nbytes)
-            self._running.update(first.sample, first.outputs)
-            done += 1
-        self._advance(done)
+            oldest = self._waiting.popleft()
+            self._largest = max(self._largest, oldest.nbytes)
+            self._running.update(oldest.sample, oldest.outputs)
+            evaluated_count += 1
+        self._advance(evaluated_count)
         while len(self._waiting) < max(1, min(_MOST_WAITING, _MOST_BYTES // max(1, self._largest))):
             sample = next(self._samples, None)
             if sample is None:
@@ -450,8 +455,8 @@ class _Line:
 
     def _join(self, sample: Sample) -> None:
         place = next(self._joined)
-        self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known.items()}))
-        untimed = self._elsewhere if shapes_of(sample.inputs) == self._shapes else self._sessions
+        self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known_outputs.items()}))
+        untimed = self._remote_names if shapes_of(sample.inputs) == self._shapes else self._sessions
         self._complete(self._waiting[-1], untimed)
 
     def _complete(self, waiting: _Waiting, names: Iterable[str]) -> None:
@@ -480,8 +485,10 @@ def compare_sessions(
     For the errors, see `evaluate_sessions`.
     """
     sessions = {"reference": reference, "candidate": candidate}
-    found = evaluate_sessions(sessions, samples, reference="reference", progress=progress, count=count, basis=basis)
-    return found.agreement["candidate"]
+    evaluation = evaluate_sessions(
+        sessions, samples, reference="reference", progress=progress, count=count, basis=basis
+    )
+    return evaluation.agreement["candidate"]
 
 
 def evaluate_many(
@@ -529,18 +536,18 @@ def evaluate(
     """
     if task is None:  # Type hints do not prevent a call with an invalid argument.
         raise UsageError("nothing to measure", 'Give a task, such as "classification"')
-    chosen = as_task(task)
+    resolved_task = as_task(task)
     with ExitStack() as stack:
-        name, how = "the model", settings or SessionSettings()
-        signature, preprocess, beside = None, None, None
+        name, session_settings = "the model", settings or SessionSettings()
+        signature, preprocess, model_path = None, None, None
         if isinstance(model, bytes):
-            session = open_session(model, how)
+            session = open_session(model, session_settings)
             signature = None if isinstance(samples, Samples) else own_signature(model, Path(name))
         elif isinstance(model, (str, os.PathLike)) or not hasattr(model, "get_outputs"):
-            loaded = stack.enter_context(open_model(path_of(model), how))
-            name, how, session = loaded.name, loaded.settings, loaded.session
+            loaded = stack.enter_context(open_model(path_of(model), session_settings))
+            name, session_settings, session = loaded.name, loaded.settings, loaded.session
             signature, preprocess = loaded.signature, loaded.preprocess
-            beside = loaded.path if loaded.variant is None else None
+            model_path = loaded.path if loaded.variant is None else None
         else:
             session = model
         if not isinstance(samples, Samples):
@@ -549,6 +556,8 @@ def evaluate(
                     "samples cannot be opened for an open session: its signature is not known",
                     "Give the model's path instead, or samples that edgeq.open_samples returned",
                 )
-            samples = open_samples(samples, signature, preprocess=preprocess, model=beside, progress=progress)
-        found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)
-    return found[name]
+            samples = open_samples(samples, signature, preprocess=preprocess, model=model_path, progress=progress)
+        accuracies = evaluate_many(
+            {name: session}, samples, resolved_task, settings={name: session_settings}, progress=progress, count=count
+        )
+    return accuracies[name]

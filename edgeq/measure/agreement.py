@@ -174,29 +174,29 @@ class OutputAgreement:
 
     def _levels(self) -> Iterator[tuple[float, str]]:
         """Yield each level in dB with the words that describe it."""
-        whole = f"({self.sqnr_db:.1f} dB SQNR over the whole output)"
+        overall = f"({self.sqnr_db:.1f} dB SQNR over the whole output)"
         yield self.sqnr_db, ""
         for part in self.slices:
-            peers = max(other.peak for other in self.slices if other.axis == part.axis)
-            reach = f"their values reach {part.peak:.3g} where" if part.peak < peers else "on the same axis"
+            highest_peak = max(peer.peak for peer in self.slices if peer.axis == part.axis)
+            reach = f"their values reach {part.peak:.3g} where" if part.peak < highest_peak else "on the same axis"
             figure = f"{part.sqnr_db:.1f} dB SQNR against float32 ({self.sqnr_db:.1f} dB over the whole output)"
             if part.offset:
-                yield part.least_db, f", {part.where}: {_around(part.least_db)} {whole}"
+                yield part.least_db, f", {part.where}: {_around(part.least_db)} {overall}"
             else:
-                yield part.least_db, f", {part.where}: {figure}; {reach} others reach {peers:.3g}"
+                yield part.least_db, f", {part.where}: {figure}; {reach} others reach {highest_peak:.3g}"
         if self.centred_db is not None:
-            yield self.centred_db, f": {_around(self.centred_db)} {whole}" if self.offset else ""
+            yield self.centred_db, f": {_around(self.centred_db)} {overall}" if self.offset else ""
         if self.lost_columns:
             share = self.lost_columns / self.columns
             yield (
                 -20 * math.log10(share),
-                f": {self.lost_columns} of {self.columns} columns that vary in float32 are constant here {whole}",
+                f": {self.lost_columns} of {self.columns} columns that vary in float32 are constant here {overall}",
             )
         if self.strays:
             share = self.strays / (self.strays + self.elements)
             yield (
                 -20 * math.log10(share),
-                f": {self.strays} elements mean nothing in one model alone (a mask chooses others) {whole}",
+                f": {self.strays} elements mean nothing in one model alone (a mask chooses others) {overall}",
             )
         if self.rows_found is not None and self.rows_found < 1:
             yield (
@@ -275,14 +275,14 @@ class Agreement(Displayed):
         """Return a sentence for each output that could not be compared on some samples. `reference` is the name of the
         other model.
         """
-        found = []
+        sentences = []
         for output in self.outputs:
             if output.mismatched:
                 some = f"{output.mismatched} of {self.samples} samples are left out of its figures"
                 none = f"none of its {self.samples} samples could be compared with"
-                what = some if output.compared else f"{none} {reference}"
-                found.append(f"output {output.name!r}: {what}, because its size differs from {reference}'s")
-        return tuple(found)
+                extent = some if output.compared else f"{none} {reference}"
+                sentences.append(f"output {output.name!r}: {extent}, because its size differs from {reference}'s")
+        return tuple(sentences)
 
     @property
     def compared(self) -> bool:
@@ -299,8 +299,8 @@ class Agreement(Displayed):
         """Return the lowest share of equal elements among the outputs. Return None unless all outputs are indices or
         truth values.
         """
-        found = [output.same for output in self.outputs if output.same is not None]
-        return min(found) if found and len(found) == len(self.outputs) else None
+        shares = [output.same for output in self.outputs if output.same is not None]
+        return min(shares) if shares and len(shares) == len(self.outputs) else None
 
     @property
     def cosine(self) -> float:
@@ -313,8 +313,8 @@ class Agreement(Displayed):
     def _signals(self) -> Sequence[OutputAgreement]:
         # An output may be empty in every sample, for example if a detector finds nothing. It then carries no
         # information about the other outputs.
-        found = [output for output in self.outputs if output.elements or output.nonfinite or output.mismatched]
-        return [output for output in found if output.same is None] or found
+        nonempty = [output for output in self.outputs if output.elements or output.nonfinite or output.mismatched]
+        return [output for output in nonempty if output.same is None] or nonempty
 
 
 _HALF_DB = 3.0
@@ -336,7 +336,7 @@ class ClassScores:
         summed: True if every row is a distribution.
         bounded: True if all values are in 0..1.
         confidence: sum of the largest probability of each row.
-        first: arg-max of the first row.
+        first_answer: arg-max of the first row.
         varied: True if a later row has a different arg-max.
     """
 
@@ -347,7 +347,7 @@ class ClassScores:
     rows: int = 0
     columns: int = 2
     confidence: float = 0.0
-    first: int | None = field(default=None, repr=False)
+    first_answer: int | None = field(default=None, repr=False)
     varied: bool = False
 
     def update(self, output: NDArray[Any], inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.int64] | None:
@@ -370,20 +370,20 @@ class ClassScores:
         self.rows += len(p)
         self.columns = p.shape[1]
         self.confidence += float(p.max(1).sum())
-        self.first = int(best[0]) if self.first is None else self.first
-        self.varied = self.varied or bool((best != self.first).any())
+        self.first_answer = int(best[0]) if self.first_answer is None else self.first_answer
+        self.varied = self.varied or bool((best != self.first_answer).any())
         return best
 
-    def merge(self, other: ClassScores) -> None:
+    def merge(self, chunk: ClassScores) -> None:
         """Add the facts from later samples."""
-        self.shaped, self.alone = self.shaped and other.shaped, self.alone and other.alone
-        self.summed, self.bounded = self.summed and other.summed, self.bounded and other.bounded
-        both = self.first is not None and other.first is not None
-        self.varied = self.varied or other.varied or (both and self.first != other.first)
-        self.first = other.first if self.first is None else self.first
-        self.rows += other.rows
-        self.columns = other.columns if other.rows else self.columns
-        self.confidence += other.confidence
+        self.shaped, self.alone = self.shaped and chunk.shaped, self.alone and chunk.alone
+        self.summed, self.bounded = self.summed and chunk.summed, self.bounded and chunk.bounded
+        both = self.first_answer is not None and chunk.first_answer is not None
+        self.varied = self.varied or chunk.varied or (both and self.first_answer != chunk.first_answer)
+        self.first_answer = chunk.first_answer if self.first_answer is None else self.first_answer
+        self.rows += chunk.rows
+        self.columns = chunk.columns if chunk.rows else self.columns
+        self.confidence += chunk.confidence
 
     @property
     def confident(self) -> bool:
@@ -442,11 +442,11 @@ def closeness(agreement: Agreement) -> Closeness:
     The result is "poor" if the outputs contain NaN or infinities where float32's outputs do not. It is at most "noisy"
     if an output could not be compared on some samples.
     """
-    found = worst_db(agreement)
-    if not found >= POOR_DB:  # The condition is also true for NaN.
+    level = worst_db(agreement)
+    if not level >= POOR_DB:  # The condition is also true for NaN.
         return "poor"
-    whole = not any(output.mismatched for output in agreement.outputs)
-    return "healthy" if found >= HEALTHY_DB and whole else "noisy"
+    all_compared = not any(output.mismatched for output in agreement.outputs)
+    return "healthy" if level >= HEALTHY_DB and all_compared else "noisy"
 
 
 def worst_db(agreement: Agreement) -> float:
@@ -485,13 +485,13 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
 
 
 def run_feed(
-    session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], where: str, *, model: str
+    session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], feed_name: str, *, model: str
 ) -> Sequence[Any]:
     """Run a session on one feed. For the errors, see `infer`.
 
     Args:
         names: the outputs to compute; None computes all.
-        where: name of the feed in messages.
+        feed_name: name of the feed in messages.
     """
     try:
         return session.run(names, dict(feed))  # type: ignore[no-any-return]
@@ -501,10 +501,10 @@ def run_feed(
         text = " ".join(str(error).split())
         if type(error).__name__ in ("InvalidArgument", "ValueError"):
             raise DataError(
-                f"{where}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
+                f"{feed_name}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
             ) from error
         raise RuntimeUnavailableError(
-            f"{where}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
+            f"{feed_name}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
         ) from error
 
 
@@ -525,7 +525,7 @@ def inferences(
         DataError: there are no samples, or a session refuses one.
     """
     total = len(samples) if count is None else min(count, len(samples))
-    seen = 0
+    sample_count = 0
     with progress.stage("Evaluating", total) as advance:
         for place, sample in enumerate(itertools.islice(iter(samples), count)):
             yield (
@@ -535,7 +535,7 @@ def inferences(
                     for name, session in sessions.items()
                 },
             )
-            seen += 1
+            sample_count += 1
             advance(1)
-    if not seen:
+    if not sample_count:
         raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")

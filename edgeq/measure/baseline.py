@@ -83,32 +83,32 @@ class BaselineSums:
             return
         self.rows += 1
         for name, array in reference.items():
-            other = candidate.get(name)
-            if array.dtype.kind != "f" or other is None or other.shape != array.shape:
+            candidate_array = candidate.get(name)
+            if array.dtype.kind != "f" or candidate_array is None or candidate_array.shape != array.shape:
                 continue
-            for given in inputs.values():
-                factor = _factor(given.shape, array.shape)
-                if factor and given.dtype.kind in "fiu":
-                    self._add(name, enlarged(given.astype(np.float64), factor), array, other, factor)
+            for input_array in inputs.values():
+                factor = _factor(input_array.shape, array.shape)
+                if factor and input_array.dtype.kind in "fiu":
+                    self._add(name, enlarged(input_array.astype(np.float64), factor), array, candidate_array, factor)
                     break
 
     def _add(
         self, name: str, copy: Floats, reference: NDArray[np.generic], candidate: NDArray[np.generic], factor: int
     ) -> None:
         u, f, q = (array.astype(np.float64).ravel() for array in (copy, reference, candidate))
-        known = np.isfinite(u) & np.isfinite(f) & np.isfinite(q)
-        u, f, q = u[known], f[known], q[known]
+        finite = np.isfinite(u) & np.isfinite(f) & np.isfinite(q)
+        u, f, q = u[finite], f[finite], q[finite]
         sums = self.outputs.setdefault(name, _BaselineSums(factor))
         sums.count += len(f)
         sums.moments += [u.sum(), f.sum(), u @ u, u @ f, f @ f]
         sums.noise += float((q - f) @ (q - f))
 
-    def merge(self, other: BaselineSums) -> None:
+    def merge(self, chunk: BaselineSums) -> None:
         """Add the sums of later samples."""
         if self.rows >= _MOST_ROWS:
             return
-        self.rows += other.rows
-        for name, part in other.outputs.items():
+        self.rows += chunk.rows
+        for name, part in chunk.outputs.items():
             sums = self.outputs.setdefault(name, _BaselineSums(part.factor))
             sums.count += part.count
             sums.moments += part.moments
@@ -134,18 +134,18 @@ def _margin(name: str, sums: _BaselineSums) -> BaselineMargin | None:
     return BaselineMargin(name, sums.factor, 10 * math.log10(added / noise) if noise > 0 else math.inf)
 
 
-def _factor(given: tuple[int, ...], output: tuple[int, ...]) -> int:
+def _factor(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> int:
     """Return the whole number by which an output's two image axes are larger than an input's. Return 0 if the output
     does not have the form of the input.
     """
-    if len(given) != len(output) or len(given) < _LEAST_RANK or 0 in given:
+    if len(input_shape) != len(output_shape) or len(input_shape) < _LEAST_RANK or 0 in input_shape:
         return 0
-    ratios = [b / a for a, b in zip(given, output, strict=True) if a != b]
+    ratios = [b / a for a, b in zip(input_shape, output_shape, strict=True) if a != b]
     if not ratios:
         return 1
     factor = int(ratios[0])
-    same = len(ratios) == 2 and ratios[0] == ratios[1] == factor
-    return factor if same and 1 < factor <= _MOST_FACTOR and given[0] == output[0] else 0
+    is_uniform = len(ratios) == 2 and ratios[0] == ratios[1] == factor
+    return factor if is_uniform and 1 < factor <= _MOST_FACTOR and input_shape[0] == output_shape[0] else 0
 
 
 def enlarged(array: Floats, factor: int) -> Floats:
@@ -154,8 +154,8 @@ def enlarged(array: Floats, factor: int) -> Floats:
     """
     if factor == 1:
         return array
-    last = array.ndim - (1 if array.ndim > _LEAST_RANK and array.shape[-1] <= 4 < array.shape[1] else 0)
-    for axis in (last - 2, last - 1):
+    image_end = array.ndim - (1 if array.ndim > _LEAST_RANK and array.shape[-1] <= 4 < array.shape[1] else 0)
+    for axis in (image_end - 2, image_end - 1):
         array = _enlarged_axis(array, factor, axis)
     return array
 
@@ -174,7 +174,7 @@ def _enlarged_axis(array: Floats, factor: int, axis: int) -> Floats:
 
 def _cubic(distance: Floats) -> Floats:
     """Return Keys' kernel with a = -1/2."""
-    near = 1.5 * distance**3 - 2.5 * distance**2 + 1
-    far = -0.5 * distance**3 + 2.5 * distance**2 - 4 * distance + 2
-    weight: Floats = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+    inner = 1.5 * distance**3 - 2.5 * distance**2 + 1
+    outer = -0.5 * distance**3 + 2.5 * distance**2 - 4 * distance + 2
+    weight: Floats = np.where(distance <= 1, inner, np.where(distance < 2, outer, 0.0))
     return weight

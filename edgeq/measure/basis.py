@@ -46,8 +46,8 @@ def sampled_basis(graph: GraphIndex, session: Session, samples: Samples) -> Basi
     for sample in itertools.islice(samples, _SAMPLES):
         for name, array in {**sample.inputs, **infer(session, sample)}.items():
             if array.dtype.kind == "f" and array.dtype.itemsize <= 4:
-                seen = _statistics_of(array)
-                tensors[name] = tensors[name].merge(seen) if name in tensors else seen
+                array_statistics = _statistics_of(array)
+                tensors[name] = tensors[name].merge(array_statistics) if name in tensors else array_statistics
     return find_basis(graph, Statistics("", "", _SAMPLES, tensors))
 
 

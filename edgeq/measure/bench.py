@@ -106,8 +106,8 @@ def refuse_ignored(settings: SessionSettings, *paths: Path) -> None:
         UsageError: a bundle would ignore an option; the message names the option.
     """
     other_level = settings.optimization != SessionSettings.optimization
-    given = {"--session-option": bool(settings.config), "--optimization": other_level}
-    option = next((name for name, wanted in given.items() if wanted), None)
+    ignored_options = {"--session-option": bool(settings.config), "--optimization": other_level}
+    option = next((name for name, is_set in ignored_options.items() if is_set), None)
     if option is not None and all(is_bundle(path) for path in paths):
         raise UsageError(
             f"{paths[0]} is a bundle, whose variants bring their session options and optimisation level",
@@ -165,27 +165,33 @@ def _open_variant(
         check_models(bundle)
         if opener is None:
             with device_errors():
-                found = open_best(bundle, read_device(), name=name, threads=settings.intra_op_threads)
-            chosen, session = found.choice.variant, found.session
+                opening = open_best(bundle, read_device(), name=name, threads=settings.intra_op_threads)
+            best_variant, session = opening.choice.variant, opening.session
         else:
-            taken, session = opener.open_bundle(path, name, settings.intra_op_threads)
-            chosen = next(variant for variant in bundle.components[MAIN] if variant.name == taken)
-        assert chosen.model is not None, "select() returns only variants that ONNX Runtime runs"
+            variant_name, session = opener.open_bundle(path, name, settings.intra_op_threads)
+            best_variant = next(variant for variant in bundle.components[MAIN] if variant.name == variant_name)
+        assert best_variant.model is not None, "select() returns only variants that ONNX Runtime runs"
         # The bundle's files were checked when it was opened. External weights may be in another folder of the bundle.
-        model = own_runnable(chosen.model)
-        settings = variant_settings(chosen, settings)
+        model = own_runnable(best_variant.model)
+        settings = variant_settings(best_variant, settings)
         with Engines() as engines:
-            if opener is None and random_names(chosen.model) and (settings.engine or not chosen.provider_options):
-                session = engines.open(chosen.model, settings)
+            if (
+                opener is None
+                and random_names(best_variant.model)
+                and (settings.engine or not best_variant.provider_options)
+            ):
+                session = engines.open(best_variant.model, settings)
             yield LoadedModel(
                 path=path,
-                model=chosen.model,
-                graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), where=path),
-                variant=chosen.name,
+                model=best_variant.model,
+                graph=in_memory(
+                    model, Path(settings.config.get(EXTERNAL_FOLDER, best_variant.model.parent)), where=path
+                ),
+                variant=best_variant.name,
                 signature=signature_of(model, path),
                 settings=settings,
                 session=session,
-                preprocess=variant_preprocessing(chosen),
+                preprocess=variant_preprocessing(best_variant),
             )
 
 
@@ -220,13 +226,13 @@ def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
 
     A bundle is untrusted input, so it must not name a file of labels on this machine.
     """
-    plain = variant.info.get("preprocessing")
-    if not isinstance(plain, Mapping):
+    preprocessing = variant.info.get("preprocessing")
+    if not isinstance(preprocessing, Mapping):
         return None
-    source = plain.get("source")
+    source = preprocessing.get("source")
     if not isinstance(source, Mapping) or str(source.get("labels", "")).startswith("name:"):
-        return plain
-    return {**plain, "source": {key: value for key, value in source.items() if key != "labels"}}
+        return preprocessing
+    return {**preprocessing, "source": {key: value for key, value in source.items() if key != "labels"}}
 
 
 SAMPLES = 32
@@ -326,17 +332,21 @@ def bench(
             f"{simulated} is a simulator here: its times mean nothing", "Run edgeq_run.py bench on a device"
         )
     signature = model_signature(path)
-    plain = SessionSettings(config=session_options or {})
+    base_settings = SessionSettings(config=session_options or {})
     name, models = path.name, {}
     if against is not None:
         model_signature(against)
-        name, other = (path.name, against.name) if path.name != against.name else (str(path), str(against))
-        if name == other and not engines:
+        name, reference_name = (path.name, against.name) if path.name != against.name else (str(path), str(against))
+        if name == reference_name and not engines:
             raise UsageError(f"{path} would be compared with itself", "Name another model")
-        models[other] = (against, plain)
-    in_engines = {f"{name}, {e.name}": replace(plain, engine=e.engine, precision=e.precision) for e in engines}
-    models |= {label: (path, how) for label, how in (in_engines or {name: plain}).items()}
-    models = {label: (file, in_own_engine(file, how)) for label, (file, how) in models.items()}
+        models[reference_name] = (against, base_settings)
+    in_engines = {f"{name}, {e.name}": replace(base_settings, engine=e.engine, precision=e.precision) for e in engines}
+    models |= {
+        label: (path, session_settings) for label, session_settings in (in_engines or {name: base_settings}).items()
+    }
+    models = {
+        label: (file, in_own_engine(file, session_settings)) for label, (file, session_settings) in models.items()
+    }
     if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
     samples = _samples(data, signature, path, progress) if data.source is not None else None
@@ -347,8 +357,8 @@ def bench(
     with Engines() as processes:
         return measure_models(
             [
-                bench_model(name, p, how, processes.open, engines=processes, sessions=count)
-                for name, (p, how) in models.items()
+                bench_model(name, p, session_settings, processes.open, engines=processes, sessions=count)
+                for name, (p, session_settings) in models.items()
             ],
             settings,
             feeds=None if samples is None else lambda session: samples,
@@ -374,18 +384,18 @@ def _bench_bundle(
         samples = None
         if data.source is not None:
             # All variants have the same inputs.
-            chosen = next((v for v in reversed(variants) if v.model is not None), None)
-            if chosen is None or chosen.model is None:
+            runnable = next((v for v in reversed(variants) if v.model is not None), None)
+            if runnable is None or runnable.model is None:
                 raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
             # The model's external weights may be in another folder of the bundle, but only names and shapes are needed.
-            signature = own_signature(chosen.model, path)
+            signature = own_signature(runnable.model, path)
             if data.preprocess is None:
-                data = replace(data, preprocess=variant_preprocessing(chosen))
-            samples = _samples(data, signature, chosen.model, progress)
+                data = replace(data, preprocess=variant_preprocessing(runnable))
+            samples = _samples(data, signature, runnable.model, progress)
         if place is not None:
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
-        own = None if data.shapes else bundle_feeds(variants)
-        feeds = own if samples is None else lambda session: samples
+        self_test_feeds = None if data.shapes else bundle_feeds(variants)
+        feeds = self_test_feeds if samples is None else lambda session: samples
         return measure_models(
             bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
         )
@@ -434,7 +444,10 @@ def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, 
     Args:
         feeds: inputs of one query; a query runs all of them.
     """
-    return {name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()}
+    return {
+        name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in model_sessions]
+        for name, model_sessions in sessions.items()
+    }
 
 
 def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> Mapping[str, Distribution]:
@@ -444,7 +457,7 @@ def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -
         models: name → a runner for each session of the model.
         on_round: function to call between rounds.
     """
-    several = all(len(own) > 1 for own in models.values())
+    several = all(len(model_runners) > 1 for model_runners in models.values())
     return measure_interleaved(
         models,
         min_duration_s=_TIMED_SECONDS_IN_SEVERAL if several else _TIMED_SECONDS,

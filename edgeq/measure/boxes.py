@@ -51,9 +51,9 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def take(self, which: NDArray[Any]) -> Detections:
+    def take(self, selection: NDArray[Any]) -> Detections:
         """Return the detections at some indices, or those for which a mask [N] is true."""
-        return Detections(self.boxes[which], self.scores[which], self.classes[which])
+        return Detections(self.boxes[selection], self.scores[selection], self.classes[selection])
 
 
 def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
@@ -113,28 +113,28 @@ def overlap(box: Floats, boxes: Floats) -> Floats:
     """
     edges = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     sizes = (high - low for low, high in (edges, (box[:2], box[2:]), (boxes[:, :2], boxes[:, 2:])))
-    common, own, others = (np.clip(size, 0, None).prod(axis=-1) for size in sizes)
-    union = own + others - common
-    shared: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
-    return shared
+    common, box_area, areas = (np.clip(size, 0, None).prod(axis=-1) for size in sizes)
+    union = box_area + areas - common
+    ratios: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+    return ratios
 
 
-def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
+def nms(detections: Detections, iou: float, limit: int) -> NDArray[np.int64]:
     """Return the indices of the detections to keep, in descending order of score, at most `limit`.
 
     The detections are processed in this order. A detection is kept unless it overlaps a kept detection of the same
     class by more than `iou`. Of detections with equal scores, the earlier one comes first.
     """
-    order = np.argsort(-found.scores, kind="stable")
-    boxes, classes = found.boxes[order], found.classes[order]
-    left = np.arange(len(order))
-    kept: list[int] = []
-    while left.size and len(kept) < limit:
-        first, remaining = left[0], left[1:]
-        kept.append(int(order[first]))
-        dropped = (classes[remaining] == classes[first]) & (overlap(boxes[first], boxes[remaining]) > iou)
-        left = remaining[~dropped]
-    return np.array(kept, np.int64)
+    order = np.argsort(-detections.scores, kind="stable")
+    boxes, classes = detections.boxes[order], detections.classes[order]
+    pending = np.arange(len(order))
+    kept_indices: list[int] = []
+    while pending.size and len(kept_indices) < limit:
+        best, remaining = pending[0], pending[1:]
+        kept_indices.append(int(order[best]))
+        dropped = (classes[remaining] == classes[best]) & (overlap(boxes[best], boxes[remaining]) > iou)
+        pending = remaining[~dropped]
+    return np.array(kept_indices, np.int64)
 
 
 def suppress(candidates: Detections, *, confidence: float, iou: float, limit: int) -> Detections:
@@ -184,8 +184,8 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
     """
     order = np.argsort(-scores, kind="stable")
     boxes, scores = boxes[order], scores[order]
-    last = np.argsort(crowd, kind="stable")
-    objects, crowd = objects[last], crowd[last]
+    crowd_order = np.argsort(crowd, kind="stable")
+    objects, crowd = objects[crowd_order], crowd[crowd_order]
     area = boxes[:, 2] * boxes[:, 3]
     right = np.zeros((len(THRESHOLDS), len(boxes)), np.bool_)
     ignored = np.repeat(((area < 0) | (area > _LARGEST_AREA))[None], len(THRESHOLDS), axis=0)
@@ -199,62 +199,64 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
             if not usable.any():
                 continue
             best = np.where(usable, overlaps[d], -1.0)
-            taken = len(best) - 1 - int(best[::-1].argmax())  # the last one among equal overlaps
-            free[taken] = False
-            right[row, d], ignored[row, d] = not crowd[taken], crowd[taken]
+            best_object = len(best) - 1 - int(best[::-1].argmax())  # the last one among equal overlaps
+            free[best_object] = False
+            right[row, d], ignored[row, d] = not crowd[best_object], crowd[best_object]
     return Matches(scores, right, ignored, int((~crowd).sum()))
 
 
-def mean_average_precisions(images: Sequence[Mapping[int, Matches]], chosen: Flags) -> Floats:
+def mean_average_precisions(images: Sequence[Mapping[int, Matches]], selections: Flags) -> Floats:
     """Return the mAP50-95 of each selection of images, [choices]. It is NaN if the selected images have no object.
 
     Args:
         images: for each image, matches by category. Among equal scores, those of the earlier image come first.
-        chosen: whether each selection contains each image, [choices, images].
+        selections: whether each selection contains each image, [choices, images].
     """
-    total, counted = np.zeros(len(chosen)), np.zeros(len(chosen))
+    total, category_count = np.zeros(len(selections)), np.zeros(len(selections))
     for category in sorted({c for image in images for c in image}):
-        found = [(i, image[category]) for i, image in enumerate(images) if category in image]
-        places = np.array([i for i, _ in found])
-        objects = chosen[:, places].astype(np.int64) @ np.array([m.objects for _, m in found])
+        matches = [(i, image[category]) for i, image in enumerate(images) if category in image]
+        places = np.array([i for i, _ in matches])
+        objects = selections[:, places].astype(np.int64) @ np.array([m.objects for _, m in matches])
         if objects.any():
-            total += np.where(objects > 0, _average_precision([m for _, m in found], chosen[:, places], objects), 0.0)
-            counted += objects > 0
-    precision: Floats = np.divide(total, counted, out=np.full(len(chosen), np.nan), where=counted > 0)
+            total += np.where(
+                objects > 0, _average_precision([m for _, m in matches], selections[:, places], objects), 0.0
+            )
+            category_count += objects > 0
+    precision: Floats = np.divide(total, category_count, out=np.full(len(selections), np.nan), where=category_count > 0)
     return precision
 
 
-def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray[np.int64]) -> Floats:
+def _average_precision(matches: Sequence[Matches], selections: Flags, objects: NDArray[np.int64]) -> Floats:
     """Return the average precision of one category for each selection, [choices]. It is the mean over the
     thresholds.
     """
-    order = np.argsort(-np.concatenate([m.scores for m in found]), kind="stable")
-    place = np.repeat(np.arange(len(found)), [len(m.scores) for m in found])[order]
-    right = np.concatenate([m.right for m in found], axis=1)[:, order]
-    ignored = np.concatenate([m.ignored for m in found], axis=1)[:, order]
-    there = chosen[:, place]
-    every = np.cumsum(there, axis=1)
-    needed = np.stack([_needed(int(n)) for n in objects])
-    total = np.zeros(len(chosen))
+    order = np.argsort(-np.concatenate([m.scores for m in matches]), kind="stable")
+    place = np.repeat(np.arange(len(matches)), [len(m.scores) for m in matches])[order]
+    right = np.concatenate([m.right for m in matches], axis=1)[:, order]
+    ignored = np.concatenate([m.ignored for m in matches], axis=1)[:, order]
+    selected = selections[:, place]
+    selected_count = np.cumsum(selected, axis=1)
+    required = np.stack([_count_required(int(n)) for n in objects])
+    total = np.zeros(len(selections))
     for took, dropped in zip(right, ignored, strict=True):
         at = np.flatnonzero(took)
         if not at.size:
             continue
-        seen = np.cumsum(there & ~dropped, axis=1) if dropped.any() else every
-        here = there[:, at]
-        count = np.cumsum(here, axis=1)
-        precision = np.where(here, count / (seen[:, at] + np.spacing(1)), 0.0)
+        detection_count = np.cumsum(selected & ~dropped, axis=1) if dropped.any() else selected_count
+        selected_hits = selected[:, at]
+        count = np.cumsum(selected_hits, axis=1)
+        precision = np.where(selected_hits, count / (detection_count[:, at] + np.spacing(1)), 0.0)
         best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         # The best precision for each number of objects found so far; 0 for numbers that are never reached.
-        by_count = np.zeros((len(chosen), max(int(objects.max()), at.size) + 1))
-        rows, columns = np.nonzero(here)
+        by_count = np.zeros((len(selections), max(int(objects.max()), at.size) + 1))
+        rows, columns = np.nonzero(selected_hits)
         by_count[rows, count[rows, columns]] = best[rows, columns]
-        total += np.take_along_axis(by_count, needed, axis=1).mean(axis=1)
+        total += np.take_along_axis(by_count, required, axis=1).mean(axis=1)
     return total / len(THRESHOLDS)
 
 
 @cache
-def _needed(objects: int) -> NDArray[np.int64]:
+def _count_required(objects: int) -> NDArray[np.int64]:
     """Return, for each of the 101 recalls, how many of `objects` must be found. The number is at least one."""
     if not objects:
         return np.ones(len(_RECALLS), np.int64)
@@ -269,10 +271,10 @@ def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
     high = np.minimum(boxes[:, None, :2] + boxes[:, None, 2:], objects[None, :, :2] + objects[None, :, 2:])
     size = high - low
     common = np.where((size > 0).all(axis=2), size.prod(axis=2), 0.0)
-    own, others = boxes[:, 2] * boxes[:, 3], objects[:, 2] * objects[:, 3]
-    union = np.where(crowd[None], own[:, None], own[:, None] + others[None] - common)
-    shared: NDArray[Any] = np.divide(common, union, out=np.zeros_like(common), where=union != 0)
-    return shared
+    box_areas, object_areas = boxes[:, 2] * boxes[:, 3], objects[:, 2] * objects[:, 3]
+    union = np.where(crowd[None], box_areas[:, None], box_areas[:, None] + object_areas[None] - common)
+    ratios: NDArray[Any] = np.divide(common, union, out=np.zeros_like(common), where=union != 0)
+    return ratios
 
 
 MAX_FILE_BYTES = 512 << 20
@@ -319,19 +321,19 @@ class CocoAnnotations:
         name = PurePath(path).name
         listed = [path] if path in self.images else self._files_by_name.get(name, [])
         if len(listed) != 1:
-            many = f" but {', '.join(map(repr, listed[:2]))}" if listed else ""
+            ambiguity = f" but {', '.join(map(repr, listed[:2]))}" if listed else ""
             raise DataError(
-                f"{self.source} lists no image {name!r}{many}",
+                f"{self.source} lists no image {name!r}{ambiguity}",
                 "Give the parent folder, so that their paths differ" if listed else _ONE_SET,
             )
         return self.images[listed[0]]
 
     @functools.cached_property
     def _files_by_name(self) -> Mapping[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        files_by_name: dict[str, list[str]] = {}
         for file in self.images:
-            found.setdefault(PurePath(file).name, []).append(file)
-        return found
+            files_by_name.setdefault(PurePath(file).name, []).append(file)
+        return files_by_name
 
 
 _ONE_SET = "Use images and annotations of the same data set"
@@ -348,21 +350,21 @@ def load_annotations(path: Path) -> CocoAnnotations:
     try:
         if is_longer(path, MAX_FILE_BYTES):
             raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", fix)
-        plain = json.loads(read_file(path))
+        content = json.loads(read_file(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", fix) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", fix) from error
     try:
-        return _annotations(path, plain)
+        return _annotations(path, content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{path} is not a COCO instances file: {type(error).__name__} {error}", fix) from error
 
 
-def _annotations(path: Path, plain: Any) -> CocoAnnotations:
+def _annotations(path: Path, content: Any) -> CocoAnnotations:
     objects: dict[int, list[Mapping[str, Any]]] = {}
-    categories = {_identity(category["id"]): str(category.get("name", "")) for category in plain["categories"]}
-    for annotation in plain["annotations"]:
+    categories = {_identity(category["id"]): str(category.get("name", "")) for category in content["categories"]}
+    for annotation in content["annotations"]:
         image, category = _identity(annotation["image_id"]), _identity(annotation["category_id"])
         x, y, width, height = (float(number) for number in annotation["bbox"])
         if category not in categories:
@@ -380,7 +382,7 @@ def _annotations(path: Path, plain: Any) -> CocoAnnotations:
         )
     images: dict[str, Image] = {}
     files: dict[int, str] = {}
-    for image in plain["images"]:
+    for image in content["images"]:
         size = (int(image["width"]), int(image["height"])) if "width" in image and "height" in image else None
         # Tools on Windows write backslashes.
         identity, file = _identity(image["id"]), str(image["file_name"]).replace("\\", "/")
@@ -419,9 +421,9 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
 
 
 def mean_average_precision(
-    annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
+    annotations: CocoAnnotations, detections: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """Return COCO's box metrics over only the images in `found`. Boxes are in pixels of the annotated image.
+    """Return COCO's box metrics over only the images in `detections`. Boxes are in pixels of the annotated image.
 
     mAP50-95 is the mean over categories and the IoU thresholds .50:.05:.95. mAP50 and mAP75 use one threshold. AR100 is
     the mean recall at 100 detections per image.
@@ -432,11 +434,14 @@ def mean_average_precision(
     Raises:
         DataError: none of the images has an annotated object.
     """
-    return score_guesses(annotations, [image for image, _ in found], guesses(annotations, found), package)
+    return score_guesses(annotations, [image for image, _ in detections], guesses(annotations, detections), package)
 
 
 def score_guesses(
-    annotations: CocoAnnotations, images: Sequence[Image], given: Sequence[Mapping[str, Any]], package: tuple[Any, Any]
+    annotations: CocoAnnotations,
+    images: Sequence[Image],
+    results: Sequence[Mapping[str, Any]],
+    package: tuple[Any, Any],
 ) -> dict[str, float]:
     """Return the metrics of `mean_average_precision` for results in COCO's form: a list of {image_id, category_id,
     bbox, score}.
@@ -447,13 +452,13 @@ def score_guesses(
     truth = [annotation for image in images for annotation in image.annotations]
     if all(annotation["iscrowd"] for annotation in truth):
         raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise --count")
-    if not given:
+    if not results:
         return dict.fromkeys(SUMMARY, 0.0)
-    known = {image.id for image in images}
-    for result in given:
+    image_ids = {image.id for image in images}
+    for result in results:
         if not isinstance(result, Mapping) or not {"image_id", "category_id", "bbox", "score"} <= result.keys():
             raise DataError(f"{result!r} is not a detection", "Give {image_id, category_id, bbox, score}")
-        if result["image_id"] not in known:
+        if result["image_id"] not in image_ids:
             raise DataError(f"{annotations.source} has no image {result['image_id']}", "Give the images' annotations")
     dataset = {
         "info": {},
@@ -470,14 +475,14 @@ def score_guesses(
         reference.dataset = dataset
         reference.createIndex()
         # The packages modify the results that they receive.
-        evaluation = evaluation_class(reference, reference.loadRes([dict(result) for result in given]), "bbox")
+        evaluation = evaluation_class(reference, reference.loadRes([dict(result) for result in results]), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
     return {name: float(evaluation.stats[place]) for name, place in SUMMARY.items()}
 
 
-def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
+def guesses(annotations: CocoAnnotations, detections: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
     """Return results in COCO's form: a list of {image_id, category_id, bbox (left, top, width, height), score}."""
     return [
         {
@@ -486,7 +491,7 @@ def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detection
             "bbox": [x1, y1, x2 - x1, y2 - y1],
             "score": score,
         }
-        for image, d in found
+        for image, d in detections
         for (x1, y1, x2, y2), score, index in zip(d.boxes.tolist(), d.scores.tolist(), d.classes.tolist(), strict=True)
     ]
 
@@ -498,12 +503,15 @@ def match_image(annotations: CocoAnnotations, image: Image, detections: Detectio
     """
     boxes = np.concatenate([detections.boxes[:, :2], detections.boxes[:, 2:] - detections.boxes[:, :2]], axis=1)
     categories = np.array(annotations.categories, np.int64)[detections.classes]
-    known = np.array([o["category_id"] for o in image.annotations], np.int64)
+    object_categories = np.array([o["category_id"] for o in image.annotations], np.int64)
     objects = np.array([o["bbox"] for o in image.annotations], np.float64).reshape(-1, 4)
     crowd = np.array([o["iscrowd"] for o in image.annotations], np.bool_)
     return {
         int(c): match(
-            boxes[categories == c], detections.scores[categories == c], objects[known == c], crowd[known == c]
+            boxes[categories == c],
+            detections.scores[categories == c],
+            objects[object_categories == c],
+            crowd[object_categories == c],
         )
-        for c in np.union1d(categories, known)
+        for c in np.union1d(categories, object_categories)
     }

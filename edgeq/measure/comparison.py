@@ -13,7 +13,7 @@ So edgeq keeps sums for every index along every axis, and groups the indices by 
                near zero, they still vary as much as those of its neighbours.) Indices whose values are all in 0..1
                (scores, probabilities) share the largest of their scales, because a class that never occurs is not a
                unit of its own
-    known[i]   scale[i] > 2^-24, the resolution of a float32; a smaller scale counts as zero (padding)
+    nonzero[i] scale[i] > 2^-24, the resolution of a float32; a smaller scale counts as zero (padding)
     levels     groups of indices, from the largest scale down. A new level begins at a scale that is more than 16 times
                smaller than the level's largest. Along axes of more than 12 indices (the channels of a feature map), the
                scale must be that much smaller than the next larger scale, because channels and positions of one unit
@@ -96,31 +96,31 @@ def like_slices(low: Floats, high: Floats, *, alone: bool = False) -> list[Run]:
     for size in sizes:
         if size.any():
             scale = np.maximum(scale, size / size.max())
-    known = scale > _NEGLIGIBLE
-    shares = known & (low >= 0) & (high <= 1)
+    nonzero = scale > _NEGLIGIBLE
+    shares = nonzero & (low >= 0) & (high <= 1)
     if shares.any():
         scale = np.where(shares, scale[shares].max(), scale)
     level_of: dict[float, int] = {}
     level, largest, previous = 0, 0.0, 0.0
-    for value in sorted({float(value) for value in scale[known]}, reverse=True):
+    for value in sorted({float(value) for value in scale[nonzero]}, reverse=True):
         if value * _UNLIKE < (largest if len(scale) <= _FEW_INDICES else previous):
             level, largest = level + 1, value
         largest, previous = max(largest, value), value
         level_of[value] = level
     if not level:
         return []
-    levels = np.array([level_of[float(v)] if there else -1 for v, there in zip(scale, known, strict=True)])
+    levels = np.array([level_of[float(v)] if is_nonzero else -1 for v, is_nonzero in zip(scale, nonzero, strict=True)])
     if len(scale) > _FEW_INDICES:
         for lower in range(1, level + 1):
-            own = levels == lower
-            count = int(own.sum())
-            if count * _SCARCE <= len(scale) and not (own[:count].all() or own[-count:].all()):
-                levels[own] = -1
-    starts, current = [0], next(found for found in levels if found >= 0)
-    for index, found in enumerate(levels):
-        if found not in (-1, current):
+            members = levels == lower
+            count = int(members.sum())
+            if count * _SCARCE <= len(scale) and not (members[:count].all() or members[-count:].all()):
+                levels[members] = -1
+    starts, current = [0], next(index_level for index_level in levels if index_level >= 0)
+    for index, index_level in enumerate(levels):
+        if index_level not in (-1, current):
             starts.append(index)
-            current = found
+            current = index_level
     return list(zip(starts, [*(start - 1 for start in starts[1:]), len(scale) - 1], strict=True)) if starts[1:] else []
 
 
@@ -140,13 +140,13 @@ class ExactSums:
         """Add rows of numbers, [rows, indices]."""
         mantissa, exponent = np.frexp(np.clip(values, -sys.float_info.max, sys.float_info.max))
         block, shift = np.divmod(exponent, _BLOCK)
-        whole = np.rint(mantissa * 2.0**_BITS).astype(np.int64) << shift
+        integers = np.rint(mantissa * 2.0**_BITS).astype(np.int64) << shift
         for place in np.unique(block):
-            self._add(int(place), np.where(block == place, whole, 0).sum(0))
+            self._add(int(place), np.where(block == place, integers, 0).sum(0))
 
-    def merge(self, other: ExactSums) -> None:
+    def merge(self, chunk: ExactSums) -> None:
         """Add other sums of the same indices."""
-        for place, part in other.parts.items():
+        for place, part in chunk.parts.items():
             self._add(place, part)
 
     def _add(self, place: int, part: NDArray[np.int64]) -> None:
@@ -162,16 +162,16 @@ class ExactSums:
         if not self.parts:
             return np.zeros(1)
         # Digits of one block each are the same however the parts were added up.
-        found, carry = np.zeros(1), np.zeros(1, np.int64)
-        place, last = min(self.parts), max(self.parts)
+        sums, carry = np.zeros(1), np.zeros(1, np.int64)
+        place, highest_place = min(self.parts), max(self.parts)
         with np.errstate(over="ignore"):
-            while place <= last or ((carry != 0) & (carry != -1)).any():
+            while place <= highest_place or ((carry != 0) & (carry != -1)).any():
                 digits = carry + self.parts.get(place, 0)
                 carry = digits >> _BLOCK
-                found = found + np.ldexp((digits - (carry << _BLOCK)).astype(np.float64), _BLOCK * place - _BITS)
+                sums = sums + np.ldexp((digits - (carry << _BLOCK)).astype(np.float64), _BLOCK * place - _BITS)
                 place += 1
-            found = found + np.ldexp(carry.astype(np.float64), _BLOCK * place - _BITS)
-        clipped: Floats = np.clip(found, -sys.float_info.max, sys.float_info.max)
+            sums = sums + np.ldexp(carry.astype(np.float64), _BLOCK * place - _BITS)
+        clipped: Floats = np.clip(sums, -sys.float_info.max, sys.float_info.max)
         return clipped
 
 
@@ -184,7 +184,7 @@ class AxisSums:
 
     Attributes:
         low, high: smallest and largest values of the reference.
-        least, most: smallest and largest values of the candidate.
+        candidate_low, candidate_high: smallest and largest values of the candidate.
         count: number of elements.
         powers: sums for all indices: first the squares of the reference, then those of the difference, then those of
             the candidate, then the values of the reference.
@@ -194,8 +194,8 @@ class AxisSums:
 
     low: Floats
     high: Floats
-    least: Floats
-    most: Floats
+    candidate_low: Floats
+    candidate_high: Floats
     max_abs_error: Floats
     count: NDArray[np.int64]
     powers: ExactSums = field(default_factory=ExactSums)
@@ -208,30 +208,33 @@ class AxisSums:
         low, high = np.full(length, np.inf), np.full(length, -np.inf)
         return cls(low, high, low.copy(), high.copy(), np.zeros(length), np.zeros(length, np.int64))
 
-    def merge(self, other: AxisSums) -> None:
+    def merge(self, chunk: AxisSums) -> None:
         """Add the sums of other samples."""
-        self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        self.least, self.most = np.minimum(self.least, other.least), np.maximum(self.most, other.most)
-        self.max_abs_error = np.maximum(self.max_abs_error, other.max_abs_error)
-        self.count += other.count
-        self.powers.merge(other.powers)
-        self.columns, self.alone = self.columns and other.columns, self.alone and other.alone
+        self.low, self.high = np.minimum(self.low, chunk.low), np.maximum(self.high, chunk.high)
+        self.candidate_low, self.candidate_high = (
+            np.minimum(self.candidate_low, chunk.candidate_low),
+            np.maximum(self.candidate_high, chunk.candidate_high),
+        )
+        self.max_abs_error = np.maximum(self.max_abs_error, chunk.max_abs_error)
+        self.count += chunk.count
+        self.powers.merge(chunk.powers)
+        self.columns, self.alone = self.columns and chunk.columns, self.alone and chunk.alone
 
     def slices(self, axis: int) -> list[SliceAgreement]:
         """Return the slices along the axis; [] if it has only one."""
-        seen = self.count > 0
-        low, high = np.where(seen, self.low, 0.0), np.where(seen, self.high, 0.0)
-        signal, noise, other, _ = self._totals()
-        found = []
-        for first, last in like_slices(low, high, alone=self.alone and self._many):
-            part = slice(first, last + 1)
-            powers = (float(min(total[part].sum(), sys.float_info.max)) for total in (signal, noise, other))
+        occupied = self.count > 0
+        low, high = np.where(occupied, self.low, 0.0), np.where(occupied, self.high, 0.0)
+        signal, noise, candidate_power, _ = self._totals()
+        slices = []
+        for first_index, last_index in like_slices(low, high, alone=self.alone and self._has_means):
+            part = slice(first_index, last_index + 1)
+            powers = (float(min(total[part].sum(), sys.float_info.max)) for total in (signal, noise, candidate_power))
             r, e, c = powers
-            found.append(
+            slices.append(
                 SliceAgreement(
                     axis,
-                    first,
-                    last,
+                    first_index,
+                    last_index,
                     peak=float(max(-low[part].min(), high[part].max())),
                     sqnr_db=decibels(r, e),
                     # With e = r - c for each pair, 2 r c = r^2 + c^2 - e^2.
@@ -240,7 +243,7 @@ class AxisSums:
                     centred_db=self.centred_db(part),
                 )
             )
-        return found
+        return slices
 
     def centred_db(self, part: slice = slice(None)) -> float | None:
         """Return the SQNR of some indices around their means. Return None if they do not vary, have too few values, or
@@ -248,7 +251,7 @@ class AxisSums:
         """
         signal, noise, _, sums = (total[part] for total in self._totals())
         count = self.count[part]
-        if not self.columns or not self._many:
+        if not self.columns or not self._has_means:
             # Indices that are not columns, or have few values, share one mean.
             signal, noise, sums, count = (np.array([array.sum()]) for array in (signal, noise, sums, count))
         if count.min(initial=_LEAST_VALUES) < _LEAST_VALUES:
@@ -260,15 +263,15 @@ class AxisSums:
         """Return the number of columns that vary in the reference and are constant in the candidate, and the number of
         all columns that vary in the reference.
         """
-        if not self.columns or not self._many:
+        if not self.columns or not self._has_means:
             return 0, 0
         signal, _, _, sums = self._totals()
         scale = np.maximum(np.abs(self.low), np.abs(self.high))
         varies = (_variation(signal, sums, self.count) > 0) & (scale > _NEGLIGIBLE * scale.max())
-        return int((varies & (self.least == self.most)).sum()), int(varies.sum())
+        return int((varies & (self.candidate_low == self.candidate_high)).sum()), int(varies.sum())
 
     @property
-    def _many(self) -> bool:
+    def _has_means(self) -> bool:
         """Return whether every index has enough values for a mean."""
         return bool((self.count >= _LEAST_VALUES).all())
 
@@ -292,7 +295,7 @@ class SliceSums:
     """
 
     axes: dict[int, AxisSums] = field(default_factory=dict)
-    seen: bool = False
+    started: bool = False
 
     def update(
         self,
@@ -301,13 +304,13 @@ class SliceSums:
         inputs: Iterable[NDArray[Any]],
         *,
         rows: int = 1,
-        counted: NDArray[np.bool_] | None = None,
+        mask: NDArray[np.bool_] | None = None,
         ranked: int | None = None,
     ) -> None:
         """Add one sample, or several single rows. The result for several rows is the same as if they came one by one.
 
         Args:
-            counted: which elements to add, in the arrays' shape; None adds all. The others must be zero.
+            mask: which elements to add, in the arrays' shape; None adds all. The others must be zero.
             ranked: an axis of rows without a fixed place. There are no slices along it.
         """
         allowed = judged_axes(reference.shape, inputs, rows)
@@ -319,37 +322,43 @@ class SliceSums:
         with np.errstate(over="ignore"):
             powers = reference**2, error**2, candidate**2, reference
         for axis, sums in self.axes.items():
-            others = tuple(k for k in range(reference.ndim) if k != axis)
-            low, least, high, most = reference, candidate, reference, candidate
-            if counted is not None:
-                low, least = (np.where(counted, array, np.inf) for array in (reference, candidate))
-                high, most = (np.where(counted, array, -np.inf) for array in (reference, candidate))
-            sums.low, sums.least = np.minimum(sums.low, low.min(others)), np.minimum(sums.least, least.min(others))
-            sums.high, sums.most = np.maximum(sums.high, high.max(others)), np.maximum(sums.most, most.max(others))
-            sums.max_abs_error = np.maximum(sums.max_abs_error, np.abs(error).max(others))
+            other_axes = tuple(k for k in range(reference.ndim) if k != axis)
+            low, candidate_low, high, candidate_high = reference, candidate, reference, candidate
+            if mask is not None:
+                low, candidate_low = (np.where(mask, array, np.inf) for array in (reference, candidate))
+                high, candidate_high = (np.where(mask, array, -np.inf) for array in (reference, candidate))
+            sums.low, sums.candidate_low = (
+                np.minimum(sums.low, low.min(other_axes)),
+                np.minimum(sums.candidate_low, candidate_low.min(other_axes)),
+            )
+            sums.high, sums.candidate_high = (
+                np.maximum(sums.high, high.max(other_axes)),
+                np.maximum(sums.candidate_high, candidate_high.max(other_axes)),
+            )
+            sums.max_abs_error = np.maximum(sums.max_abs_error, np.abs(error).max(other_axes))
             length = reference.shape[axis]
-            sums.count = sums.count + (reference.size // length if counted is None else counted.sum(others))
+            sums.count = sums.count + (reference.size // length if mask is None else mask.sum(other_axes))
             sums.powers.add(np.concatenate([_by_row(power, axis, rows) for power in powers], axis=1))
             alone = reference.size == rows * length
             sums.alone = alone
             sums.columns = alone or (axis in (1, reference.ndim - 1) and length <= _MOST_COLUMNS)
 
-    def merge(self, other: SliceSums) -> None:
+    def merge(self, chunk: SliceSums) -> None:
         """Add the sums of other samples."""
-        if not other.seen:
+        if not chunk.started:
             return
-        if self.seen:
-            self._keep({axis: len(sums.low) for axis, sums in other.axes.items()})
+        if self.started:
+            self._keep({axis: len(sums.low) for axis, sums in chunk.axes.items()})
             for axis, sums in self.axes.items():
-                sums.merge(other.axes[axis])
+                sums.merge(chunk.axes[axis])
         else:
-            self.axes, self.seen = copy.deepcopy(other.axes), True
+            self.axes, self.started = copy.deepcopy(chunk.axes), True
 
     def _keep(self, lengths: Mapping[int, int]) -> None:
-        if not self.seen:
+        if not self.started:
             self.axes = {axis: AxisSums.of(length) for axis, length in lengths.items()}
         self.axes = {axis: sums for axis, sums in self.axes.items() if lengths.get(axis) == len(sums.low)}
-        self.seen = True
+        self.started = True
 
     def result(self) -> list[SliceAgreement]:
         """Return the slices along each axis that has more than one slice."""
@@ -359,8 +368,8 @@ class SliceSums:
         """Return the lowest SQNR around the means of the columns of an axis, or None if no axis has columns that
         vary.
         """
-        known = [sums.centred_db() for sums in self.axes.values() if sums.columns]
-        return min((db for db in known if db is not None), default=None)
+        levels = [sums.centred_db() for sums in self.axes.values() if sums.columns]
+        return min((db for db in levels if db is not None), default=None)
 
     def lost(self) -> tuple[int, int]:
         """Return the number of lost columns and the number of columns that vary, of the axis that loses most."""
@@ -384,9 +393,9 @@ def _by_row(power: Floats, axis: int, rows: int) -> Floats:
     """
     if power.ndim == 2 and axis == 1 and rows == len(power):
         return power
-    others = tuple(k for k in range(power.ndim) if k != axis)
+    other_axes = tuple(k for k in range(power.ndim) if k != axis)
     parts = [power[row : row + 1] for row in range(rows)] if rows > 1 else [power]
-    return np.stack([part.sum(others) for part in parts])
+    return np.stack([part.sum(other_axes) for part in parts])
 
 
 def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
@@ -405,24 +414,27 @@ def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, 
         yield sample, outputs
         return
     size = len(next(iter(sample.inputs.values())))
-    for made in outputs.values():
-        for name, array in made.items():
+    for session_outputs in outputs.values():
+        for name, array in session_outputs.items():
             if array.ndim == 0 or len(array) != size:
                 raise DataError(
                     f"{sample.name}: a batch of {size}, but output {name!r} has shape {list(array.shape)}",
                     "Export the model with a free batch or a batch of 1",
                 )
     for row, context in enumerate(contexts):
-        one = slice(row, row + 1)
+        row_slice = slice(row, row + 1)
         yield (
             dataclasses.replace(
                 sample,
                 name=f"{sample.name}, row {row}",
-                inputs={name: array[one] if array.ndim else array for name, array in sample.inputs.items()},
+                inputs={name: array[row_slice] if array.ndim else array for name, array in sample.inputs.items()},
                 label=sample.label[row] if sample.label is not None else None,
                 context=context,
             ),
-            {session: {name: array[one] for name, array in made.items()} for session, made in outputs.items()},
+            {
+                session: {name: array[row_slice] for name, array in session_outputs.items()}
+                for session, session_outputs in outputs.items()
+            },
         )
 
 
@@ -503,8 +515,8 @@ class OutputComparison:
         self.classes.shaped = self.classes.shaped and pair.ranked is None
         if best is not None:
             self.equal_rows += int((best == candidate.reshape(len(best), -1).argmax(1)).sum())
-        (r, c), counted = pair.numbers(), pair.counted
-        elements = r.size if counted is None else int(counted.sum())
+        (r, c), mask = pair.numbers(), pair.counted
+        elements = r.size if mask is None else int(mask.sum())
         if not elements:
             return
         error = r - c
@@ -518,19 +530,19 @@ class OutputComparison:
             self.sum += _units(float(np.add.reduce(a)))
         self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
         if self.slices is not None and reference.dtype.kind == "f":
-            self.slices.update(r, c, inputs.values(), rows=rows, counted=counted, ranked=pair.ranked)
+            self.slices.update(r, c, inputs.values(), rows=rows, mask=mask, ranked=pair.ranked)
 
-    def merge(self, other: OutputComparison) -> None:
+    def merge(self, chunk: OutputComparison) -> None:
         """Add the sums of later samples."""
         for total in dataclasses.fields(self):
             if total.type == "int":
-                setattr(self, total.name, getattr(self, total.name) + getattr(other, total.name))
-        self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
-        self.indices |= other.indices
-        self.ranked |= other.ranked
-        self.classes.merge(other.classes)
-        if self.slices is not None and other.slices is not None:
-            self.slices.merge(other.slices)
+                setattr(self, total.name, getattr(self, total.name) + getattr(chunk, total.name))
+        self.max_abs_error = max(self.max_abs_error, chunk.max_abs_error)
+        self.indices |= chunk.indices
+        self.ranked |= chunk.ranked
+        self.classes.merge(chunk.classes)
+        if self.slices is not None and chunk.slices is not None:
+            self.slices.merge(chunk.slices)
 
     def result(self, *, classes: bool = False) -> OutputAgreement:
         """Return the figures of all samples so far.
@@ -540,13 +552,13 @@ class OutputComparison:
         """
         rows = self.classes.rows + self.unmatched_rows
         powers = (self.signal, self.noise, self.product, self.candidate_power)
-        signal, noise, product, other = (power / _UNIT for power in powers)
+        signal, noise, product, candidate_power = (power / _UNIT for power in powers)
         columns = self.slices.lost() if self.slices is not None and not classes else (0, 0)
         return OutputAgreement(
             name=self.name,
             elements=self.elements,
             sqnr_db=decibels(signal, noise) if self.elements else -math.inf,
-            cosine=_cosine(product, signal, other) if self.elements else 0.0,
+            cosine=_cosine(product, signal, candidate_power) if self.elements else 0.0,
             max_abs_error=self.max_abs_error,
             top1=_share(self.equal_rows, rows) if classes and self.classes.shaped and self.classes.rows else None,
             nonfinite=self.nonfinite,
@@ -566,8 +578,8 @@ class OutputComparison:
         """Return the output's slices of different scale. If there are more than 64, return the 64 worst. Return () if
         slices were not recorded.
         """
-        found = sorted(self.slices.result() if self.slices is not None else (), key=lambda part: part.least_db)
-        return tuple(sorted(found[:_MOST_SLICES], key=lambda s: (s.axis, s.first)))
+        slices = sorted(self.slices.result() if self.slices is not None else (), key=lambda part: part.least_db)
+        return tuple(sorted(slices[:_MOST_SLICES], key=lambda s: (s.axis, s.first)))
 
     def _centred_db(self) -> float | None:
         """Return the lower of two SQNRs: around the mean of all elements, and around the means of the columns."""
@@ -578,9 +590,9 @@ class OutputComparison:
         varied = squares / (self.elements * _UNIT**2) if squares > 0 else 0.0
         if not self.noise or varied <= _ROUNDED * (self.signal / _UNIT):
             return None
-        whole = decibels(varied, self.noise / _UNIT)
+        overall = decibels(varied, self.noise / _UNIT)
         columns = self.slices.centred_db() if self.slices is not None else None
-        return whole if columns is None else min(whole, columns)
+        return overall if columns is None else min(overall, columns)
 
 
 @dataclass
@@ -606,9 +618,9 @@ class OutputSums:
         """
         if rows > 1 and self.basis.ranked:  # Rows are matched within a sample.
             for row in range(rows):
-                one = slice(row, row + 1)
+                row_slice = slice(row, row + 1)
                 parts = (reference, candidate, inputs)
-                self.update(*({n: a[one] if a.ndim else a for n, a in part.items()} for part in parts))
+                self.update(*({n: a[row_slice] if a.ndim else a for n, a in part.items()} for part in parts))
             return
         self.count += rows
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
@@ -617,11 +629,11 @@ class OutputSums:
                 pair, inputs, rows=rows
             )
 
-    def merge(self, other: OutputSums) -> None:
+    def merge(self, chunk: OutputSums) -> None:
         """Add the sums of later samples."""
-        self.count += other.count
-        self._floats |= other._floats
-        for name, output in other.outputs.items():
+        self.count += chunk.count
+        self._floats |= chunk._floats
+        for name, output in chunk.outputs.items():
             self.outputs.setdefault(name, OutputComparison(name, slices=SliceSums())).merge(output)
 
     def result(self) -> Agreement:
@@ -645,8 +657,8 @@ def decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, total: int) -> float | None:
+    return part / total if total else None
 
 
 def _units(value: float) -> int:

@@ -126,8 +126,8 @@ def timed_profile(
     """Return the `profile` with each kernel only once. The time of a kernel is its `typical` time over `runs` runs
     after a warm-up.
     """
-    found = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
-    return replace(found, kernels=typical(found.kernels, _WARM_UP + runs))
+    profiled = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
+    return replace(profiled, kernels=typical(profiled.kernels, _WARM_UP + runs))
 
 
 def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
@@ -137,14 +137,17 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
     kernels whose time varies, such as conversions, whose speed is limited by memory. A kernel in a loop executes
     several times in each run. Its time is the sum of these executions, averaged over all runs.
     """
-    first: dict[str, KernelRun] = {}
+    kernel_by_name: dict[str, KernelRun] = {}
     times: dict[str, list[float]] = {}
     for kernel in kernels:
-        first.setdefault(kernel.name, kernel)
+        kernel_by_name.setdefault(kernel.name, kernel)
         times.setdefault(kernel.name, []).append(kernel.us)
-    once = {name: len(taken) == runs and runs > _WARM_UP for name, taken in times.items()}
-    us = {n: statistics.median(taken[_WARM_UP:]) if once[n] else sum(taken) / runs for n, taken in times.items()}
-    return tuple(replace(kernel, us=us[name]) for name, kernel in first.items())
+    once = {name: len(durations) == runs and runs > _WARM_UP for name, durations in times.items()}
+    us = {
+        n: statistics.median(durations[_WARM_UP:]) if once[n] else sum(durations) / runs
+        for n, durations in times.items()
+    }
+    return tuple(replace(kernel, us=us[name]) for name, kernel in kernel_by_name.items())
 
 
 def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
@@ -206,13 +209,13 @@ def engine_profile(
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         session.close()
-    own = [event for event in events if event.get("args", {}).get("provider") != engine.provider]
-    return layers_of(events, engine.graph), kernel_runs(own)
+    fallback_events = [event for event in events if event.get("args", {}).get("provider") != engine.provider]
+    return layers_of(events, engine.graph), kernel_runs(fallback_events)
 
 
 def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tuple[EngineLayer, ...]:
     """Return the layers among the events of a profile, in execution order, each once."""
-    found: dict[str, EngineLayer] = {}
+    layers: dict[str, EngineLayer] = {}
     for event in events:
         args = event.get("args", {})
         if event.get("cat") != graph.category or not {graph.operator, graph.kernel} <= args.keys():
@@ -221,8 +224,8 @@ def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tup
         precision = graph.precisions.get(kernel.rpartition("_")[2].lower(), "")
         name = re.sub(graph.renamed, "", str(event["name"])) if graph.renamed else str(event["name"])
         merged = tuple(filter(None, str(args.get(graph.merged, "")).split(",")))
-        found.setdefault(str(event["name"]), EngineLayer(name, str(args[graph.operator]), kernel, precision, merged))
-    return tuple(found.values())
+        layers.setdefault(str(event["name"]), EngineLayer(name, str(args[graph.operator]), kernel, precision, merged))
+    return tuple(layers.values())
 
 
 Kind = Literal["int8", "float", "conversion", "other"]
@@ -270,15 +273,15 @@ def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
 
     A fusion names the fused kernel after the node, its output tensor, or the activation that was fused into it.
     """
-    known: dict[str, str] = {}
+    source_by_kernel: dict[str, str] = {}
     for node in source.graph:
         name = node.name or ""
         if name in macs:
-            known[name_of(node.outputs[0])] = name
+            source_by_kernel[name_of(node.outputs[0])] = name
             following = [reader for reader, _ in consumers(node.outputs[0])]
             if len(following) == 1 and following[0].name not in macs:
-                known[following[0].name or ""] = known[name_of(following[0].outputs[0])] = name
-    return known | {node.name: node.name for node in source.graph if node.name and node.name in macs}
+                source_by_kernel[following[0].name or ""] = source_by_kernel[name_of(following[0].outputs[0])] = name
+    return source_by_kernel | {node.name: node.name for node in source.graph if node.name and node.name in macs}
 
 
 def source_names(source: ir.Model) -> Callable[[str], str]:
@@ -287,15 +290,15 @@ def source_names(source: ir.Model) -> Callable[[str], str]:
 
     The function returns an unknown name unchanged.
     """
-    known = aliases(source, {name: macs for name, macs in node_macs(source).items() if macs})
-    return lambda name: known.get(source_name(name, known), name)
+    source_by_kernel = aliases(source, {name: macs for name, macs in node_macs(source).items() if macs})
+    return lambda name: source_by_kernel.get(source_name(name, source_by_kernel), name)
 
 
 def classify(
     kernels: Sequence[KernelRun],
     weights: Mapping[str, tuple[int, ...]],
     macs: Mapping[str, int],
-    known: Mapping[str, str],
+    source_by_kernel: Mapping[str, str],
     expanded: Collection[str] = (),
 ) -> tuple[NodeRun, ...]:
     """Convert runs of kernels to `NodeRun`s.
@@ -307,23 +310,23 @@ def classify(
         kernels: kernels of ONNX Runtime's profile.
         weights: `KernelProfile.weights`.
         macs: MACs by source node name, for nodes that have any.
-        known: kernel name → name of the source node (`aliases`).
+        source_by_kernel: kernel name → name of the source node (`aliases`).
         expanded: `KernelProfile.expanded`.
     """
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
     for kernel in kernels:
         name, op_type = kernel.name, kernel.op_type
-        stem = source_name(name, known)
+        stem = source_name(name, source_by_kernel)
         computed = _macs_from_shapes(op_type, kernel.inputs, kernel.outputs, weights.get(name, ()))
         # A kernel's name refers to its source node only if the kernel multiplies. Activations that were not fused do
         # not multiply, and the scaling after a dynamically quantized node does not either.
         multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
         standing = name if stem in macs else stem
-        source = known[stem] if stem in known and multiplies else standing
+        source = source_by_kernel[stem] if stem in source_by_kernel and multiplies else standing
         count = macs.get(source, computed)
         kind = "float" if name in expanded else _kind(op_type, kernel.inputs, kernel.outputs)
-        before = runs.get((name, op_type, kind))
-        runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (before.macs if before else 0))
+        previous = runs.get((name, op_type, kind))
+        runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (previous.macs if previous else 0))
     return tuple(runs.values())
 
 
@@ -332,7 +335,7 @@ def layer_runs(
     conversions: Sequence[str],
     source: ir.Model,
     macs: Mapping[str, int],
-    known: Mapping[str, str],
+    source_by_kernel: Mapping[str, str],
 ) -> tuple[NodeRun, ...]:
     """Return an engine's layers as `NodeRun`s.
 
@@ -341,33 +344,47 @@ def layer_runs(
     A layer without a source node counts as a conversion.
     """
     types = {str(node.name): node.op_type for node in source.graph}
-    made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
+    maker_by_tensor = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
     # For each node, the node itself and the nodes that compute its inputs. A layer may have the name of a bias Add
     # instead of the name of the product that was merged with it.
-    before = {
-        str(node.name): (str(node.name), *(made[name_of(value)] for value in node.inputs if name_of(value) in made))
+    neighbours = {
+        str(node.name): (
+            str(node.name),
+            *(maker_by_tensor[name_of(value)] for value in node.inputs if name_of(value) in maker_by_tensor),
+        )
         for node in source.graph
     }
-    found = []
-    left = dict(macs)
+    runs = []
+    pending_macs = dict(macs)
     for layer in layers:
-        name = layer.name if layer.name in types else made.get(layer.name, source_name(layer.name, known))
-        node = name if name in types else known.get(name, name)
+        name = (
+            layer.name
+            if layer.name in types
+            else maker_by_tensor.get(layer.name, source_name(layer.name, source_by_kernel))
+        )
+        node = name if name in types else source_by_kernel.get(name, name)
         kind: Kind = "int8" if layer.precision == "int8" else "float" if layer.precision else "other"
-        merged = [inside for one in layer.merged for inside in before.get(one, ()) if inside in left]
-        nodes = [node] if node in left or layer.op_type in conversions else list(dict.fromkeys(merged)) or [node]
+        merged = [
+            inside
+            for merged_name in layer.merged
+            for inside in neighbours.get(merged_name, ())
+            if inside in pending_macs
+        ]
+        nodes = (
+            [node] if node in pending_macs or layer.op_type in conversions else list(dict.fromkeys(merged)) or [node]
+        )
         for node in nodes:
             if layer.op_type in conversions or node not in types:
-                found.append(NodeRun(layer.name, layer.name, layer.op_type, "conversion", 0, layer.precision))
+                runs.append(NodeRun(layer.name, layer.name, layer.op_type, "conversion", 0, layer.precision))
             else:
-                found.append(NodeRun(layer.name, node, types[node], kind, left.pop(node, 0), layer.precision))
-    found += [NodeRun(name, name, types[name], "float", count) for name, count in left.items() if name in types]
-    return tuple(found)
+                runs.append(NodeRun(layer.name, node, types[node], kind, pending_macs.pop(node, 0), layer.precision))
+    runs += [NodeRun(name, name, types[name], "float", count) for name, count in pending_macs.items() if name in types]
+    return tuple(runs)
 
 
-def source_name(name: str, known: Collection[str]) -> str:
+def source_name(name: str, names: Collection[str]) -> str:
     """Remove appended suffixes from `name` one by one until a known name is left, and return that name."""
-    while name not in known and (shorter := _RENAMED.sub("", name)) != name:
+    while name not in names and (shorter := _RENAMED.sub("", name)) != name:
         name = shorter
     return name
 
@@ -501,20 +518,20 @@ class Coverage(Displayed):
         about = "about " if self.basis == "forecast" else ""
         text = f"{about}{self.int8_mac_share:.1%} of the multiply-accumulates"
         total = sum(self.precisions.values())
-        rest = [f"{macs / total:.1%} {name}" for name, macs in self.precisions.items() if name != "int8" and macs]
-        text += f" ({', '.join(rest)})" if rest else ""
+        shares = [f"{macs / total:.1%} {name}" for name, macs in self.precisions.items() if name != "int8" and macs]
+        text += f" ({', '.join(shares)})" if shares else ""
         return f"{text}: {self.origin}" if self.origin else text
 
 
 def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
-    found: dict[str, OperatorCoverage] = {}
+    operators: dict[str, OperatorCoverage] = {}
     for node in nodes:
         if node.kind in ("int8", "float"):
-            known = found.setdefault(node.op_type, OperatorCoverage(node.op_type))
+            counts = operators.setdefault(node.op_type, OperatorCoverage(node.op_type))
             macs, kernels = f"{node.kind}_macs", f"{node.kind}_kernels"
-            added = {macs: getattr(known, macs) + node.macs, kernels: getattr(known, kernels) + 1}
-            found[node.op_type] = replace(known, **added)
-    return tuple(sorted(found.values(), key=lambda o: (-o.int8_macs - o.float_macs, o.op_type)))
+            added = {macs: getattr(counts, macs) + node.macs, kernels: getattr(counts, kernels) + 1}
+            operators[node.op_type] = replace(counts, **added)
+    return tuple(sorted(operators.values(), key=lambda o: (-o.int8_macs - o.float_macs, o.op_type)))
 
 
 def coverage_of(
@@ -569,23 +586,23 @@ def measure_coverage(
         macs: `sized_macs` of `source` and `feed`, if the caller already has them.
         opener: function that opens the session. None opens it here; a plug-in then runs in a separate process.
     """
-    own = engine_of_file(model.name)
-    if own is not None:
-        return Coverage(basis="unknown", how=f"the work of a {own.suffix} file's operators is not counted")
+    file_engine = engine_of_file(model.name)
+    if file_engine is not None:
+        return Coverage(basis="unknown", how=f"the work of a {file_engine.suffix} file's operators is not counted")
     macs = {name: count for name, count in (macs or sized_macs(source, feed)).items() if count}
-    known = aliases(source, macs)
+    source_by_kernel = aliases(source, macs)
     engine = described(settings.engine) if settings.engine is not None else None
     if engine is not None:
         how = f"{engine.name}, {how}" if opener is None else how
         if not engine.graph.category:
             return Coverage(basis="unknown", how=f"{engine.name} does not show what it executes")
         layers, kernels = engine_profile(model, settings, engine, feed, opener=opener)
-        elsewhere = classify(kernels, {}, macs, known)
+        elsewhere = classify(kernels, {}, macs, source_by_kernel)
         inside = {name: count for name, count in macs.items() if name not in {run.source for run in elsewhere}}
-        nodes = (*layer_runs(layers, engine.graph.conversions, source, inside, known), *elsewhere)
+        nodes = (*layer_runs(layers, engine.graph.conversions, source, inside, source_by_kernel), *elsewhere)
     else:
         profiled = profile(model, settings, feed, opener=opener or open_session)
-        nodes = classify(profiled.kernels, profiled.weights, macs, known, profiled.expanded)
+        nodes = classify(profiled.kernels, profiled.weights, macs, source_by_kernel, profiled.expanded)
     return coverage_of(nodes, lambda node: explain(node.source, node.op_type), basis=basis, how=how)
 
 
@@ -639,10 +656,10 @@ def kernel_times(
     macs = {name: count for name, count in node_macs(source).items() if count}
     # The runtime may name a node after its output.
     nodes = {name_of(node.outputs[0]): node.name for node in source.graph if node.name and node.outputs}
-    found = classify(profiled.kernels, profiled.weights, macs, aliases(source, macs))
+    node_runs = classify(profiled.kernels, profiled.weights, macs, aliases(source, macs))
     return tuple(
         KernelTime(nodes.get(run.source, run.source), run.op_type, run.kind, kernel.us)
-        for run, kernel in zip(found, profiled.kernels, strict=True)
+        for run, kernel in zip(node_runs, profiled.kernels, strict=True)
     )
 
 
@@ -679,8 +696,8 @@ def strongest(checks: Iterable[ArtifactCheck]) -> tuple[ArtifactCheck, ...]:
     """
     best: dict[str, ArtifactCheck] = {}
     for check in checks:
-        known = best.get(check.name)
-        if known is None or _STRENGTH[check.kind] <= _STRENGTH[known.kind]:
+        previous = best.get(check.name)
+        if previous is None or _STRENGTH[check.kind] <= _STRENGTH[previous.kind]:
             best[check.name] = check
     return tuple(best.values())
 

@@ -101,33 +101,33 @@ def find_reference(
         UsageError: the model at `path` is quantized, or the quantized model was not made from it.
         ModelError: the file is not a model.
     """
-    given = GraphIndex(read_model(path))
-    if is_quantized(given.model):
+    original = GraphIndex(read_model(path))
+    if is_quantized(original.model):
         raise UsageError(f"{path} is quantized", ORDER)
-    missing = sorted(set(quantized.inputs) - set(given.inputs))
+    missing = sorted(set(quantized.inputs) - set(original.inputs))
     if missing:
         raise UsageError(f"{path} has no input {missing[0]!r}, which {name} takes", _ORIGIN)
-    weights, activations = _fit(given, quantized)
-    named = all(node.name for node in given.graph) and len(given.nodes) == len(given.graph)
+    weights, activations = _fit(original, quantized)
+    named = all(node.name for node in original.graph) and len(original.nodes) == len(original.graph)
     # If the name of a layer is missing in the quantized model, another node was quantized, such as a Gemm that was made
     # from a MatMul and an Add. `--exclude` would then refuse the layer's name.
-    same = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
-    if named and same and len(weights) == count_quantized_weights(quantized):
-        return ReferenceModel(given, path)
+    has_layer_names = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
+    if named and has_layer_names and len(weights) == count_quantized_weights(quantized):
+        return ReferenceModel(original, path)
     try:
-        made = prepare_model(path, workdir, loaded=given.model, progress=progress)
+        preparation = prepare_model(path, workdir, loaded=original.model, progress=progress)
     except ModelError as error:
-        return ReferenceModel(given, path, notes=(f"the float model is used unprepared: {error.problem}",))
-    prepared = GraphIndex(made.model)
+        return ReferenceModel(original, path, notes=(f"the float model is used unprepared: {error.problem}",))
+    prepared = GraphIndex(preparation.model)
     its_weights, its_activations = _fit(prepared, quantized)
     if (len(its_weights), len(its_activations)) < (len(weights), len(activations)):
-        return ReferenceModel(given, path)
+        return ReferenceModel(original, path)
     if not its_activations:
         raise UsageError(f"{name} has no activation of {path}, prepared or not", _ORIGIN)
     note = f"{path} was compared as `edgeq quantize` prepares it"
     if len(its_weights) > len(weights):
         note += f": {len(its_weights)} quantized weights match then, {len(weights)} without preparation"
-    return ReferenceModel(prepared, made.path, prepared=True, notes=(note,))
+    return ReferenceModel(prepared, preparation.path, prepared=True, notes=(note,))
 
 
 def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
@@ -195,8 +195,8 @@ class Diagnosis(Page):
         if missing or worst is None:
             figure = f"output {missing[0]!r} could not be compared" if missing else "no output could be compared"
         else:
-            where = next((f", {part.where}" for part in worst.slices if part.least_db == worst.least_db), "")
-            part = f" in output {worst.name!r}{where}" if worst.least_db < worst.sqnr_db else ""
+            location = next((f", {part.where}" for part in worst.slices if part.least_db == worst.least_db), "")
+            part = f" in output {worst.name!r}{location}" if worst.least_db < worst.sqnr_db else ""
             figure = f"{worst.least_db:.1f} dB SQNR{part}"
         return f"{self.verdict}: {_VERDICTS[self.verdict]} ({figure})"
 
@@ -230,8 +230,8 @@ class Diagnosis(Page):
         return {**models, **agreement, **sources, "samples": self.comparison.samples, "warnings": self.warnings}
 
     def __page__(self) -> dict[str, Any]:
-        shown = {"samples": self.comparison.samples, "warnings": list(self.warnings)}
-        variant = {"agreement": plain(self.optimised), "layers": plain(self), **shown}
+        facts = {"samples": self.comparison.samples, "warnings": list(self.warnings)}
+        variant = {"agreement": plain(self.optimised), "layers": plain(self), **facts}
         return {"name": self.quantized.name, "variants": {"int8": variant}, "notes": list(self.notes)}
 
     def __record__(self) -> dict[str, Any]:
@@ -304,10 +304,10 @@ def debug(
         open_model(quantized, settings, variant=variant) as loaded,
         scratch_folder("edgeq-debug-") as workdir,
     ):
-        own = engine_of_file(loaded.model.name)
-        if own is not None:
+        file_engine = engine_of_file(loaded.model.name)
+        if file_engine is not None:
             fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made from"
-            raise UsageError(f"{loaded.name} is a {own.suffix} file: its layers cannot be compared", fix)
+            raise UsageError(f"{loaded.name} is a {file_engine.suffix} file: its layers cannot be compared", fix)
         if not is_quantized(loaded.graph):
             raise UsageError(f"{loaded.name} contains no quantized operator", ORDER)
         graph = GraphIndex(loaded.graph)
@@ -331,9 +331,9 @@ def debug(
         comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, most=worst)
         exclusions: tuple[Exclusion, ...] = ()
         if closeness(outputs["optimised"]) != "healthy":
-            few = spread_over(samples, FEW)
+            subset = spread_over(samples, FEW)
             exclusions = find_exclusions(
-                pair, sets_to_exclude(error_sources, comparison.activations, worst), few, basis
+                pair, sets_to_exclude(error_sources, comparison.activations, worst), subset, basis
             )
         layers: tuple[EngineDifference, ...] = ()
         if choice is not None:
@@ -370,22 +370,22 @@ def _outputs(
     settings = loaded.settings
     reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))
 
-    def compared(**sessions: Any) -> dict[str, Agreement]:
+    def compare(**sessions: Any) -> dict[str, Agreement]:
         """Compare sessions with the float model, and return the agreement by name."""
         every = {"reference": reference, **sessions}
         evaluation = evaluate_sessions(every, samples, reference="reference", basis=basis, progress=progress)
         return dict(evaluation.agreement)
 
-    written = instrumented_session(loaded.graph, optimization="none", settings=settings)
-    found = compared(optimised=loaded.session, written=written)
+    unfused_session = instrumented_session(loaded.graph, optimization="none", settings=settings)
+    agreements = compare(optimised=loaded.session, written=unfused_session)
     disabled = settings.config.get(_DISABLED, "")
-    if _loss(found) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
+    if _loss(agreements) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
         config = {**settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
         without = replace(settings, config=config)
-        found |= compared(
+        agreements |= compare(
             without=instrumented_session(loaded.graph, optimization=settings.optimization, settings=without)
         )
-    return found
+    return agreements
 
 
 def _loss(outputs: Mapping[str, Agreement]) -> float:
@@ -399,9 +399,9 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
     """
     if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
         return None
-    optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
+    optimised, as_written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
     text = (
-        f"the outputs have {optimised:.1f} dB SQNR in the optimised session, but {written:.1f} dB in the graph as "
+        f"the outputs have {optimised:.1f} dB SQNR in the optimised session, but {as_written:.1f} dB in the graph as "
         "written: the figures of the layers are from the graph as written"
     )
     without = outputs.get("without")
@@ -411,22 +411,22 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
 
 
 def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
-    found = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
+    warnings = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
     worst = outputs["optimised"].worst
     if worst is not None and worst.unlike and worst.least_db < HEALTHY_DB:
-        found.append(worst.unlike)
+        warnings.append(worst.unlike)
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:
-        found.append(
+        warnings.append(
             f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
             "before they were quantized, by folding or equalization; compare with the float model that has the changed "
             "weights"
         )
-    found.extend(outputs["optimised"].left_out())
+    warnings.extend(outputs["optimised"].left_out())
     broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
     if broken:
-        found.append(f"{len(broken)} tensors contain NaN or infinities in only one model, first {broken[0]}")
-    return tuple(found)
+        warnings.append(f"{len(broken)} tensors contain NaN or infinities in only one model, first {broken[0]}")
+    return tuple(warnings)
 
 
 @dataclass(frozen=True)
@@ -471,28 +471,28 @@ def compare_engine(
         EngineError, RuntimeUnavailableError: the engine refuses a model.
     """
     observed, places = _observed(model)
-    few = _SIMULATED if choice.engine.simulated else len(samples)
-    chosen = [sample for sample, _ in zip(samples, range(few), strict=False)]
+    sample_count = _SIMULATED if choice.engine.simulated else len(samples)
+    subset = [sample for sample, _ in zip(samples, range(sample_count), strict=False)]
     sums = {name: OutputComparison(name) for name in places}
-    first: Outputs = {}
+    first_outputs: Outputs = {}
     title = f"Comparing {choice.engine.name} with the CPU's kernels"
-    with Engines() as engines, progress.stage(title, len(chosen)) as advance:
+    with Engines() as engines, progress.stage(title, len(subset)) as advance:
 
-        def opened(model: ir.Model, file: Path) -> tuple[Any, Any]:
+        def open_pair(model: ir.Model, file: Path) -> tuple[Any, Any]:
             """Return two sessions of a model: one on the CPU's kernels without graph optimisation, and one on the
             engine.
             """
             save_model(model, file)
-            there = SessionSettings(engine=choice.engine, precision=choice.precision)
-            return engines.open(file, SessionSettings(optimization="none")), engines.open(file, there)
+            engine_settings = SessionSettings(engine=choice.engine, precision=choice.precision)
+            return engines.open(file, SessionSettings(optimization="none")), engines.open(file, engine_settings)
 
-        cpu, engine = opened(observed, folder / "observed.onnx")
-        for sample in chosen:
-            here = infer(cpu, sample, model="the quantized model")
-            there = infer(engine, sample, model="the engine")
-            first = first or here
-            for name, found in sums.items():
-                found.update(here[name + _SEEN], there[name + _SEEN])
+        cpu, engine = open_pair(observed, folder / "observed.onnx")
+        for sample in subset:
+            cpu_outputs = infer(cpu, sample, model="the quantized model")
+            engine_outputs = infer(engine, sample, model="the engine")
+            first_outputs = first_outputs or cpu_outputs
+            for name, tensor_sums in sums.items():
+                tensor_sums.update(cpu_outputs[name + _SEEN], engine_outputs[name + _SEEN])
             advance(1)
         layers = {name: place.layer(name, sums) for name, place in places.items()}
         suspects = sorted((x for x in layers.values() if x.lost_db > 0), key=lambda x: -x.lost_db)[:most]
@@ -500,11 +500,13 @@ def compare_engine(
             place = places[layer.name]
             if place.node is None or not place.reads or place.open:
                 continue
-            fed = replace(chosen[0], inputs={name: first[name + _SEEN] for name in place.reads})
+            fed = replace(subset[0], inputs={name: first_outputs[name + _SEEN] for name in place.reads})
             alone = OutputComparison(layer.name)
             answers = [
                 infer(session, fed, model="a layer")[layer.name + _SEEN]
-                for session in opened(_layer_alone(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx")
+                for session in open_pair(
+                    _layer_alone(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx"
+                )
             ]
             alone.update(answers[0], answers[1])
             layers[layer.name] = replace(layer, alone_db=alone.result().sqnr_db, steps=place.steps(alone))
@@ -529,9 +531,11 @@ class _Place:
 
     def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineDifference:
         """Return the figures of this tensor, with the lowest SQNR of the tensors that its node reads."""
-        least = min((sums[read].result().sqnr_db for read in self.reads if read in sums), default=math.inf)
+        lowest_db = min((sums[tensor].result().sqnr_db for tensor in self.reads if tensor in sums), default=math.inf)
         node, op_type = ("", INPUT) if self.node is None else (str(self.node.name), self.node.op_type)
-        return EngineDifference(name, node, op_type, sums[name].result().sqnr_db, least, None, self.steps(sums[name]))
+        return EngineDifference(
+            name, node, op_type, sums[name].result().sqnr_db, lowest_db, None, self.steps(sums[name])
+        )
 
     def steps(self, sums: OutputComparison) -> float:
         """Return the largest difference in steps of the tensor's scale, or 0 if the scale is not constant."""
@@ -543,7 +547,7 @@ def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
     activations by name.
     """
     observed = model.clone()
-    editor, places, seen = Editor(observed), {}, []
+    editor, places, outputs = Editor(observed), {}, []
     for node in list(observed.graph):
         tensor = node.inputs[0] if is_op(node, "QuantizeLinear") else None
         if tensor is None or name_of(tensor) in places or is_constant(tensor):
@@ -552,11 +556,11 @@ def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
         reads, floats = _reads(maker) if maker is not None else ((), False)
         step = scale.const_value if scale is not None else None
         places[name_of(tensor)] = _Place(maker, reads, floats, float(step.numpy().max()) if step is not None else 0.0)
-        given, name = [node.outputs[0], scale, zero], name_of(tensor) + _SEEN
-        seen.append(
-            editor.node("DequantizeLinear", given, name, like=tensor, dtype=ir.DataType.FLOAT, domain=node.domain)
+        operands, name = [node.outputs[0], scale, zero], name_of(tensor) + _SEEN
+        outputs.append(
+            editor.node("DequantizeLinear", operands, name, like=tensor, dtype=ir.DataType.FLOAT, domain=node.domain)
         )
-    observed.graph.outputs[:] = seen
+    observed.graph.outputs[:] = outputs
     return observed, places
 
 

@@ -56,7 +56,7 @@ class Decoder:
 
 
 REGISTRY: Registry[Decoder] = Registry(
-    DECODERS, lambda found: isinstance(found, Decoder), "edgeq.measure.decoders.Decoder"
+    DECODERS, lambda entry: isinstance(entry, Decoder), "edgeq.measure.decoders.Decoder"
 )
 
 
@@ -81,10 +81,10 @@ def _single_image(outputs: Outputs) -> dict[str, NDArray[Any]]:
 
 def _only_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0) -> NDArray[Any]:
     """Return the only output of shape [1, a, b], as [a, b]. It must have at least `columns` columns."""
-    found = list(_single_image(outputs).values())
-    if len(found) != 1 or found[0].shape[1] < columns:
+    heads = list(_single_image(outputs).values())
+    if len(heads) != 1 or heads[0].shape[1] < columns:
         raise _wrong_head(outputs, decoder, layout)
-    return found[0]
+    return heads[0]
 
 
 def _wrong_head(outputs: Outputs, decoder: str, layout: str) -> UsageError:
@@ -104,14 +104,14 @@ def decode_ssd(outputs: Outputs, size: tuple[int, int]) -> Detections:
     by their last axis. With three classes and background, both have four columns, so the names decide ("box" or "loc"
     marks the boxes).
     """
-    found = _single_image(outputs)
-    four = [name for name, array in found.items() if array.shape[1] == 4]
+    arrays = _single_image(outputs)
+    four = [name for name, array in arrays.items() if array.shape[1] == 4]
     if len(four) > 1:
         four = [name for name in four if "box" in name.lower() or "loc" in name.lower()]
-    if len(found) != 2 or len(four) != 1:
+    if len(arrays) != 2 or len(four) != 1:
         raise _wrong_head(outputs, "ssd", SSD.title)
-    boxes = found.pop(four[0])
-    (scores,) = found.values()
+    boxes = arrays.pop(four[0])
+    (scores,) = arrays.values()
     if len(scores) != len(boxes) or scores.shape[1] < 2:
         raise _wrong_head(outputs, "ssd", SSD.title)
     return best_class(np.asarray(boxes, np.float64) * np.tile(size, 2), scores[:, 1:])
@@ -315,8 +315,8 @@ def _head(outputs: Outputs, columns: int) -> NDArray[Any] | None:
     """Return the only float output of shape [1, a, b], as [a, b]. Return None if it has at most `columns` columns or
     does not exist.
     """
-    found = list(_single_image(outputs).values())
-    return found[0] if len(found) == 1 and found[0].shape[1] > columns and found[0].dtype.kind == "f" else None
+    heads = list(_single_image(outputs).values())
+    return heads[0] if len(heads) == 1 and heads[0].shape[1] > columns and heads[0].dtype.kind == "f" else None
 
 
 def _shares(values: NDArray[Any]) -> bool:

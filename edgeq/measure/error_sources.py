@@ -134,9 +134,9 @@ class ActivationComparison:
         layer, inputs, rounding = (_ratio(a) for a in (self.layer, self.inputs, self.rounding))
         # The powers of independent errors add up. The part that inputs and rounding do not explain is caused by the
         # weights.
-        own = max(0.0, layer - inputs)
-        of_range = min(own, rounding)
-        return LayerNoise(own - of_range, of_range, max(0.0, _ratio(self.accumulated) - own))
+        added = max(0.0, layer - inputs)
+        of_range = min(added, rounding)
+        return LayerNoise(added - of_range, of_range, max(0.0, _ratio(self.accumulated) - added))
 
     @written_too
     def output_sqnr_db(self) -> float | None:
@@ -164,18 +164,20 @@ class ActivationSums:
         self.accumulated, self.layer = OutputComparison(name), OutputComparison(name)
         self.inputs, self.rounding = OutputComparison(name), OutputComparison(name)
 
-    def update(self, made: LayerArrays, whole: NDArray[Any], real: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    def update(
+        self, layers: LayerArrays, accumulated: NDArray[Any], real: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> None:
         """Add one sample.
 
         Args:
-            whole: the activation when the whole quantized model runs.
+            accumulated: the activation when the whole quantized model runs.
             real: function that removes the padding from an array.
         """
         match = self.match
-        exact = real(made.exact[match.name])
-        self.accumulated.update(exact, match.as_read(real(whole)))
-        self.layer.update(exact, real(made.alone[match.name]))
-        self.inputs.update(exact, real(made.from_rounded[match.name]))
+        exact = real(layers.exact[match.name])
+        self.accumulated.update(exact, match.as_read(real(accumulated)))
+        self.layer.update(exact, real(layers.alone[match.name]))
+        self.inputs.update(exact, real(layers.from_rounded[match.name]))
         if match.kind != "float":
             self.rounding.update(exact, match.as_read(exact))
         self.elements += exact.size
@@ -237,36 +239,36 @@ class ErrorSource:
     exclude: tuple[str, ...]
 
 
-def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], most: int) -> tuple[str, ...]:
-    """Return the names of at most `most` tensors whose layers may cause the error, in order of execution.
+def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], limit: int) -> tuple[str, ...]:
+    """Return the names of at most `limit` tensors whose layers may cause the error, in order of execution.
 
     Args:
         outputs: names of the graph outputs.
     """
-    own = {a.name: a.noise.own for a in activations}
-    traced = _traced(activations, own, frozenset(outputs))
-    rankings = [sorted((n for n in by if by[n] > 0), key=lambda n: -by[n]) for by in (own, traced)]
-    chosen: dict[str, None] = {}
+    added_noise = {a.name: a.noise.own for a in activations}
+    traced = _traced(activations, added_noise, frozenset(outputs))
+    rankings = [sorted((n for n in by if by[n] > 0), key=lambda n: -by[n]) for by in (added_noise, traced)]
+    ranked: dict[str, None] = {}
     for pair in itertools.zip_longest(*rankings):
-        chosen.update(dict.fromkeys(name for name in pair if name is not None))
-    kept = set(itertools.islice(chosen, most))
-    return tuple(a.name for a in activations if a.name in kept)
+        ranked.update(dict.fromkeys(name for name in pair if name is not None))
+    selected = set(itertools.islice(ranked, limit))
+    return tuple(a.name for a in activations if a.name in selected)
 
 
 def find_error_sources(
     activations: Sequence[ActivationComparison],
     weights: Sequence[WeightComparison],
     outputs: Agreement,
-    most: int = 10,
+    limit: int = 10,
 ) -> tuple[ErrorSource, ...]:
-    """Return at most `most` layers that each cause a considerable part of the noise in the outputs, the worst first.
+    """Return at most `limit` layers that each cause a considerable part of the noise in the outputs, the worst first.
 
     Args:
         outputs: agreement of the whole quantized model's outputs.
     """
     by_name = {a.name: a for a in activations}
     by_node = {w.node: w for w in sorted(weights, key=lambda w: -w.sqnr_db) if len(w.shape) > 1}
-    found = []
+    sources = []
     for a in activations:
         share = _share(a.effect, outputs) if a.effect is not None else 0.0
         if a.effect is not None and share >= _STANDS_OUT:
@@ -276,14 +278,14 @@ def find_error_sources(
             reason = _weight_reason(by_node.get(a.node)) if cause == "weights" else _range_reason(a)
             nodes = [a.node] if cause == "weights" else _touching(a, by_name)
             exclude = tuple(node for node in dict.fromkeys(nodes) if node)
-            found.append(ErrorSource(a.name, a.node, a.op_type, worst_db(a.effect), share, cause, reason, exclude))
-    return tuple(sorted(found, key=lambda error_source: -error_source.share)[:most])
+            sources.append(ErrorSource(a.name, a.node, a.op_type, worst_db(a.effect), share, cause, reason, exclude))
+    return tuple(sorted(sources, key=lambda error_source: -error_source.share)[:limit])
 
 
 def sets_to_exclude(
-    error_sources: Sequence[ErrorSource], activations: Sequence[ActivationComparison], most: int
+    error_sources: Sequence[ErrorSource], activations: Sequence[ActivationComparison], limit: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Return at most `most` sets of nodes to try in float.
+    """Return at most `limit` sets of nodes to try in float.
 
     The sets of the error sources come first. Then come the nodes around the tensors whose error changes the outputs
     most.
@@ -293,7 +295,7 @@ def sets_to_exclude(
     worst = (a for _, a in sorted(followed, key=lambda pair: pair[0]))
     touching = (tuple(node for node in dict.fromkeys(_touching(a, by_name)) if node) for a in worst)
     sets = dict.fromkeys((*(source.exclude for source in error_sources), *touching))
-    return tuple(itertools.islice(filter(None, sets), most))
+    return tuple(itertools.islice(filter(None, sets), limit))
 
 
 def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
@@ -302,7 +304,7 @@ def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
 
 
 def _traced(
-    activations: Sequence[ActivationComparison], own: Mapping[str, float], outputs: frozenset[str]
+    activations: Sequence[ActivationComparison], added_noise: Mapping[str, float], outputs: frozenset[str]
 ) -> dict[str, float]:
     """Trace the noise of the outputs back to the layers, and return each layer's part.
 
@@ -310,23 +312,25 @@ def _traced(
     accumulated noise. The rest goes to the tensors that it reads, in proportion to their noise.
     """
     accumulated = {a.name: _ratio(a.accumulated) for a in activations}
-    read = {name for a in activations for name in a.reads}
-    attributed = {a.name: accumulated[a.name] if a.name in outputs or a.name not in read else 0.0 for a in activations}
-    kept = {}
+    read_names = {name for a in activations for name in a.reads}
+    attributed = {
+        a.name: accumulated[a.name] if a.name in outputs or a.name not in read_names else 0.0 for a in activations
+    }
+    layer_parts = {}
     for a in reversed(activations):
-        here = accumulated[a.name]
+        total = accumulated[a.name]
         sources = {name: accumulated[name] for name in a.reads if accumulated.get(name, 0.0) > 0}
-        share = min(1.0, own[a.name] / here) if here > 0 else 0.0
-        kept[a.name] = attributed[a.name] * (share if sources else 1.0)
+        share = min(1.0, added_noise[a.name] / total) if total > 0 else 0.0
+        layer_parts[a.name] = attributed[a.name] * (share if sources else 1.0)
         for name, part in sources.items():
-            attributed[name] += (attributed[a.name] - kept[a.name]) * part / sum(sources.values())
-    return kept
+            attributed[name] += (attributed[a.name] - layer_parts[a.name]) * part / sum(sources.values())
+    return layer_parts
 
 
 def _share(effect: Agreement, outputs: Agreement) -> float:
     """Return the layer's share of the noise in an output. If there are several outputs, return the largest share."""
-    whole = {output.name: _ratio(output) for output in outputs.outputs}
-    parts = [(_ratio(output), whole.get(output.name, 0.0)) for output in effect.outputs]
+    output_noise = {output.name: _ratio(output) for output in outputs.outputs}
+    parts = [(_ratio(output), output_noise.get(output.name, 0.0)) for output in effect.outputs]
     return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)
 
 

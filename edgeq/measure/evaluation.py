@@ -69,13 +69,13 @@ class EvalRequest:
     settings: SessionSettings = field(default_factory=SessionSettings)
 
 
-def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
+def request_from_options(flat_options: Mapping[str, Any]) -> EvalRequest:
     """Return a request for flat options.
 
     The options are the fields of `EvalRequest`, the options of tasks (`split_task_options`), `threads`, `optimization`,
     `session_options` (each "key=value"), and `engine` in a form that `choose_engine` accepts.
     """
-    options, remaining = split_task_options(given)
+    options, remaining = split_task_options(flat_options)
     settings = SessionSettings(
         config=given_options(remaining.pop("session_options")),
         intra_op_threads=remaining.pop("threads"),
@@ -173,10 +173,10 @@ def run_evaluation(
         loaded = stack.enter_context(
             open_model(request.model, request.settings, variant=request.variant, opener=opener)
         )
-        loaded_models, given = {"model": loaded}, {"model": request.settings}
+        loaded_models, model_settings = {"model": loaded}, {"model": request.settings}
         if request.reference is not None:
-            given["reference"] = dataclasses.replace(request.settings, engine=None, precision=FLOAT)
-            loaded_models["reference"] = stack.enter_context(open_model(request.reference, given["reference"]))
+            model_settings["reference"] = dataclasses.replace(request.settings, engine=None, precision=FLOAT)
+            loaded_models["reference"] = stack.enter_context(open_model(request.reference, model_settings["reference"]))
             _check_same_inputs(loaded, loaded_models["reference"])
         preprocess = request.preprocess if request.preprocess is not None else loaded.preprocess
         judge = (loaded_models.get("reference") or loaded).session
@@ -211,17 +211,17 @@ def run_evaluation(
         compared = "reference" if request.reference is not None else None
         if pool is None:
             sessions = {key: s.session for key, s in loaded_models.items()}
-            found = evaluate_sessions(
+            evaluation = evaluate_sessions(
                 sessions, samples, task=task, reference=compared, settings=settings, basis=basis, progress=progress
             )
         else:
-            own = name is not None and names_function(name)
-            found = evaluate_on(
+            is_user_task = name is not None and names_function(name)
+            evaluation = evaluate_on(
                 pool,
-                {key: ModelAt(s.path, given[key], s.variant) for key, s in loaded_models.items()},
+                {key: ModelAt(s.path, model_settings[key], s.variant) for key, s in loaded_models.items()},
                 samples,
                 task=task,
-                made_of=(str(name), options) if own else None,
+                made_of=(str(name), options) if is_user_task else None,
                 reference=compared,
                 settings=settings,
                 basis=basis,
@@ -236,11 +236,11 @@ def run_evaluation(
         request=request,
         variant=loaded.variant,
         settings=loaded.settings,
-        samples=found.samples,
-        accuracy=found.accuracy.get("model"),
-        reference_accuracy=found.accuracy.get("reference"),
+        samples=evaluation.samples,
+        accuracy=evaluation.accuracy.get("model"),
+        reference_accuracy=evaluation.accuracy.get("reference"),
         reference_variant=reference.variant if reference else None,
-        agreement=found.agreement.get("model"),
+        agreement=evaluation.agreement.get("model"),
         coverage=coverage,
     )
 
@@ -323,12 +323,12 @@ def try_preprocess(
     for name, preprocess in _candidates(request, candidates).items():
         title = preprocess.title or PLAIN.get(name, "")
         try:
-            found = run_evaluation(dataclasses.replace(request, preprocess=preprocess), progress=progress)
+            result = run_evaluation(dataclasses.replace(request, preprocess=preprocess), progress=progress)
         except (DataError, CheckFailedError) as error:
             failed.append((Try(name, title, None, error.problem), error))
         else:
-            assert found.accuracy is not None, "there is a task"
-            measured.append((Try(name, title, found.accuracy, None), found.accuracy))
+            assert result.accuracy is not None, "there is a task"
+            measured.append((Try(name, title, result.accuracy, None), result.accuracy))
     if not measured:
         raise failed[0][1]
     sign = -1 if measured[0][1].higher_is_better else 1
@@ -338,21 +338,21 @@ def try_preprocess(
     # Twice the standard error of a share that is measured on this number of samples; 0 for a metric that is not a
     # share.
     noise = 2 * math.sqrt(best.value * (1 - best.value) / best.samples) if 0 <= best.value <= 1 else 0.0
-    tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
-    tries = tuple(one for one, _ in (*ranked, *failed))
+    tied = [attempt.preprocess for attempt, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
+    tries = tuple(attempt for attempt, _ in (*ranked, *failed))
     return PreprocessRanking(request, best.task, best.primary, best.samples, tries, tuple(tied))
 
 
-def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
+def _candidates(request: EvalRequest, names: Sequence[str] | None) -> Mapping[str, Preprocess]:
     """Return the candidates by name. Each reads the data with the source options of the request's own preprocessing."""
-    listed = list(given) if given is not None else list(dict.fromkeys([*candidates(), *PLAIN]))
+    listed = list(names) if names is not None else list(dict.fromkeys([*candidates(), *PLAIN]))
     if request.preprocess is None:
         return {name: load_preprocess(name) for name in listed}
-    own = load_preprocess(request.preprocess)
-    found: dict[str, Preprocess] = {own.name: own}
+    requested = load_preprocess(request.preprocess)
+    preprocesses: dict[str, Preprocess] = {requested.name: requested}
     for name in listed:
-        other = load_preprocess(name)
-        if other.spec is not None:
-            spec = dataclasses.replace(other.spec, source=own.source)
-            found.setdefault(name, dataclasses.replace(other, spec=spec, source=own.source))
-    return found
+        preprocess = load_preprocess(name)
+        if preprocess.spec is not None:
+            spec = dataclasses.replace(preprocess.spec, source=requested.source)
+            preprocesses.setdefault(name, dataclasses.replace(preprocess, spec=spec, source=requested.source))
+    return preprocesses

@@ -61,24 +61,24 @@ def _closed(
         node = float_graph.nodes.get(waiting.pop())
         if node is None or list(bodies(node)) or set(map(name_of, node.outputs)) & float_graph.captured:
             return None
-        near: list[ir.Node | None] = []
+        neighbours: list[ir.Node | None] = []
         for value in filter(None, node.inputs):
             # Tensors that are not floats (a shape, an index, a mask) are the same in the quantized model.
             as_it_is = name_of(value) in quantized_graph.values and value.dtype not in _FLOAT_TYPES
             if name_of(value) not in matches and not value.is_initializer() and not as_it_is:
-                near.append(value.producer())
+                neighbours.append(value.producer())
         for value in node.outputs:
             match = matches.get(name_of(value))
             if match is None:
-                near.extend([None] if value.is_graph_output() else [reader for reader, _ in consumers(value)])
+                neighbours.extend([None] if value.is_graph_output() else [reader for reader, _ in consumers(value)])
             elif quantized_graph.values[match.computed].dtype not in _FLOAT_TYPES and not match.integer:
                 return None
-        for other in near:
-            if other is None:
+        for neighbour in neighbours:
+            if neighbour is None:
                 return None
-            if other.name not in region:
-                region.add(other.name or "")
-                waiting.append(other.name or "")
+            if neighbour.name not in region:
+                region.add(neighbour.name or "")
+                waiting.append(neighbour.name or "")
     return frozenset(region)
 
 
@@ -93,15 +93,15 @@ class _Splicer:
         self._float_graph, self._matches, self._region = float_graph, matches, region
         self._values, self._editor = dict(quantized.values), Editor(quantized.model)
         self._outputs = frozenset(quantized.outputs)
-        self._made: dict[str, ir.Value | None] = {}
+        self._float_values: dict[str, ir.Value | None] = {}
 
     def add(self, node: ir.Node) -> None:
         """Add a node of the float model and connect the nodes that read its outputs. If the node reads outputs of other
         nodes of the region, those nodes must have been added before.
         """
-        inputs = [None if value is None else self._read(value) for value in node.inputs]
+        inputs = [None if value is None else self._find_value(value) for value in node.inputs]
         names = [name_of(output) for output in node.outputs]
-        made = self._editor.nodes(
+        outputs = self._editor.nodes(
             node.op_type,
             inputs,
             f"{node.name}/float",
@@ -109,23 +109,23 @@ class _Splicer:
             attributes=dict(node.attributes),
             domain=node.domain,
         )
-        for name, old, new in zip(names, node.outputs, made, strict=True):
+        for name, old, new in zip(names, node.outputs, outputs, strict=True):
             new.type, new.shape = old.type, old.shape
             if name:
-                self._made[name] = self._handed_over(name, new)
+                self._float_values[name] = self._handed_over(name, new)
 
-    def _read(self, value: ir.Value) -> ir.Value | None:
+    def _find_value(self, value: ir.Value) -> ir.Value | None:
         name = name_of(value)
-        if name in self._made:
-            return self._made[name]
+        if name in self._float_values:
+            return self._float_values[name]
         if value.is_initializer() and not value.is_graph_input() and value.const_value is not None:
             return self._editor.constant(f"{name}/float", value.const_value)
         match = self._matches.get(name)
         if match is None:
             return self._values[name]
-        given = self._values[match.computed]
+        computed = self._values[match.computed]
         alone = match.is_input and self._all_inside(name)
-        return given if alone else self._rounded(match, given)
+        return computed if alone else self._rounded(match, computed)
 
     def _handed_over(self, name: str, new: ir.Value) -> ir.Value:
         """Let nodes outside the region read `new` in place of the old tensor, as integers if the old tensor contains
@@ -203,30 +203,30 @@ def find_exclusions(
     matches = match_activations(float_graph, quantized_graph)
     macs = {name: work for name, work in node_macs(float_graph.model).items() if work}
     reference = instrumented_session(float_graph, optimization="all", settings=pair.settings)
-    known = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
+    float_outputs = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
 
-    def judged(model: GraphIndex | Loadable) -> float:
+    def measure_model(model: GraphIndex | Loadable) -> float:
         """Return the SQNR of a model's outputs in dB."""
         sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=pair.settings)}
-        evaluation = evaluate_sessions(sessions, samples, reference=_FLOAT, known=known, basis=basis)
+        evaluation = evaluate_sessions(sessions, samples, reference=_FLOAT, known=float_outputs, basis=basis)
         return worst_db(evaluation.agreement[""])
 
-    plain = judged(quantized_graph)
-    found: dict[frozenset[str], Exclusion] = {}
+    plain_db = measure_model(quantized_graph)
+    exclusions: dict[frozenset[str], Exclusion] = {}
 
     def measure(nodes: tuple[str, ...]) -> float:
         """Return the SQNR with `nodes` in float. If these nodes cannot be separated from the model, return the SQNR of
         the unchanged model.
         """
         key = frozenset(nodes)
-        if key not in found:
-            model, sqnr_db = with_nodes_in_float(float_graph, quantized_graph, matches, nodes), plain
+        if key not in exclusions:
+            model, sqnr_db = with_nodes_in_float(float_graph, quantized_graph, matches, nodes), plain_db
             try:
-                sqnr_db = plain if model is None else judged(model)
+                sqnr_db = plain_db if model is None else measure_model(model)
             except RuntimeUnavailableError as error:
                 pair.progress.note(f"{', '.join(nodes)} in float: {error.problem}")
-            found[key] = Exclusion(nodes, sqnr_db, plain)
-        return found[key].sqnr_db
+            exclusions[key] = Exclusion(nodes, sqnr_db, plain_db)
+        return exclusions[key].sqnr_db
 
     singles = list(dict.fromkeys((node,) for nodes in sets for node in nodes))[:_SINGLES]
     order = [nodes for nodes in dict.fromkeys(sets) if nodes]
@@ -239,21 +239,23 @@ def find_exclusions(
             measure(_together(order[:count]))
             measure(_together(by_gain[:count]))
             measure(_with_neighbours(float_graph, _together(by_gain[:count]), macs))
-        best = min(found.values(), key=_rank, default=Exclusion((), plain, plain))
-        kept = best.nodes
-        for name in sorted(kept, key=lambda node: -macs.get(node, 0))[:_PUT_BACK]:
-            fewer = tuple(node for node in kept if node != name)
+        best = min(exclusions.values(), key=_rank, default=Exclusion((), plain_db, plain_db))
+        reduced = best.nodes
+        for name in sorted(reduced, key=lambda node: -macs.get(node, 0))[:_PUT_BACK]:
+            fewer = tuple(node for node in reduced if node != name)
             if fewer and min(measure(fewer), GOOD_DB) >= min(best.sqnr_db, GOOD_DB) - _WORTH_DB:
-                kept = fewer
+                reduced = fewer
     worth = [
-        one for one in found.values() if one.sqnr_db >= plain + _WORTH_DB and (not macs or macs.keys() - {*one.nodes})
+        exclusion
+        for exclusion in exclusions.values()
+        if exclusion.sqnr_db >= plain_db + _WORTH_DB and (not macs or macs.keys() - {*exclusion.nodes})
     ]
     return tuple(sorted(worth, key=_rank))
 
 
-def _rank(one: Exclusion) -> tuple[float, int, tuple[str, ...]]:
+def _rank(exclusion: Exclusion) -> tuple[float, int, tuple[str, ...]]:
     """Return a sort key: the decibels, rounded to the precision that matters, then the number of nodes."""
-    return -round(min(one.sqnr_db, GOOD_DB) / _WORTH_DB), len(one.nodes), one.nodes
+    return -round(min(exclusion.sqnr_db, GOOD_DB) / _WORTH_DB), len(exclusion.nodes), exclusion.nodes
 
 
 def _together(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -265,12 +267,12 @@ def _with_neighbours(float_graph: GraphIndex, nodes: tuple[str, ...], macs: Mapp
     """Return `nodes` and their neighbours without multiply-accumulates. Neighbours are the nodes that compute their
     inputs and the nodes that read their outputs.
     """
-    found = dict.fromkeys(nodes)
+    extended = dict.fromkeys(nodes)
     for name in nodes:
         node = float_graph.nodes.get(name)
         if node is not None:
             makers = (value.producer() for value in node.inputs if value is not None)
             readers = (reader for value in node.outputs for reader, _ in consumers(value))
-            near = (other.name for other in (*makers, *readers) if other is not None)
-            found |= {other: None for other in near if other in float_graph.nodes and not macs.get(other)}
-    return tuple(found)
+            neighbours = (neighbour.name for neighbour in (*makers, *readers) if neighbour is not None)
+            extended |= {name: None for name in neighbours if name in float_graph.nodes and not macs.get(name)}
+    return tuple(extended)

@@ -43,16 +43,16 @@ def annotations_beside(source: Any) -> Path | None:
     if not isinstance(source, str | Path):
         return None
     try:
-        found = find_files(source)
+        files = find_files(source)
     except EdgeqError:  # The code that opens the data reports this error.
         return None
-    if found.kind != "images":
+    if files.kind != "images":
         return None
-    folders = (found.root, found.root.parent, found.root / "annotations", found.root.parent / "annotations")
+    folders = (files.root, files.root.parent, files.root / "annotations", files.root.parent / "annotations")
     listed = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.json"))]
     for path in [path for path in listed if path.stat().st_size <= _LARGEST][:_MOST_FILES]:
         try:
-            load_annotations(path).image(found.files[0].relative_to(found.root).as_posix())
+            load_annotations(path).image(files.files[0].relative_to(files.root).as_posix())
         except DataError:  # The file is another kind of JSON, or a COCO file for other images.
             continue
         return path
@@ -96,13 +96,13 @@ def find_classification(samples: Samples, session: Session, progress: Progress =
     """Return the classification task if the model's scores predict the samples' class numbers better than a guess.
     Otherwise return None.
     """
-    task = infer_task(first := next(iter(samples)), infer(session, first))
+    task = infer_task(first_sample := next(iter(samples)), infer(session, first_sample))
     if task is None:
         return None
     pairs = [
-        (row, made[""])
+        (row, row_outputs[""])
         for sample in spread_over(samples, _FEW)
-        for row, made in rows(sample, {"": infer(session, sample)})
+        for row, row_outputs in rows(sample, {"": infer(session, sample)})
     ]
     try:
         settled, _ = task.settled(iter(pairs))

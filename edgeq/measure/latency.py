@@ -69,9 +69,9 @@ class Measurement(Page):
 
     def __brief__(self) -> dict[str, Any]:
         p50 = {
-            f"{model}, {name}, p50 ms": found["latency"]["p50_ms"]
+            f"{model}, {name}, p50 ms": figures["latency"]["p50_ms"]
             for name, scenario in self.scenarios.items()
-            for model, found in scenario["models"].items()
+            for model, figures in scenario["models"].items()
         }
         return {**p50, "notes": self.notes}
 
@@ -86,9 +86,9 @@ class Measurement(Page):
         return "\n".join(bench_lines(self.report, verbose=verbose))
 
 
-def speed_of(found: Measurement, name: str) -> Claim:
+def speed_of(timing: Measurement, name: str) -> Claim:
     """Return the claim that compares the speed of `name` with the baseline in the single-stream scenario."""
-    return Claim.read(found.ratio(name))
+    return Claim.read(timing.ratio(name))
 
 
 def bench_model(
@@ -188,14 +188,14 @@ def sessions_to_time(model: Path, folder: Path | None = None) -> int:
 def _drawn(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
     """Show the progress of all scenarios on `progress` as one stage, with a hundred steps for each scenario."""
     steps = 100
-    done = 0
+    shown_steps = 0
     with progress.stage("measuring", steps * len(settings.scenarios)) as advance:
 
         def on_progress(scenario: str, share: float) -> None:
-            nonlocal done
+            nonlocal shown_steps
             # The search for the server rate restarts several times, but the bar only moves forward.
             now = int(steps * (settings.scenarios.index(scenario) + min(1.0, share)))
-            advance(max(0, now - done))  # Even a step of 0 shows that the benchmark is still running.
-            done = max(now, done)
+            advance(max(0, now - shown_steps))  # Even a step of 0 shows that the benchmark is still running.
+            shown_steps = max(now, shown_steps)
 
         yield on_progress

@@ -141,37 +141,39 @@ def cut_layers(
 ) -> ir.Model:
     """Return a copy of a model in which the inputs of every layer become inputs of the model.
 
-    A node that reads the tensor `computed` of a match reads the new float input `given_name(match)` instead. If the
+    A node that reads the tensor `computed` of a match reads the new float input `entry_name(match)` instead. If the
     node needs integers, the input is quantized first. So the tensor `computed` of each match is the result of its layer
     alone, on exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
 
     Args:
-        exact: (tensor, node) pairs from `exact_readers`. These nodes read `exact_name(match)` instead.
+        exact: (tensor, node) pairs from `exact_readers`. These nodes read `exact_entry_name(match)` instead.
     """
-    given = {m.computed: m for m in matches if m.computed not in graph.captured}
+    match_by_tensor = {m.computed: m for m in matches if m.computed not in graph.captured}
     types = element_types(graph)
     cut = graph.model.clone()
     editor, values = Editor(cut), named_values(cut.graph)
-    first = next(iter(cut.graph), None)
-    for name, match in given.items():
+    first_node = next(iter(cut.graph), None)
+    for name, match in match_by_tensor.items():
         entries: dict[str, ir.Value] = {}
         for node, place in list(values[name].uses()):
-            entry = exact_name(match) if (match.name, node.name) in exact else given_name(match)
+            entry = exact_entry_name(match) if (match.name, node.name) in exact else entry_name(match)
             if entry not in entries:
                 entries[entry] = _float_input(cut.graph, entry, types.get(name))
                 if match.integer:
                     assert match.params is not None, "integers that are matched have a scale"
-                    entries[entry] = editor.quantize(entries[entry], match.params, f"{entry}/integers", before=first)
+                    entries[entry] = editor.quantize(
+                        entries[entry], match.params, f"{entry}/integers", before=first_node
+                    )
             node.replace_input_with(place, entries[entry])
     return cut
 
 
-def given_name(match: ActivationMatch) -> str:
+def entry_name(match: ActivationMatch) -> str:
     """Return the name of the cut model's input for the float tensor of a match."""
     return f"{match.computed}/given"
 
 
-def exact_name(match: ActivationMatch) -> str:
+def exact_entry_name(match: ActivationMatch) -> str:
     """Return the name of the input for nodes that read the tensor before it is quantized."""
     return f"{match.computed}/exact"
 
@@ -202,13 +204,13 @@ def with_disturbances(
     for name in dict.fromkeys(names):
         value = values[name]
         maker = value.producer()
-        before = following[maker] if maker is not None else nodes[0]
+        next_node = following[maker] if maker is not None else nodes[0]
         uses = [(use, entry_of(name, use.node.name or "")) for use in value.uses() if use.node.graph is graph]
         outputs = [(place, entry_of(name, "")) for place, output in enumerate(graph.outputs) if output is value]
         sums = {}
         for entry in dict.fromkeys(entry for _, entry in [*uses, *outputs]):
             added = _float_input(graph, entry, types.get(name))
-            sums[entry] = editor.node("Add", [value, added], f"{entry}/added", before=before, like=value)
+            sums[entry] = editor.node("Add", [value, added], f"{entry}/added", before=next_node, like=value)
         for use, entry in uses:
             use.node.replace_input_with(use.idx, sums[entry])
         for place, entry in outputs:
@@ -265,7 +267,7 @@ class LayerPair:
         matches: the float activations that both models have.
         exact: the result of `exact_readers`.
         layers, float_layers: the two models cut by `cut_layers`.
-        given, given_to_float: inputs of the cut models, each with its match and whether the tensor is rounded first.
+        entries, float_entries: inputs of the cut models, each with its match and whether the tensor is rounded first.
 
     Args:
         float_graph: the float model from which the quantized model was made (after `edgeq.model.prepare`), so names and
@@ -298,11 +300,11 @@ class LayerPair:
         counterparts = [replace(match, computed=match.name, integer=False) for match in self.matches]
         self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
         self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
-        self.given = {given_name(match): (match, False) for match in self.matches}
-        self._whole: LayerRuns | None = None
+        self.entries = {entry_name(match): (match, False) for match in self.matches}
+        self._whole_runs: LayerRuns | None = None
         pairs = list(zip(counterparts, self.matches, strict=True))
-        self.given_to_float = {given_name(counterpart): (match, True) for counterpart, match in pairs}
-        self.given_to_float |= {exact_name(counterpart): (match, False) for counterpart, match in pairs}
+        self.float_entries = {entry_name(counterpart): (match, True) for counterpart, match in pairs}
+        self.float_entries |= {exact_entry_name(counterpart): (match, False) for counterpart, match in pairs}
 
     def _floats_only(self, matches: Sequence[ActivationMatch]) -> list[ActivationMatch]:
         """Return the matches whose tensors are floats. If the type of a tensor is unknown, the runtime determines
@@ -312,8 +314,8 @@ class LayerPair:
         unknown = [match.name for match in matches if match.name not in types]
         session = self.session(self.float_graph, unknown)
         outputs = session.get_outputs() if session is not None else []
-        others = {output.name for output in outputs if output.type not in _FLOAT_TYPES}
-        return [match for match in matches if match.name not in others]
+        excluded_names = {output.name for output in outputs if output.type not in _FLOAT_TYPES}
+        return [match for match in matches if match.name not in excluded_names]
 
     def session(self, model: GraphIndex | Loadable, names: Sequence[str]) -> Any:
         """Open a session with the outputs `names`. Return None if `names` is empty.
@@ -325,12 +327,12 @@ class LayerPair:
         part = Loadable.of(model).only(names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
         return instrumented_session(part, optimization="none", settings=self.settings)
 
-    def parts(self, matches: Sequence[ActivationMatch], first: Sample) -> list[list[ActivationMatch]]:
+    def parts(self, matches: Sequence[ActivationMatch], first_sample: Sample) -> list[list[ActivationMatch]]:
         """Split matches into parts. The tensors of a part are fetched in the same run.
 
         Neighbours are in one part as far as memory allows. A tensor of unknown size counts as the largest one.
         """
-        sizes = tensor_sizes(Loadable.of(self.float_graph).proto, first.inputs)
+        sizes = tensor_sizes(Loadable.of(self.float_graph).proto, first_sample.inputs)
         largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
         return list(partitions(((m, _COPIES * sizes.get(m.name, largest)) for m in matches), self.memory))
 
@@ -349,45 +351,45 @@ class LayerPair:
 
         For the errors, see `compare`.
         """
-        first = next(iter(samples), None)
-        if first is None:
+        first_sample = next(iter(samples), None)
+        if first_sample is None:
             raise DataError(f"{samples.source}: no samples to compare the models on", "Point --data at samples")
-        parts = self.parts(self.matches, first)
-        done: list[ActivationComparison] = []
+        parts = self.parts(self.matches, first_sample)
+        comparisons: list[ActivationComparison] = []
         with self.progress.stage("Comparing layers", len(samples) * len(parts)) as advance:
             for part in parts:
                 runs = LayerRuns(self, part)
                 # If all tensors fit into the memory, the sessions are opened once.
-                self._whole = runs if len(parts) == 1 else None
+                self._whole_runs = runs if len(parts) == 1 else None
                 names = [match.computed for match in part if not match.is_input]
-                whole = self.session(self.quantized_graph, names)
+                whole_session = self.session(self.quantized_graph, names)
                 sums = [self._sums(match) for match in part]
                 for sample in samples:
-                    made, real = runs.run(sample), _real_rows(sample)
-                    seen = _run(whole, sample, "the quantized model")
-                    for one in sums:
-                        one.update(made, seen[one.match.computed], real)
+                    layer_arrays, real = runs.run(sample), _real_rows(sample)
+                    whole_outputs = _run(whole_session, sample, "the quantized model")
+                    for activation_sums in sums:
+                        activation_sums.update(layer_arrays, whole_outputs[activation_sums.match.computed], real)
                     advance(1)
-                done.extend(one.result() for one in sums)
-        return tuple(done)
+                comparisons.extend(activation_sums.result() for activation_sums in sums)
+        return tuple(comparisons)
 
     def _sums(self, match: ActivationMatch) -> ActivationSums:
         """Return empty sums for an activation, with the names of the activations that its layer reads.
 
         edgeq finds these names by going back from the layer's result to the inputs of the cut model.
         """
-        found: dict[str, None] = {}
-        pending, seen = [] if match.is_input else [self.layers.values[match.computed]], set()
+        read_names: dict[str, None] = {}
+        pending, visited = [] if match.is_input else [self.layers.values[match.computed]], set()
         while pending:
             value = pending.pop()
             maker = value.producer()
-            if name_of(value) in self.given:
-                found[self.given[name_of(value)][0].name] = None
-            elif maker is not None and value not in seen:
-                seen.add(value)
+            if name_of(value) in self.entries:
+                read_names[self.entries[name_of(value)][0].name] = None
+            elif maker is not None and value not in visited:
+                visited.add(value)
                 pending.extend(v for v in reversed(maker.inputs) if v is not None)
-        exact = tuple(name for name in found if (name, match.node) in self.exact)
-        return ActivationSums(match, tuple(found), exact)
+        exact = tuple(name for name in read_names if (name, match.node) in self.exact)
+        return ActivationSums(match, tuple(read_names), exact)
 
     def output_effects(self, names: Collection[str], samples: Samples, *, count: int) -> dict[str, Agreement]:
         """Return tensor → agreement between the float model's outputs with and without the error of the layer that
@@ -404,8 +406,8 @@ class LayerPair:
             DataError: a model refuses a sample.
         """
         groups = {match.name: (match.name,) for match in self.matches if match.name in names}
-        found = self.group_effects(groups, samples, OutputSums, count=count)
-        return {name: sums.result() for name, (sums,) in found.items()}
+        sums_by_name = self.group_effects(groups, samples, OutputSums, count=count)
+        return {name: sums.result() for name, (sums,) in sums_by_name.items()}
 
     def group_effects(
         self, groups: Mapping[str, Collection[str]], samples: Samples, accumulator: Callable[[], T], *, count: int
@@ -424,31 +426,33 @@ class LayerPair:
         """
         group_of = {name: group for group, names in groups.items() for name in names}
         places = {group: place for place, group in enumerate(groups)}
-        known = [m for m in self.matches if m.name in group_of and m.name not in self.float_graph.captured]
-        chosen = sorted(known, key=lambda match: places[group_of[match.name]])
-        first = next(iter(samples), None)
-        if not chosen or first is None:
+        connected = [m for m in self.matches if m.name in group_of and m.name not in self.float_graph.captured]
+        ordered = sorted(connected, key=lambda match: places[group_of[match.name]])
+        first_sample = next(iter(samples), None)
+        if not ordered or first_sample is None:
             return {}
-        disturbed = _Disturbed(self, [match.name for match in chosen])
-        found: dict[str, list[T]] = {}
-        with self.progress.stage("Following errors to the outputs", min(count, len(samples)) * len(chosen)) as advance:
-            for part in self.parts(chosen, first) if self._whole is None else [chosen]:
-                runs = self._whole or LayerRuns(self, part)
+        disturbed = _Disturbed(self, [match.name for match in ordered])
+        accumulators: dict[str, list[T]] = {}
+        with self.progress.stage("Following errors to the outputs", min(count, len(samples)) * len(ordered)) as advance:
+            for part in self.parts(ordered, first_sample) if self._whole_runs is None else [ordered]:
+                runs = self._whole_runs or LayerRuns(self, part)
                 tensors: dict[str, list[str]] = {}
                 for match in part:
                     tensors.setdefault(group_of[match.name], []).append(match.name)
                 sums: dict[str, T] = {}
                 for sample in _spread(samples, count):
-                    made = runs.run(sample)
+                    layer_arrays = runs.run(sample)
                     undisturbed = disturbed.run(sample, {})
                     for group, names in tensors.items():
-                        errors = {entry: e for name in names for entry, e in disturbed.errors(made, name).items()}
+                        errors = {
+                            entry: e for name in names for entry, e in disturbed.errors(layer_arrays, name).items()
+                        }
                         if any(error.any() for error in errors.values()):
                             sums.setdefault(group, accumulator()).update(undisturbed, disturbed.run(sample, errors))
                         advance(len(names))
-                for group, one in sums.items():
-                    found.setdefault(group, []).append(one)
-        return {group: tuple(parts) for group, parts in found.items()}
+                for group, total in sums.items():
+                    accumulators.setdefault(group, []).append(total)
+        return {group: tuple(parts) for group, parts in accumulators.items()}
 
     def attribute_error(
         self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, most: int = 10
@@ -509,14 +513,14 @@ class LayerRuns:
     """Hold open sessions for the layers that compute the tensors of `part`."""
 
     def __init__(self, pair: LayerPair, part: Sequence[ActivationMatch]) -> None:
-        made = [match for match in part if not match.is_input]
+        computed = [match for match in part if not match.is_input]
         self._part = part
-        self._layers = pair.session(pair.layers, [match.computed for match in made])
-        self._float_layers = pair.session(pair.float_layers, [match.name for match in made])
-        self._given = _given_to(self._layers, pair.given)
-        self._given_to_float = _given_to(self._float_layers, pair.given_to_float)
-        read = [*made, *(match for match, _, _ in (*self._given.values(), *self._given_to_float.values()))]
-        names = list(dict.fromkeys(match.name for match in read if not match.is_input))
+        self._layers = pair.session(pair.layers, [match.computed for match in computed])
+        self._float_layers = pair.session(pair.float_layers, [match.name for match in computed])
+        self._entries = _find_entries(self._layers, pair.entries)
+        self._float_entries = _find_entries(self._float_layers, pair.float_entries)
+        fetched = [*computed, *(match for match, _, _ in (*self._entries.values(), *self._float_entries.values()))]
+        names = list(dict.fromkeys(match.name for match in fetched if not match.is_input))
         self._float = pair.session(pair.float_graph, names)
 
     def run(self, sample: Sample) -> LayerArrays:
@@ -526,38 +530,38 @@ class LayerRuns:
             DataError: a model refuses the sample.
         """
         exact = _run(self._float, sample, "the float model")
-        alone = _run(self._layers, sample, "a layer of the quantized model", self._given, exact)
-        from_rounded = _run(self._float_layers, sample, "a layer of the float model", self._given_to_float, exact)
+        alone = _run(self._layers, sample, "a layer of the quantized model", self._entries, exact)
+        from_rounded = _run(self._float_layers, sample, "a layer of the float model", self._float_entries, exact)
         raw = {match.name: alone[match.computed] for match in self._part}
-        read = {match.name: match.as_read(raw[match.name]) for match in self._part}
-        return LayerArrays(exact=exact, raw=raw, alone=read, from_rounded=from_rounded)
+        as_read = {match.name: match.as_read(raw[match.name]) for match in self._part}
+        return LayerArrays(exact=exact, raw=raw, alone=as_read, from_rounded=from_rounded)
 
 
-_Given = Mapping[str, tuple[ActivationMatch, bool, type[np.floating[Any]]]]
+_Entries = Mapping[str, tuple[ActivationMatch, bool, type[np.floating[Any]]]]
 """Input of a cut model → its match, whether the tensor is rounded first, and the input's type."""
 
 
-def _given_to(session: Any, given: Mapping[str, tuple[ActivationMatch, bool]]) -> _Given:
+def _find_entries(session: Any, entries: Mapping[str, tuple[ActivationMatch, bool]]) -> _Entries:
     """Return the given tensors that a session has as inputs."""
     values = session.get_inputs() if session is not None else []
-    return {v.name: (*given[v.name], _FLOAT_TYPES.get(v.type, np.float32)) for v in values if v.name in given}
+    return {v.name: (*entries[v.name], _FLOAT_TYPES.get(v.type, np.float32)) for v in values if v.name in entries}
 
 
 def _run(
-    session: Any, sample: Sample, model: str, given: _Given | None = None, exact: Outputs | None = None
+    session: Any, sample: Sample, model: str, entries: _Entries | None = None, exact: Outputs | None = None
 ) -> Mapping[str, NDArray[Any]]:
     """Run a session on a sample, and return the sample's inputs and the session's outputs. The session also gets the
-    `given` tensors, with values from `exact`.
+    `entries` tensors, with values from `exact`.
     """
     if session is None:
         return sample.inputs
     fed = {}
-    for name, (match, rounded, kind) in (given or {}).items():
+    for name, (match, rounded, kind) in (entries or {}).items():
         assert exact is not None
         values = exact[match.name]
         fed[name] = (match.as_read(values) if rounded else values).astype(kind, copy=False)
-    made = infer(session, replace(sample, inputs={**sample.inputs, **fed}), model=model)
-    return {**sample.inputs, **made}
+    outputs = infer(session, replace(sample, inputs={**sample.inputs, **fed}), model=model)
+    return {**sample.inputs, **outputs}
 
 
 class _Disturbed:
@@ -566,8 +570,8 @@ class _Disturbed:
     def __init__(self, pair: LayerPair, names: Sequence[str]) -> None:
         model = with_disturbances(pair.float_graph, names, pair.exact)
         self._session = instrumented_session(model, optimization="all", settings=pair.settings)
-        given = (output.name for output in self._session.get_outputs())
-        self._outputs = dict(zip(given, pair.float_graph.outputs, strict=True))
+        output_names = (output.name for output in self._session.get_outputs())
+        self._outputs = dict(zip(output_names, pair.float_graph.outputs, strict=True))
         types = {value.name: _FLOAT_TYPES.get(value.type, np.float32) for value in self._session.get_inputs()}
         entries = {entry for name in names for entry in (disturbance_name(name), exact_disturbance_name(name))}
         self._zeros = {entry: np.zeros((), types[entry]) for entry in entries if entry in types}
@@ -575,8 +579,8 @@ class _Disturbed:
     def run(self, sample: Sample, errors: Mapping[str, NDArray[Any]]) -> Outputs:
         """Return the float model's outputs for one sample, by name, with `errors` added to its tensors."""
         fed = replace(sample, inputs={**sample.inputs, **self._zeros, **errors})
-        made = infer(self._session, fed, model="the float model")
-        return {self._outputs[name]: values for name, values in made.items()}
+        outputs = infer(self._session, fed, model="the float model")
+        return {self._outputs[name]: values for name, values in outputs.items()}
 
     def errors(self, layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
         """Return the error to add at `tensor`, by the names of the disturbance inputs.
@@ -584,20 +588,23 @@ class _Disturbed:
         It is the error of this layer alone. An element is 0 if the difference is NaN or infinite, for example because
         of a mask.
         """
-        found = {}
-        seen = {disturbance_name(tensor): layers.alone[tensor], exact_disturbance_name(tensor): layers.raw[tensor]}
-        for entry, values in seen.items():
+        errors = {}
+        layer_results = {
+            disturbance_name(tensor): layers.alone[tensor],
+            exact_disturbance_name(tensor): layers.raw[tensor],
+        }
+        for entry, values in layer_results.items():
             if entry in self._zeros:
                 with np.errstate(invalid="ignore"):
                     difference = np.asarray(values - layers.from_rounded[tensor])
-                found[entry] = np.where(np.isfinite(difference), difference, 0).astype(self._zeros[entry].dtype)
-        return found
+                errors[entry] = np.where(np.isfinite(difference), difference, 0).astype(self._zeros[entry].dtype)
+        return errors
 
 
 def _spread(samples: Samples, count: int) -> Iterator[Sample]:
     total = len(samples)
-    wanted = {position * total // count for position in range(count)} if total > count else set(range(total))
-    return (sample for position, sample in enumerate(samples) if position in wanted)
+    positions = {position * total // count for position in range(count)} if total > count else set(range(total))
+    return (sample for position, sample in enumerate(samples) if position in positions)
 
 
 def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:

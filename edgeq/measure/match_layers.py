@@ -95,22 +95,22 @@ def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
 
 def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
     """Return the scale and zero point of each integer activation by name, if they are constant."""
-    found: dict[str, QuantParams] = {}
+    params_by_tensor: dict[str, QuantParams] = {}
     for use in integer_uses(graph):
         if not is_constant(use.value):
-            found.setdefault(name_of(use.value), use.params)
+            params_by_tensor.setdefault(name_of(use.value), use.params)
     for node in graph.graph:
         places = operator_of(node).integer_output
         if places is not None:
-            made = params_at(node, *places, integers=node.outputs[0])
-            if made is not None:
-                found.setdefault(name_of(node.outputs[0]), made)
+            params = params_at(node, *places, integers=node.outputs[0])
+            if params is not None:
+                params_by_tensor.setdefault(name_of(node.outputs[0]), params)
         elif node.op_type in DATA_MOVEMENT and node.inputs:
-            moved = found.get(name_of(node.inputs[0]))
+            moved = params_by_tensor.get(name_of(node.inputs[0]))
             if moved is not None:
                 for output in node.outputs:
-                    found.setdefault(name_of(output), moved)
-    return found
+                    params_by_tensor.setdefault(name_of(output), moved)
+    return params_by_tensor
 
 
 def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
@@ -137,10 +137,10 @@ def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
         if node.op_type == "Cast":
             return _constant_factor(node.outputs[0], depth=depth - 1)
         if node.op_type == "Mul":
-            other = node.inputs[1 - place]
-            maker = other.producer() if other is not None else None
-            parts = [other, *(maker.inputs if maker is not None and maker.op_type == "Mul" else ())]
-            return next((found for found in map(constant, parts) if found is not None), None)
+            factor = node.inputs[1 - place]
+            maker = factor.producer() if factor is not None else None
+            parts = [factor, *(maker.inputs if maker is not None and maker.op_type == "Mul" else ())]
+            return next((array for array in map(constant, parts) if array is not None), None)
     return None
 
 
@@ -227,16 +227,16 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     scales may be per tensor, per channel or per block. The supported formats are QDQ (constants before or after
     QuantizeLinear), QOperator and dynamic operators.
     """
-    found: dict[str, WeightMatch] = {}
+    matches: dict[str, WeightMatch] = {}
     for use in _quantized_weights(quantized_graph):
         name = _float_name(float_graph, use)
-        if name is None or name in found:
+        if name is None or name in matches:
             continue
         weight = float_graph.values[name]
         transposed = _is_transposed(weight, use)
         if transposed is not None:
             reader, position = _layer_reader(weight)
-            found[name] = WeightMatch(
+            matches[name] = WeightMatch(
                 name=name,
                 node=(reader.name or "") if reader is not None else "",
                 op_type=reader.op_type if reader is not None else "",
@@ -247,7 +247,7 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
                 transposed=transposed,
             )
     order = {name_of(v): rank for rank, node in enumerate(float_graph.graph) for v in reversed(node.inputs)}
-    return tuple(sorted(found.values(), key=lambda match: (order.get(match.name, 0), match.place)))
+    return tuple(sorted(matches.values(), key=lambda match: (order.get(match.name, 0), match.place)))
 
 
 def compare_weights(
@@ -307,8 +307,8 @@ def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
         return None
     # In the float form of a node, the weight may be another input.
     row = operator_of(use.node)
-    own, its = ((*r.activations, *r.weights, r.bias) for r in (row, OPERATORS.get(row.float_form, row)))
-    place = dict(zip(own, its, strict=False)).get(use.place)
+    places, float_places = ((*r.activations, *r.weights, r.bias) for r in (row, OPERATORS.get(row.float_form, row)))
+    place = dict(zip(places, float_places, strict=False)).get(use.place)
     weight = node_input(counterpart, use.place if place is None else place)
     return name_of(weight) if is_constant(weight) else None
 
@@ -332,12 +332,12 @@ def _is_transposed(weight: ir.Value, use: IntegerUse) -> bool | None:
     """Return whether the last two axes are swapped in the quantized model. Return None if the shapes do not fit either
     way.
     """
-    shape, other = _shape(weight), _shape(use.value)
-    swapped = (*other[:-2], *reversed(other[-2:]))
-    if shape not in (other, swapped):
+    shape, quantized_shape = _shape(weight), _shape(use.value)
+    swapped = (*quantized_shape[:-2], *reversed(quantized_shape[-2:]))
+    if shape not in (quantized_shape, swapped):
         return None
-    if other != swapped or len(other) < 2:
-        return shape != other
+    if quantized_shape != swapped or len(quantized_shape) < 2:
+        return shape != quantized_shape
     values, straight = constant_values(weight).astype(np.float32), _dequantized(constant_values(use.value), use.params)
     off = np.abs(values - straight).sum()
     return bool(off > np.abs(values - np.swapaxes(straight, -1, -2)).sum())
@@ -464,22 +464,22 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
     """
     matcher = _Matcher(float_graph, quantized_graph)
     types = element_types(float_graph)
-    found: dict[str, ActivationMatch] = {}
+    matches: dict[str, ActivationMatch] = {}
     for name in float_graph.inputs:
         if name in quantized_graph.inputs and types.get(name) in _ACTIVATION_TYPES:
-            found[name] = matcher.describe(name, name, None)
+            matches[name] = matcher.describe(name, name, None)
     for node in float_graph.graph:
         for place, name in enumerate(map(name_of, node.outputs)):
             if not name or name in float_graph.computed_constants or types.get(name) not in _ACTIVATION_TYPES:
                 continue
             counterpart = matcher.counterpart(name, node, place)
-            before = found.get(name_of(node.inputs[0])) if node.op_type in _CLIPPING else None
+            previous = matches.get(name_of(node.inputs[0])) if node.op_type in _CLIPPING else None
             if counterpart is not None:
-                found[name] = matcher.describe(name, counterpart, node)
-            elif before is not None and matcher.is_folded(before, node):
-                del found[before.name]
-                found[name] = matcher.describe(name, before.computed, node)
-    return tuple(found.values())
+                matches[name] = matcher.describe(name, counterpart, node)
+            elif previous is not None and matcher.is_folded(previous, node):
+                del matches[previous.name]
+                matches[name] = matcher.describe(name, previous.computed, node)
+    return tuple(matches.values())
 
 
 def exact_readers(
@@ -490,17 +490,17 @@ def exact_readers(
     An example is a residual Add next to a MatMul that quantizes its input. For a graph output of this kind, the pair is
     (tensor, "").
     """
-    found = set()
+    pairs = set()
     for match in matches:
         if match.integer or (match.params is None and not match.dynamic):
             continue
         for reader, _ in consumers(quantized_graph.values[match.computed]):
             counterpart = float_graph.nodes.get(reader.name or "")
             if counterpart is not None and counterpart.op_type == reader.op_type:
-                found.add((match.name, reader.name or ""))
+                pairs.add((match.name, reader.name or ""))
         if match.computed in quantized_graph.outputs:
-            found.add((match.name, ""))
-    return frozenset(found)
+            pairs.add((match.name, ""))
+    return frozenset(pairs)
 
 
 class _Matcher:
@@ -518,16 +518,16 @@ class _Matcher:
         if f"{name}_quantized" in self._integers:
             return f"{name}_quantized"
         for candidate in (node.name, f"{node.name}_quant") if node.name else ():
-            other = self._quantized.nodes.get(candidate)
-            if other is None or len(other.outputs) <= place:
+            quantized_node = self._quantized.nodes.get(candidate)
+            if quantized_node is None or len(quantized_node.outputs) <= place:
                 continue
-            made = name_of(other.outputs[place])
-            same = made in self._integers or other.op_type == node.op_type
+            tensor = name_of(quantized_node.outputs[place])
+            fits = tensor in self._integers or quantized_node.op_type == node.op_type
             # If an activation function was folded away, the layer computes the tensor of that function, which is found
             # by its name.
-            original = self._float.values.get(made.removesuffix("_quantized").removesuffix("_QuantizeLinear_Input"))
-            if same and (original is None or original.producer() is None):
-                return made
+            original = self._float.values.get(tensor.removesuffix("_quantized").removesuffix("_QuantizeLinear_Input"))
+            if fits and (original is None or original.producer() is None):
+                return tensor
         return None
 
     def describe(self, name: str, counterpart: str, node: ir.Node | None) -> ActivationMatch:
@@ -544,14 +544,14 @@ class _Matcher:
                 layer, folded = source, node.op_type
         return ActivationMatch(name, layer.name or "", layer.op_type, computed, folded, integer, params, dynamic)
 
-    def is_folded(self, before: ActivationMatch, activation: ir.Node) -> bool:
+    def is_folded(self, previous: ActivationMatch, activation: ir.Node) -> bool:
         """Return whether an activation function was removed because the range of the tensor before it has the same
         effect.
         """
-        params = before.params
+        params = previous.params
         if params is None:
             return False
-        if any(reader.op_type in _CLIPPING for reader in self._readers(before.computed)):
+        if any(reader.op_type in _CLIPPING for reader in self._readers(previous.computed)):
             return False
         return activation.op_type != "Relu" or params.range[0] >= -0.5 * float(params.scale.min())
 

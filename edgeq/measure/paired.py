@@ -97,21 +97,22 @@ class PairedErrors:
     def update(
         self,
         reference: Outputs,
-        here: Outputs,
-        there: Outputs,
+        local_outputs: Outputs,
+        target_outputs: Outputs,
         inputs: Outputs = MappingProxyType({}),
         basis: Basis = EVERYTHING,
     ) -> None:
         """Add the outputs of one sample. Elements that do not count in one of the two comparisons are left out, and so
         are outputs whose rows have no fixed place.
         """
-        first, second = (
-            {pair.name: pair for pair in pair_outputs(basis, reference, other, inputs)} for other in (here, there)
+        local_pairs, target_pairs = (
+            {pair.name: pair for pair in pair_outputs(basis, reference, outputs, inputs)}
+            for outputs in (local_outputs, target_outputs)
         )
-        for name in first:
-            if name not in second:
+        for name in local_pairs:
+            if name not in target_pairs:
                 continue
-            pairs = first[name], second[name]
+            pairs = local_pairs[name], target_pairs[name]
             if any(pair.ranked is not None or pair.candidate.shape != pair.reference.shape for pair in pairs):
                 continue
             if pairs[0].reference.dtype.kind != "f":
@@ -125,22 +126,22 @@ class PairedErrors:
 
     def result(self) -> tuple[PairedLoss, ...]:
         """Return the loss of each output."""
-        found = []
+        losses = []
         for name, samples in self.powers.items():
             powers = np.array(samples)
-            signal, here, there, own, between = (float(total) for total in powers.sum(0))
-            found.append(
+            signal, local_noise, target_noise, local_power, difference = (float(total) for total in powers.sum(0))
+            losses.append(
                 PairedLoss(
                     name,
-                    decibels(signal, here),
-                    decibels(signal, there),
-                    decibels(own, between),
+                    decibels(signal, local_noise),
+                    decibels(signal, target_noise),
+                    decibels(local_power, difference),
                     _reach_db(powers[:, 1], powers[:, 2]),
                     _reach_db(powers[:, 3], powers[:, 4]),
                     len(samples),
                 )
             )
-        return tuple(found)
+        return tuple(losses)
 
 
 class PairedEvaluation:
@@ -150,7 +151,7 @@ class PairedEvaluation:
         names: names of all sessions.
         task: task that measures accuracy by labels; None measures only agreement.
         reference: the session that the others are compared with.
-        here, there: names of the sessions of this machine and of the target.
+        local_name, target_name: names of the sessions of this machine and of the target.
         basis: what the figures are taken over.
 
     Attributes:
@@ -163,38 +164,38 @@ class PairedEvaluation:
         names: Sequence[str],
         task: Task | None,
         reference: str,
-        here: str,
-        there: str,
+        local_name: str,
+        target_name: str,
         basis: Basis = EVERYTHING,
     ) -> None:
         self._basis = basis
-        self._names = (reference, here, there)
-        self._meters = {name: ResampledMeter(task) for name in (here, there)} if task is not None else {}
+        self._names = (reference, local_name, target_name)
+        self._meters = {name: ResampledMeter(task) for name in (local_name, target_name)} if task is not None else {}
         self.evaluation, self.errors = RunningEvaluation(names, task, reference, basis), PairedErrors()
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
         """Add a sample and each session's outputs for it."""
         self.evaluation.update(sample, outputs)
-        reference, here, there = (outputs[name] for name in self._names)
-        self.errors.update(reference, here, there, sample.inputs, self._basis)
-        for row, made in rows(sample, outputs) if self._meters else ():
+        reference, local_outputs, target_outputs = (outputs[name] for name in self._names)
+        self.errors.update(reference, local_outputs, target_outputs, sample.inputs, self._basis)
+        for row, row_outputs in rows(sample, outputs) if self._meters else ():
             for name, meter in self._meters.items():
-                meter.update(made[name], row)
+                meter.update(row_outputs[name], row)
 
     def drop_error(self) -> float | None:
         """Return the standard error of the loss of accuracy between the two runtimes; None if it is not known."""
         if not self._meters:
             return None
-        here, there = self._meters.values()
-        return loss_error(here.measured(), there.measured(), further=1 / here.rows)
+        local_meter, target_meter = self._meters.values()
+        return loss_error(local_meter.measured(), target_meter.measured(), further=1 / local_meter.rows)
 
 
 def paired_losses(
-    reference: Sequence[Outputs], here: Sequence[Outputs], there: Sequence[Outputs]
+    reference: Sequence[Outputs], local_outputs: Sequence[Outputs], target_outputs: Sequence[Outputs]
 ) -> tuple[PairedLoss, ...]:
     """Return the loss of each output. The arguments have one entry for each sample."""
     errors = PairedErrors()
-    for outputs in zip(reference, here, there, strict=True):
+    for outputs in zip(reference, local_outputs, target_outputs, strict=True):
         errors.update(*outputs)
     return errors.result()
 
@@ -203,12 +204,12 @@ def _power(values: NDArray[np.float64]) -> float:
     return float(values @ values)
 
 
-def _reach_db(here: NDArray[np.float64], there: NDArray[np.float64]) -> float:
+def _reach_db(denominators: NDArray[np.float64], numerators: NDArray[np.float64]) -> float:
     """Return half the width of the 95 % interval of the ratio of two powers in dB. Both are [samples]."""
-    count = len(here)
+    count = len(denominators)
     if count < _FEWEST:
         return _UNKNOWN_DB
-    without = [np.maximum(powers.sum() - powers, 0.0) for powers in (here, there)]
+    without = [np.maximum(powers.sum() - powers, 0.0) for powers in (denominators, numerators)]
     if not (without[0] > 0).all() or not (without[1] > 0).all():
         return 0.0  # one of the two is exact, so nothing is left to chance
     ratios = 10 * np.log10(without[1] / without[0])

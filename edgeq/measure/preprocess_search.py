@@ -86,17 +86,20 @@ class PreprocessSearch:
         """
         if self.metric == BITS or not self.ranked or self.ranked[0].value <= 0 or self.doubt:
             return None
-        tied = [one.preprocess for one in self.ranked[: self.tied]]
+        tied = [candidate.preprocess for candidate in self.ranked[: self.tied]]
         if self.usual in tied:
             return self.usual
         return tied[0] if len(tied) == 1 else None
 
     @property
-    def found(self) -> str:
+    def decision_note(self) -> str:
         """Return a sentence with the decision and its basis."""
-        best = next(one for one in self.ranked if one.preprocess == self.decided)
-        others = [one for one in self.ranked if one is not best][:1]
-        next_best = "".join(f", the next {_typed(one.preprocess)} {metric(self.metric, one.value)}" for one in others)
+        best = next(candidate for candidate in self.ranked if candidate.preprocess == self.decided)
+        runners_up = [candidate for candidate in self.ranked if candidate is not best][:1]
+        next_best = "".join(
+            f", the next {_typed(candidate.preprocess)} {metric(self.metric, candidate.value)}"
+            for candidate in runners_up
+        )
         return (
             f"preprocessing {_typed(best.preprocess)}: {self.metric} {metric(self.metric, best.value)} on "
             f"{self.count} samples{next_best}; --preprocess sets another"
@@ -111,9 +114,9 @@ class PreprocessSearch:
             return f"None of {len(self.fitting)} preprocessings fits the labels: with the best of them, {self.doubt}"
         if self.heads:
             several = f"NAME, as one of {', '.join(map(_typed, self.fitting[:_SHOWN]))}"
-            first = f"{_typed(self.usual)} if the model was trained with it" if self.usual else several
+            suggestion = f"{_typed(self.usual)} if the model was trained with it" if self.usual else several
             return (
-                f"Type --preprocess {first} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
+                f"Type --preprocess {suggestion} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
                 "annotations of the images next to them, as a .json file: mAP then decides"
             )
         if not self.ranked or self.ranked[0].value <= 0:
@@ -121,17 +124,19 @@ class PreprocessSearch:
             usual = f"; {_typed(self.usual)} goes with outputs like these" if self.usual else ""
             return f"Which one was the model trained with? Type --preprocess NAME, as one of {listed}{usual}"
         tied = self.ranked[: self.tied]
-        listed = ", ".join(f"{_typed(one.preprocess)} {metric(self.metric, one.value)}" for one in tied[:_SHOWN])
-        first = f"--preprocess {_typed(tied[0].preprocess)}"
+        listed = ", ".join(
+            f"{_typed(candidate.preprocess)} {metric(self.metric, candidate.value)}" for candidate in tied[:_SHOWN]
+        )
+        suggestion = f"--preprocess {_typed(tied[0].preprocess)}"
         if self.metric == BITS:
             doubt = "no labels decide; " if len(tied) < 2 else ""
             return (
-                f"Type {first} if the model was trained with it ({doubt}the likeliest, by the bits of information in "
-                f"its scores for {self.count} images: {listed}), or give labels"
+                f"Type {suggestion} if the model was trained with it ({doubt}the likeliest, by the bits of information "
+                f"in its scores for {self.count} images: {listed}), or give labels"
             )
         return (
             f"Which one was the model trained with? By {self.metric}, {self.count} samples cannot tell these apart: "
-            f"{listed}. Type {first}, or another of them"
+            f"{listed}. Type {suggestion}, or another of them"
         )
 
 
@@ -155,60 +160,64 @@ def search(
         task: task by which to compare; None uses the task that labels and outputs suggest, if any.
         names: preprocessings to try; None tries the common ones.
     """
-    left = {name: load_preprocess(name) for name in names or candidates(task.name if task else None)}
+    remaining = {name: load_preprocess(name) for name in names or candidates(task.name if task else None)}
     fitting: tuple[str, ...] = ()
-    seen: list[list[Mapping[str, NDArray[Any]]]] = []
+    tried_inputs: list[list[Mapping[str, NDArray[Any]]]] = []
     doubts: dict[str, str] = {}
     failure: EdgeqError | None = None
-    usual, metric, sign, found, count = "", BITS, 1, dict[str, RowMetrics](), 0
+    usual, metric, sign, figures, count = "", BITS, 1, dict[str, RowMetrics](), 0
     for size in _ROUNDS:
-        found, taken, settled = {}, dict[str, Samples](), dict[str, Task | None]()
-        with progress.stage("Trying preprocessings", len(left)) as advance:
-            for name, preprocess in left.items():
+        figures, samples_by_name, settled = {}, dict[str, Samples](), dict[str, Task | None]()
+        with progress.stage("Trying preprocessings", len(remaining)) as advance:
+            for name, preprocess in remaining.items():
                 advance(1)
-                samples = _opened(data, signature, preprocess, size)
-                if samples is None or (size == _ROUNDS[0] and _same(samples, seen)):
+                samples = _open_fitting(data, signature, preprocess, size)
+                if samples is None or (size == _ROUNDS[0] and _is_repeated(samples, tried_inputs)):
                     continue
                 if task is None:
                     task = infer_task(sample := next(iter(samples)), infer(session, sample))
                 try:
-                    found[name], settled[name], doubts[name] = _measure(session, samples, task)
+                    figures[name], settled[name], doubts[name] = _measure(session, samples, task)
                 except (DataError, CheckFailedError, UsageError) as error:  # No known head fits these outputs.
                     failure = failure or error
                     continue
                 usual, count = getattr(settled[name], "usual", "") or usual, len(samples)
-                taken[name] = samples
+                samples_by_name[name] = samples
             metric = task.primary if task is not None else BITS
             sign = 1 if task is None or task.higher_is_better else -1
-            known = [one for one in settled if one in found and settled[one] != task]
-            if known:  # A class offset found with the correct preprocessing applies to all.
-                task = settled[max(known, key=lambda one: sign * found[one].metrics[metric])]
-                for name in [one for one in found if settled[one] != task]:
+            settled_names = [candidate for candidate in settled if candidate in figures and settled[candidate] != task]
+            if settled_names:  # A class offset found with the correct preprocessing applies to all.
+                task = settled[max(settled_names, key=lambda candidate: sign * figures[candidate].metrics[metric])]
+                for name in [candidate for candidate in figures if settled[candidate] != task]:
                     try:
-                        found[name], _, doubts[name] = _measure(session, taken[name], task)
+                        figures[name], _, doubts[name] = _measure(session, samples_by_name[name], task)
                     except (DataError, CheckFailedError, UsageError):  # Another head fits these outputs.
-                        del found[name]
-        if failure is not None and not found:
+                        del figures[name]
+        if failure is not None and not figures:
             raise failure
-        fitting = fitting or tuple(found)
-        tied = _tied(found, task, metric, count)
-        left = {name: left[name] for name in tied}
-        best = max(left, key=lambda name: sign * found[name].metrics[metric], default="")
-        sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in left))
-        if len(left) < 2 or count < size or sure:
+        fitting = fitting or tuple(figures)
+        tied = _tied(figures, task, metric, count)
+        remaining = {name: remaining[name] for name in tied}
+        best = max(remaining, key=lambda name: sign * figures[name].metrics[metric], default="")
+        sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in remaining))
+        if len(remaining) < 2 or count < size or sure:
             break
     # Without labels, more bits do not prove that a preprocessing is correct. Among tied candidates, the more common
     # ones come first.
-    order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}
-    ranked = sorted(found, key=lambda name: (name not in left, order[name], -sign * found[name].metrics[metric]))
-    chosen = tuple(PreprocessCandidate(name, found[name].metrics[metric]) for name in ranked)
+    order = {name: place if metric == BITS and name in remaining else 0 for place, name in enumerate(figures)}
+    ranked = sorted(
+        figures, key=lambda name: (name not in remaining, order[name], -sign * figures[name].metrics[metric])
+    )
+    ranked_candidates = tuple(PreprocessCandidate(name, figures[name].metrics[metric]) for name in ranked)
     # One of many similar candidates may beat a guess by luck.
-    doubtful = [doubts[name] for name in ranked[: len(left)] if doubts[name]]
-    doubt = doubtful[0] if 2 * len(doubtful) > len(left) else ""
-    return PreprocessSearch(metric, count, chosen, len(left), usual if usual in fitting else "", fitting, doubt)
+    doubtful = [doubts[name] for name in ranked[: len(remaining)] if doubts[name]]
+    doubt = doubtful[0] if 2 * len(doubtful) > len(remaining) else ""
+    return PreprocessSearch(
+        metric, count, ranked_candidates, len(remaining), usual if usual in fitting else "", fitting, doubt
+    )
 
 
-def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
+def _open_fitting(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
     """Return `size` samples with a preprocessing, or None if the preprocessing does not fit."""
     try:
         samples = open_samples(replace(data, preprocess=preprocess, count=size), signature)
@@ -218,14 +227,14 @@ def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int)
     return samples
 
 
-def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> bool:
+def _is_repeated(samples: Samples, tried_inputs: list[list[Mapping[str, NDArray[Any]]]]) -> bool:
     """Return whether an earlier candidate gives the same inputs. If not, remember the inputs."""
-    first = [sample.inputs for sample in islice(samples, 2)]
-    for other in seen:
-        pairs = [(a[name], b.get(name)) for a, b in zip(first, other, strict=False) for name in a]
+    inputs = [sample.inputs for sample in islice(samples, 2)]
+    for previous in tried_inputs:
+        pairs = [(a[name], b.get(name)) for a, b in zip(inputs, previous, strict=False) for name in a]
         if all(b is not None and a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs):
             return True
-    seen.append(first)
+    tried_inputs.append(inputs)
     return False
 
 
@@ -235,31 +244,31 @@ def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Row
 
     If the samples do not show how to make the open choices, the task is returned unchanged.
     """
-    made = ((row, out[""]) for sample in samples for row, out in rows(sample, {"": infer(session, sample)}))
+    row_pairs = ((row, out[""]) for sample in samples for row, out in rows(sample, {"": infer(session, sample)}))
     if task is None:
-        return _information([scores for _, outputs in made if (scores := _scores(outputs)) is not None]), None, ""
-    first = list(islice(made, _SETTLED_ON))
-    settled, shown = task.settled(iter(first)) if hasattr(task, "settled") else (task, "")
+        return _information([scores for _, outputs in row_pairs if (scores := _scores(outputs)) is not None]), None, ""
+    opening_pairs = list(islice(row_pairs, _SETTLED_ON))
+    settled, choice = task.settled(iter(opening_pairs)) if hasattr(task, "settled") else (task, "")
     meter = ResampledMeter(settled)
-    for pairs in (first, made):
+    for pairs in (opening_pairs, row_pairs):
         for row, outputs in pairs:
             meter.update(outputs, row)
-    return meter.measured(), settled if shown else task, " ".join(meter.notes())
+    return meter.measured(), settled if choice else task, " ".join(meter.notes())
 
 
-def _tied(found: Mapping[str, RowMetrics], task: Task | None, metric: str, count: int) -> list[str]:
+def _tied(figures: Mapping[str, RowMetrics], task: Task | None, metric: str, count: int) -> list[str]:
     """Return the candidates that are not clearly worse than the best."""
-    if not found:
+    if not figures:
         return []
     sign = 1 if task is None or task.higher_is_better else -1
-    best = max(found.values(), key=lambda one: sign * one.metrics[metric])
-    kept = []
-    for name, one in found.items():
-        error = loss_error(best, one, further=1 / count) if one is not best else 0.0
-        behind = sign * (best.metrics[metric] - one.metrics[metric])
+    best = max(figures.values(), key=lambda row_metrics: sign * row_metrics.metrics[metric])
+    tied = []
+    for name, row_metrics in figures.items():
+        error = loss_error(best, row_metrics, further=1 / count) if row_metrics is not best else 0.0
+        behind = sign * (best.metrics[metric] - row_metrics.metrics[metric])
         if error is None or behind <= _SURE * error:
-            kept.append(name)
-    return kept
+            tied.append(name)
+    return tied
 
 
 def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
@@ -291,9 +300,9 @@ def open_or_search(
     session: Callable[[], Session],
     judged: Data | None = None,
     task: Task | None = None,
-    known: Preprocess | None = None,
+    fallback: Preprocess | None = None,
     progress: Progress = SILENT,
-    **how: Any,
+    **options: Any,
 ) -> Samples:
     """Open samples. If they are images and no preprocessing is named, search for one and use the one that the labels
     show to be best.
@@ -304,15 +313,15 @@ def open_or_search(
         session: function that opens the float model.
         judged: labelled data on which the candidates are compared; None uses `data`.
         task: task by which to compare; see `search`.
-        known: preprocessing to use if none is named for the images; None searches.
-        how: further arguments of `open_samples`.
+        fallback: preprocessing to use if none is named for the images; None searches.
+        options: further arguments of `open_samples`.
 
     Raises:
         DataError: an error of `open_samples`, or no preprocessing can be decided on, in which case the message asks the
             user to name one.
     """
     try:
-        return open_samples(data, signature, progress=progress, **how)
+        return open_samples(data, signature, progress=progress, **options)
     except NoPreprocessingError as error:
         if len(signature.inputs) > 1:
             fix = (
@@ -321,17 +330,17 @@ def open_or_search(
             )
             inputs = "; ".join(map(str, signature.inputs))
             raise DataError(f"{data.source} contains images, but the model takes {inputs}", fix) from error
-        if known is not None:
-            return open_samples(data, signature, progress=progress, **{**how, "preprocess": known})
-        opened, labelled = session(), judged or data
-        task = task or find_detection(labelled, signature, opened)
-        tried = search(opened, signature, labelled, task=task, progress=progress)
-        if task is None and tried.decided is None and (heads := detector_heads(signature, opened)):
+        if fallback is not None:
+            return open_samples(data, signature, progress=progress, **{**options, "preprocess": fallback})
+        float_session, labelled = session(), judged or data
+        task = task or find_detection(labelled, signature, float_session)
+        result = search(float_session, signature, labelled, task=task, progress=progress)
+        if task is None and result.decided is None and (heads := detector_heads(signature, float_session)):
             usual = heads[0].preprocess if len(heads) == 1 else ""
-            if usual and _opened(labelled, signature, load_preprocess(usual), 1) is None:
+            if usual and _open_fitting(labelled, signature, load_preprocess(usual), 1) is None:
                 usual = ""
-            tried = replace(tried, usual=usual, heads=tuple(head.name for head in heads))
-        if tried.decided is None:
-            raise DataError(error.problem, tried.question) from error
-        progress.note(f"found: {tried.found}")
-        return open_samples(data, signature, progress=progress, **{**how, "preprocess": tried.decided})
+            result = replace(result, usual=usual, heads=tuple(head.name for head in heads))
+        if result.decided is None:
+            raise DataError(error.problem, result.question) from error
+        progress.note(f"found: {result.decision_note}")
+        return open_samples(data, signature, progress=progress, **{**options, "preprocess": result.decided})

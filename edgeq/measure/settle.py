@@ -36,19 +36,19 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
         """Yield rows with the model's outputs. After the first sample, the order is reversed, because data are often
         sorted by class.
         """
-        few = list(spread_over(samples, _FEW))
-        for sample in (few[0], *reversed(few[1:])):
-            for row, made in rows(sample, {"": infer(session, sample)}):
-                yield row, made[""]
+        subset = list(spread_over(samples, _FEW))
+        for sample in (subset[0], *reversed(subset[1:])):
+            for row, row_outputs in rows(sample, {"": infer(session, sample)}):
+                yield row, row_outputs[""]
 
     if isinstance(samples, SourceSamples):
         for note in unfit_folders(samples):
             progress.note(note)
-    chosen, found = task.settled(pairs())
-    if found:
-        progress.note(f"found: {found}")
-    done: Task = chosen
-    return done
+    settled_task: Task
+    settled_task, choice = task.settled(pairs())
+    if choice:
+        progress.note(f"found: {choice}")
+    return settled_task
 
 
 def check_skill(task: Task, session: Session, samples: Samples, *, progress: Progress = SILENT) -> None:

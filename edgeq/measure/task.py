@@ -196,9 +196,9 @@ class TaskOptions(Displayed):
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
-            kind, what = _KINDS[name]
+            kind, description = _KINDS[name]
             if not isinstance(value, kind) or isinstance(value, bool):
-                raise UsageError(f"the task option {name} is {value!r}", f"Give {what}")
+                raise UsageError(f"the task option {name} is {value!r}", f"Give {description}")
         if self.annotations is not None:
             object.__setattr__(self, "annotations", Path(self.annotations))
 
@@ -211,9 +211,9 @@ def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[st
     """Split a command's flat options into the options of a task and all others. Among the flat options, `output` is
     called `task_output`.
     """
-    others = dict(options)
+    remaining = dict(options)
     names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
-    return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
+    return TaskOptions(**{name: remaining.pop(option) for name, option in names.items()}), remaining
 
 
 def option_of(name: str) -> str:
@@ -240,7 +240,7 @@ class TaskKind:
     takes: frozenset[str]
 
 
-REGISTRY: Registry[TaskKind] = Registry(TASKS, lambda found: isinstance(found, TaskKind), "edgeq.measure.task.TaskKind")
+REGISTRY: Registry[TaskKind] = Registry(TASKS, lambda entry: isinstance(entry, TaskKind), "edgeq.measure.task.TaskKind")
 
 
 def make_task(name: str, options: TaskOptions | None = None) -> Task:
@@ -262,22 +262,22 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     return kind.make(options)
 
 
-def as_task(given: Task | str, options: TaskOptions | None = None) -> Task:
-    """Return `given` as a task. If `given` is the name of a task, the task is made with `options`.
+def as_task(task: Task | str, options: TaskOptions | None = None) -> Task:
+    """Return `task` as a task. If `task` is the name of a task, the task is made with `options`.
 
     Raises:
-        UsageError: for the same reasons as `make_task`, or if `given` is not a task.
+        UsageError: for the same reasons as `make_task`, or if `task` is not a task.
     """
-    if isinstance(given, str):
-        return make_task(given, options)
+    if isinstance(task, str):
+        return make_task(task, options)
     fix = 'Give a name, such as "classification", or an object like edgeq.measure.task.Task'
-    return _checked(given, f"the task, of type {type(given).__name__},", fix)
+    return _checked(task, f"the task, of type {type(task).__name__},", fix)
 
 
-def _checked(task: Task, what: str, fix: str) -> Task:
+def _checked(task: Task, subject: str, fix: str) -> Task:
     missing = [a for a in ("name", "primary", "higher_is_better", "start") if not hasattr(task, a)]
     if missing:
-        raise UsageError(f"{what} has no {missing[0]!r}", fix)
+        raise UsageError(f"{subject} has no {missing[0]!r}", fix)
     return task
 
 
@@ -305,7 +305,7 @@ def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[A
         if name not in outputs:
             raise UsageError(f"the model has no output {name!r}", f"It has {', '.join(sorted(outputs))}")
         return outputs[name]
-    floats = {made: array for made, array in outputs.items() if array.dtype.kind == "f"}
+    floats = {output_name: array for output_name, array in outputs.items() if array.dtype.kind == "f"}
     if len(outputs) != 1 and len(floats) == 1:
         return next(iter(floats.values()))
     if len(outputs) != 1:
@@ -337,32 +337,32 @@ class PairedMeter:
     """Collect the model's result for each row together with the row's label. See `Meter`."""
 
     def __init__(self) -> None:
-        self._found: list[NDArray[Any]] = []
-        self._wanted: list[NDArray[Any]] = []
+        self._results: list[NDArray[Any]] = []
+        self._labels: list[NDArray[Any]] = []
 
-    def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
+    def add(self, results: NDArray[Any], labels: NDArray[Any]) -> None:
         """Add the results and the labels of one sample, each [N]."""
-        self._found.append(found)
-        self._wanted.append(wanted)
+        self._results.append(results)
+        self._labels.append(labels)
 
     def collected(self) -> _Pairs:
         """Return the results and the labels, one array for each sample."""
-        return self._found, self._wanted
+        return self._results, self._labels
 
     def take(self, collected: _Pairs) -> None:
         """Add the samples of another meter."""
-        self._found += collected[0]
-        self._wanted += collected[1]
+        self._results += collected[0]
+        self._labels += collected[1]
 
     def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the results and the labels of all samples, each [N]."""
-        return np.concatenate(self._found), np.concatenate(self._wanted)
+        return np.concatenate(self._results), np.concatenate(self._labels)
 
     def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield the `rows` of each half. `halves` is [H, samples]."""
-        found, wanted = self.rows()
-        for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
-            yield found[chosen], wanted[chosen]
+        results, labels = self.rows()
+        for half in np.repeat(halves, [len(sample_labels) for sample_labels in self._labels], axis=1):
+            yield results[half], labels[half]
 
 
 HALVES = 100
@@ -395,8 +395,8 @@ class ResampledMeter:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._whole = task.start()
-        alone = hasattr(self._whole, "scores") or hasattr(self._whole, "resampled")
+        self._meter = task.start()
+        alone = hasattr(self._meter, "scores") or hasattr(self._meter, "resampled")
         self._halves: list[Meter] = [] if alone else [task.start() for _ in range(METERED)]
         self._random = np.random.default_rng(0)
         self._members = np.zeros(METERED, np.int64)
@@ -404,7 +404,7 @@ class ResampledMeter:
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Add one row: a model's outputs, and the sample with its label."""
-        self._whole.update(outputs, sample)
+        self._meter.update(outputs, sample)
         self.rows += 1
         if self._halves:
             for half in np.flatnonzero(self._random.random(METERED) < 0.5):
@@ -413,16 +413,16 @@ class ResampledMeter:
 
     def notes(self) -> tuple[str, ...]:
         """Return reasons to doubt the figures of the rows so far."""
-        return doubts(self._whole)
+        return doubts(self._meter)
 
     def measured(self) -> RowMetrics:
         """Return the metrics so far."""
         if not self._halves:
-            known = measured(self._whole, self.rows)
-            assert known is not None, "the meter has one of the two methods"
-            return known
+            metrics = measured(self._meter, self.rows)
+            assert metrics is not None, "the meter has one of the two methods"
+            return metrics
         values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
-        return RowMetrics(dict(self._whole.result()), None, np.asarray(values, np.float64))
+        return RowMetrics(dict(self._meter.result()), None, np.asarray(values, np.float64))
 
     def _value(self, half: Meter) -> float:
         try:
@@ -464,8 +464,8 @@ def loss_error(reference: RowMetrics, candidate: RowMetrics, *, further: float) 
             return None
         return math.hypot(float(differences.std(ddof=1)) / math.sqrt(len(differences)), further)
     differences = reference.halves - candidate.halves
-    known = differences[np.isfinite(differences)]
-    return math.hypot(float(known.std(ddof=1)), further) if len(known) >= _FEWEST_HALVES else None
+    finite = differences[np.isfinite(differences)]
+    return math.hypot(float(finite.std(ddof=1)), further) if len(finite) >= _FEWEST_HALVES else None
 
 
 _SURE = 1.96  # two-sided 95 % of the normal distribution
@@ -477,10 +477,14 @@ def loss_interval(task: Task, reference: Meter, candidate: Meter, rows: int) -> 
 
     A model that agrees with the reference on all rows may still lose one row on as many others.
     """
-    before, after = measured(reference, rows), measured(candidate, rows)
-    error = loss_error(before, after, further=1 / rows) if before is not None and after is not None else None
-    if before is None or after is None or error is None:
+    reference_metrics, candidate_metrics = measured(reference, rows), measured(candidate, rows)
+    error = (
+        loss_error(reference_metrics, candidate_metrics, further=1 / rows)
+        if reference_metrics is not None and candidate_metrics is not None
+        else None
+    )
+    if reference_metrics is None or candidate_metrics is None or error is None:
         return None
-    drop = before.metrics[task.primary] - after.metrics[task.primary]
+    drop = reference_metrics.metrics[task.primary] - candidate_metrics.metrics[task.primary]
     drop = drop if task.higher_is_better else -drop
     return drop - _SURE * error, drop + _SURE * error

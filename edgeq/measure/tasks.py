@@ -105,8 +105,8 @@ class Classification(Displayed):
                 right[offset] += int((scores[:, offset:].argmax(axis=1) == labels).sum())
         if right[1] < _LEAST_BESIDE or right[1] <= 4 * right[0]:
             return replace(self, class_offset=0), ""
-        found = f"class offset 1, with which {right[1]} of {rows} samples are right, and {right[0]} without"
-        return replace(self, class_offset=1), f"{found}; --class-offset sets another"
+        choice = f"class offset 1, with which {right[1]} of {rows} samples are right, and {right[0]} without"
+        return replace(self, class_offset=1), f"{choice}; --class-offset sets another"
 
     def start(self) -> ClassificationMeter:
         """Return a meter for top-1 and top-5."""
@@ -120,11 +120,11 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
     The task is classification if the labels are class numbers, and if the only float output has one row of class scores
     for each label, with a score for each class number.
     """
-    found = [array for array in outputs.values() if array.dtype.kind == "f"]
+    floats = [array for array in outputs.values() if array.dtype.kind == "f"]
     label = np.asarray(sample.label).reshape(-1) if sample.label is not None else np.zeros(0)
-    if len(found) != 1 or label.dtype.kind not in "iu" or not len(label):
+    if len(floats) != 1 or label.dtype.kind not in "iu" or not len(label):
         return None
-    shape = found[0].shape
+    shape = floats[0].shape
     if len(shape) < 2 or shape[0] != len(label) or shape[1] < 2 or any(size != 1 for size in shape[2:]):
         return None
     return Classification() if label.min() >= 0 and label.max() < shape[1] else None
@@ -198,13 +198,13 @@ class ClassificationMeter:
             ("plus", 1, f"--class-offset {self._task.offset + 1} if the model has a class before theirs"),
             ("minus", -1, "count the labels from 0, or give a smaller --class-offset"),
         )
-        beside = tuple(
-            f"the best class is the label {sign} 1 in {found} of {rows} rows and the label in {right}: {fix}"
+        warnings = tuple(
+            f"the best class is the label {sign} 1 in {hits} of {rows} rows and the label in {right}: {fix}"
             for sign, shift, fix in fixes
-            if (found := int((best == labels + shift).sum())) >= _LEAST_BESIDE and found > 4 * right
+            if (hits := int((best == labels + shift).sum())) >= _LEAST_BESIDE and hits > 4 * right
         )
-        if beside and self._classes > 2:
-            return beside
+        if warnings and self._classes > 2:
+            return warnings
         skill = self.skill()
         return () if skill is None or skill.better else (skill.doubt,)
 
@@ -227,10 +227,10 @@ class ClassificationMeter:
 
     def result(self) -> Mapping[str, float]:
         """Return "top1" and, with more than five classes, "top5": shares of rows, from 0 to 1."""
-        found = np.array(self._ranks)
-        metrics = {"top1": float((found < 1).mean())}
+        label_ranks = np.array(self._ranks)
+        metrics = {"top1": float((label_ranks < 1).mean())}
         if self._classes > 5:
-            metrics["top5"] = float((found < 5).mean())
+            metrics["top5"] = float((label_ranks < 5).mean())
         return metrics
 
 
@@ -252,13 +252,13 @@ def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
     Of equal scores, the lower index ranks first, as with arg-max. The label of a row with NaN ranks last: C.
     """
-    own = scores[np.arange(len(labels)), labels][:, None]
-    before = np.arange(scores.shape[1])[None] < labels[:, None]
-    rank = ((scores > own) | ((scores == own) & before)).sum(axis=1)
+    label_scores = scores[np.arange(len(labels)), labels][:, None]
+    precedes = np.arange(scores.shape[1])[None] < labels[:, None]
+    rank = ((scores > label_scores) | ((scores == label_scores) & precedes)).sum(axis=1)
     if scores.dtype.kind == "f":
         rank[np.isnan(scores).any(axis=1)] = scores.shape[1]
-    found: NDArray[np.int64] = rank
-    return found
+    label_ranks: NDArray[np.int64] = rank
+    return label_ranks
 
 
 def _class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[Any]:
@@ -307,19 +307,19 @@ class AnomalyMeter(PairedMeter):
         labels = integer_labels(sample)
         if not np.isin(labels, (0, 1)).all():
             raise DataError(f"{sample.name}: label {sample.label!r}", "Anomaly labels are 0 (normal) and 1 (anomalous)")
-        given = np.asarray(only_input(sample), np.float64)
-        made = np.asarray(pick_output(outputs, self._task.output, sample), np.float64)
-        if given.shape != made.shape:
+        original = np.asarray(only_input(sample), np.float64)
+        reconstruction = np.asarray(pick_output(outputs, self._task.output, sample), np.float64)
+        if original.shape != reconstruction.shape:
             raise DataError(
-                f"{sample.name}: input {list(given.shape)}, but output {list(made.shape)}",
+                f"{sample.name}: input {list(original.shape)}, but output {list(reconstruction.shape)}",
                 "Give an autoencoder: its output has its input's shape",
             )
-        if len(labels) not in (1, len(given)):
+        if len(labels) not in (1, len(original)):
             raise DataError(
-                f"{sample.name}: {len(labels)} labels for a batch of {len(given)}",
+                f"{sample.name}: {len(labels)} labels for a batch of {len(original)}",
                 "Give one label, or one for each row",
             )
-        self.add(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
+        self.add(((original - reconstruction) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
 
     def result(self) -> Mapping[str, float]:
         """Return "auc", from 0 to 1.
@@ -423,10 +423,13 @@ class SimilarityMeter(PairedMeter):
         Raises:
             DataError: all pairs have the same score.
         """
-        found, wanted = self.rows()
-        if len(set(wanted.tolist())) < 2:
-            raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different scores")
-        return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
+        cosines, scores = self.rows()
+        if len(set(scores.tolist())) < 2:
+            raise DataError(f"all {len(scores)} pairs have the same score", "Correlation needs different scores")
+        return {
+            "spearman": correlation(mean_ranks(cosines), mean_ranks(scores)),
+            "pearson": correlation(cosines, scores),
+        }
 
     def skill(self) -> Skill | None:
         """Return how the rank correlation compares with that of unrelated numbers. Return None if it is not defined."""
@@ -443,9 +446,9 @@ class SimilarityMeter(PairedMeter):
         a half have the same score.
         """
         values = []
-        for found, wanted in self.halves(halves):
-            varied = len(np.unique(wanted)) > 1
-            values.append(correlation(mean_ranks(found), mean_ranks(wanted)) if varied else np.nan)
+        for cosines, scores in self.halves(halves):
+            varied = len(np.unique(scores)) > 1
+            values.append(correlation(mean_ranks(cosines), mean_ranks(scores)) if varied else np.nan)
         return np.array(values)
 
 
@@ -542,25 +545,31 @@ class Detection(Displayed):
         if self.decoder is not None:
             task = self if self.unit is not None else self._with_unit(pairs)
             return task, _UNITS[task.unit or "pixels"]
-        sample, outputs = first = next(pairs)
-        known = recognise(outputs, input_size(sample))
+        sample, outputs = first_pair = next(pairs)
+        decoders = recognise(outputs, input_size(sample))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         decided = f"the outputs {shapes}"
-        rows = [first]
-        if len(known) > 1:
+        rows = [first_pair]
+        if len(decoders) > 1:
             rows += pairs
-            values = {decoder.name: self._precision(decoder, rows) for decoder in known}
+            values = {decoder.name: self._precision(decoder, rows) for decoder in decoders}
             best, second, *_ = sorted(values.values(), reverse=True)
             if best > 2 * second:
-                known = [decoder for decoder in known if values[decoder.name] == best]
+                decoders = [decoder for decoder in decoders if values[decoder.name] == best]
                 decided = f"its mAP of {best:.4f} on {len(rows)} samples (the next {second:.4f})"
-        if len(known) != 1:
-            several = f"{' and '.join(one.name for one in known)} both fit" if known else "no decoder is known for"
+        if len(decoders) != 1:
+            several = (
+                f"{' and '.join(decoder.name for decoder in decoders)} both fit"
+                if decoders
+                else "no decoder is known for"
+            )
             raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
-        chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)._with_unit(chain(rows, pairs))
-        unit = _UNITS[chosen.unit or "pixels"]
-        choice = f"decoder {known[0].name}, by {decided}; --decoder sets another"
-        return chosen, f"{choice}; {unit}" if unit else choice
+        settled_task = replace(self, decoder=decoders[0].decode, usual=decoders[0].preprocess)._with_unit(
+            chain(rows, pairs)
+        )
+        unit = _UNITS[settled_task.unit or "pixels"]
+        choice = f"decoder {decoders[0].name}, by {decided}; --decoder sets another"
+        return settled_task, f"{choice}; {unit}" if unit else choice
 
     def _with_unit(self, pairs: Iterable[tuple[Sample, Outputs]]) -> Detection:
         """Return the task with the unit of the decoder's boxes. Samples are read until one has a box."""
@@ -607,8 +616,8 @@ def detection(options: TaskOptions) -> Detection:
     annotations = load_annotations(options.annotations)
     if options.decoder is None:
         return Detection(annotations, None, **thresholds)
-    known = "" if names_function(options.decoder) else HEADS.load(options.decoder).preprocess
-    return Detection(annotations, load_decoder(options.decoder), usual=known, **thresholds)
+    usual = "" if names_function(options.decoder) else HEADS.load(options.decoder).preprocess
+    return Detection(annotations, load_decoder(options.decoder), usual=usual, **thresholds)
 
 
 # Number of other images whose boxes are compared with an image's objects, to find out how many overlap by chance.
@@ -621,9 +630,9 @@ class DetectionMeter:
     def __init__(self, task: Detection) -> None:
         self._task = task
         self._package = load_package()  # If no COCO package is installed, this fails now, before minutes of inference.
-        self._found: list[tuple[Image, Detections]] = []
+        self._detections: list[tuple[Image, Detections]] = []
         self._matches: list[Mapping[int, Matches]] = []
-        self._seen: set[int] = set()
+        self._image_ids: set[int] = set()
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Decode and suppress the boxes of one image, and map them to pixels of the original image.
@@ -642,13 +651,13 @@ class DetectionMeter:
                 f"{candidates.classes.max()}",
                 "Use the annotations that the model was trained for, or a decoder that maps the classes",
             )
-        kept = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
-        boxes = _placed(kept.boxes, sample, image, size)
-        self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
+        detections = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
+        boxes = _placed(detections.boxes, sample, image, size)
+        self._detections.append((image, Detections(boxes, detections.scores, detections.classes)))
 
     def collected(self) -> list[tuple[Image, Detections]]:
         """Return the images and their detections."""
-        return self._found
+        return self._detections
 
     def take(self, collected: list[tuple[Image, Detections]]) -> None:
         """Add the images of another meter.
@@ -657,14 +666,14 @@ class DetectionMeter:
             DataError: this meter already has one of the images.
         """
         for image, _ in collected:
-            if image.id in self._seen:
+            if image.id in self._image_ids:
                 raise DataError(f"the image with id {image.id} comes twice", "Give each image once")
-            self._seen.add(image.id)
-        self._found += collected
+            self._image_ids.add(image.id)
+        self._detections += collected
 
     def result(self) -> Mapping[str, float]:
         """Return COCO's metrics, each from 0 to 1. "mAP50-95" is one of them."""
-        return mean_average_precision(self._task.annotations, self._found, self._package)
+        return mean_average_precision(self._task.annotations, self._detections, self._package)
 
     def skill(self) -> Skill | None:
         """Return how many objects are found, in comparison with the objects of other images. Return None without
@@ -675,7 +684,7 @@ class DetectionMeter:
         hits, objects = self._overlapping(0)
         if not objects:
             return None
-        shifts = range(1, min(len(self._found), _SHIFTS + 1))
+        shifts = range(1, min(len(self._detections), _SHIFTS + 1))
         chance = sum(self._overlapping(shift)[0] for shift in shifts) / (objects * max(1, len(shifts)))
         images = sum(any(match.objects for match in image.values()) for image in self._matched())
         low, _ = score_interval(hits, objects)
@@ -693,19 +702,22 @@ class DetectionMeter:
         """
         matched = self._matched()
         if shift:
-            moved = zip(self._found, self._found[-shift:] + self._found[:-shift], strict=True)
+            moved = zip(self._detections, self._detections[-shift:] + self._detections[:-shift], strict=True)
             matched = [match_image(self._task.annotations, image, boxes) for (image, _), (_, boxes) in moved]
         every = [match for image in matched for match in image.values()]
         return sum(int(match.right[0].sum()) for match in every), sum(match.objects for match in every)
 
     def _matched(self) -> list[Mapping[int, Matches]]:
         """Return the matches of each image with its own objects."""
-        self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
+        self._matches += [
+            match_image(self._task.annotations, *image_detections)
+            for image_detections in self._detections[len(self._matches) :]
+        ]
         return self._matches
 
     def boxes(self) -> list[dict[str, Any]]:
         """Return the detections in the images so far, as COCO's list of results."""
-        return guesses(self._task.annotations, self._found)
+        return guesses(self._task.annotations, self._detections)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return mAP50-95 over each half. `halves` is [H, images]. The value is NaN for a half whose images have no
@@ -713,7 +725,7 @@ class DetectionMeter:
         """
         matches = self._matched()
         # COCO's packages sort images by id. For equal scores, this order decides.
-        order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
+        order = sorted(range(len(self._detections)), key=lambda i: self._detections[i][0].id)
         return mean_average_precisions([matches[i] for i in order], halves[:, order])
 
     def _image(self, sample: Sample) -> Image:
@@ -723,9 +735,9 @@ class DetectionMeter:
             image = self._task.annotations.image(file)
         except DataError as error:
             raise DataError(f"{sample.name}: {error.problem}", error.fix) from error
-        if image.id in self._seen:
+        if image.id in self._image_ids:
             raise DataError(f"{sample.name}: image {image.id} comes twice", "Give each image once")
-        self._seen.add(image.id)
+        self._image_ids.add(image.id)
         return image
 
 

@@ -627,7 +627,7 @@ class Request:
                 session=session,
                 judged=judged,
                 task=task,
-                known=known,
+                fallback=known,
                 model=model,
                 progress=progress,
             )

@@ -136,7 +136,7 @@ def _allowed(
         expected, other = pair.numbers()
         other = other if other.shape == expected.shape else expected
         changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
-        sums.update(expected, other, case.inputs.values(), counted=pair.counted, ranked=pair.ranked)
+        sums.update(expected, other, case.inputs.values(), mask=pair.counted, ranked=pair.ranked)
         grid.append(expected.ravel() if pair.counted is None else expected[pair.counted])
     values = np.concatenate(grid)
     largest = float(np.abs(values).max(initial=0.0))
