@@ -42,7 +42,7 @@ from tune_cases import Case, cases
 from tuned import tune, verdict
 
 from edgeq.measure.bench import open_model
-from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.latency import count_sessions
 from edgeq.run.session import SessionSettings, open_session
 
 SESSIONS, QUIET_S = 12, 6.0
@@ -158,7 +158,7 @@ def run_estimators(model: Path, int8: Path, settings: SessionSettings, feed: Fee
     """Return the quiet ratio, and the results of each estimator keyed by title. All estimators use the same runs, made
     while busy loops run.
     """
-    count = sessions_to_time(model)
+    count = count_sessions(model)
     files = {"float32": (model, SessionSettings()), "int8": (int8, settings)}
     reference = quiet(*(runners(*file, feed, count) for file in files.values()))
     print(f"    quiet: {reference.sentence('int8', 'float32')}", flush=True)

@@ -34,7 +34,7 @@ from edgeq.data.records import Sample
 from edgeq.hardware.target import resolve
 from edgeq.measure.agreement import Outputs, infer
 from edgeq.measure.boxes import Detections, suppress
-from edgeq.measure.comparison import OutputSums, rows
+from edgeq.measure.comparison import OutputSums, split_rows
 from edgeq.measure.task import ResampledMeter, Task
 from edgeq.measure.tasks import Detection, input_size
 from edgeq.model.products import node_macs
@@ -124,7 +124,7 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
     stored = Stored(case.name, stored_task(task), [], {name: [] for name in sessions}, screenings)
     for batch in job.validation:
         made = {name: infer(session, batch, model=name) for name, session in sessions.items()}
-        for sample, outputs in rows(batch, made):
+        for sample, outputs in split_rows(batch, made):
             kept = None
             for name, found in outputs.items():
                 kept, compact = reduce(task, sample, found)

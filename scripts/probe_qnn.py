@@ -31,7 +31,7 @@ from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.errors import EdgeqError
 from edgeq.measure.comparison import decibels
-from edgeq.measure.coverage import source_name
+from edgeq.measure.coverage import find_source_name
 from edgeq.model.int8_prediction import DEFAULT, Int8Rule
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for
@@ -136,7 +136,7 @@ def ask(case: Case, bits: int, engine: Any, engines: Engines, folder: Path, **sc
     kept = {node.name for node in onnx.load(quantized).graph.node}
     try:
         assigned = engines.assigned_nodes(engine, quantized)
-        missing = (nodes & kept).difference(source_name(name, nodes) for names in assigned for name in names)
+        missing = (nodes & kept).difference(find_source_name(name, nodes) for names in assigned for name in names)
         if missing:
             return Answer(False, "left to the CPU")
         there = engines.open(quantized, SessionSettings(engine=engine))

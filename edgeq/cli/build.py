@@ -63,14 +63,14 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
         for output in outputs if verbose else outputs[:_OUTPUTS_SHOWN]:
             yield f"  output {output.name}: {closeness(output)}"
     for output in agreement.outputs:
-        if output.basis:
-            yield f"  {output.basis}"
+        if output.basis_note:
+            yield f"  {output.basis_note}"
         parts = sorted(output.slices, key=lambda part: part.least_db)
         for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
             same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
             if part.offset:
                 figures = f"{figures}, around the mean {part.centred_db:.1f} dB"
-            yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
+            yield f"  output {output.name}, {part.location}: {'the same' if same else figures}"
     if proof.caveat:
         yield proof.caveat
     if proof.accuracy:

@@ -40,7 +40,7 @@ def demo_command(printer: Printer, output: Path, files: Path | None, force: bool
 def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     from edgeq_device.bundle.verify import report_lines
 
-    from edgeq.measure.latency import speed_of
+    from edgeq.measure.latency import read_speed
     from edgeq.util.numbers import share
 
     machine, match = result.machine, result.match
@@ -55,7 +55,7 @@ def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
         rows.append((row.name, *latency, f"{row.bytes / 1e3:.0f}", share(row.top1, 2), share(row.int8_mac_share)))
     yield table(("", "p50 ms", "p90 ms", "p99 ms", "size kB", "top-1", "int8 MACs"), rows)
     name = next(n for n in result.measurement.report["models"] if n != result.rows[0].name)
-    yield speed_of(result.measurement, name).sentence("int8", "float32")
+    yield read_speed(result.measurement, name).sentence("int8", "float32")
     yield from (f"note: {note}" for note in result.measurement.notes)
     yield f"bundle    {result.packaged.bundle.resolve()}"
     yield f"try       python {result.packaged.bundle / 'edgeq_run.py'} verify"

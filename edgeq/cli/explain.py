@@ -107,7 +107,7 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     # differs.
     width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
     activations = found.comparison.activations
-    shown = {id(a) for a in sorted(activations, key=lambda a: -a.noise.own)[: found.worst]}
+    shown = {id(a) for a in sorted(activations, key=lambda a: -a.noise.added)[: found.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
     tensor, layer = (Column(head, overflow="fold") for head in ("tensor", "layer"))
     layers = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)

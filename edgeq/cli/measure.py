@@ -358,8 +358,8 @@ def _eval_lines(found: EvalResult) -> Lines:
             outputs.append((output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1))
             for part in output.slices:
                 figures = (f"{part.sqnr_db:.1f}", f"{part.cosine:.6f}", f"{part.max_abs_error:.4g}", "")
-                outputs.append((f"  {part.where}", *figures))
+                outputs.append((f"  {part.location}", *figures))
         heads = ("output", "SQNR dB", "cosine", "max error", "same top answer")
         yield table(heads, outputs, title="agreement with the reference")
-        yield from (output.basis for output in agreement.outputs if output.basis)
-        yield from (styled(f"warning: {warning}", "yellow") for warning in agreement.left_out("the reference"))
+        yield from (output.basis_note for output in agreement.outputs if output.basis_note)
+        yield from (styled(f"warning: {warning}", "yellow") for warning in agreement.mismatch_notes("the reference"))

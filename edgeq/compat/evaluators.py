@@ -24,10 +24,10 @@ from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.data.records import Sample, read_text
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.agreement import Outputs, infer
-from edgeq.measure.boxes import Detections, load_annotations, load_package, score_guesses
-from edgeq.measure.comparison import rows
+from edgeq.measure.boxes import Detections, load_annotations, load_package, score_results
+from edgeq.measure.comparison import split_rows
 from edgeq.measure.task import Task, TaskOptions
-from edgeq.measure.tasks import Classification, Detection, DetectionMeter, detection
+from edgeq.measure.tasks import Classification, Detection, DetectionMeter, make_detection
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings, open_session
 
@@ -68,7 +68,7 @@ class TaskEvaluator:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
         for run in self._runs(self.data_reader):
             outputs = {"": infer(self._session, self.data_reader.complete(run), model=str(self.model_path))}
-            for sample, made in rows(run, outputs):
+            for sample, made in split_rows(run, outputs):
                 self._meter.update(made[""], sample)
                 self._seen += 1
 
@@ -122,7 +122,9 @@ class DetectionEvaluator(TaskEvaluator):
         class_file: str | Path | None = None,
     ) -> None:
         del width, height
-        task = detection(TaskOptions(annotations=Path(annotations), decoder=decoder, confidence=confidence, iou=iou))
+        task = make_detection(
+            TaskOptions(annotations=Path(annotations), decoder=decoder, confidence=confidence, iou=iou)
+        )
         task = task if class_file is None else _with_classes(task, Path(class_file))
         super().__init__(model_path, data_reader, task, providers)
 
@@ -218,7 +220,7 @@ class YoloV3Evaluator:
     def evaluate(self, prediction_result: Sequence[Mapping[str, Any]], annotations: str | Path) -> Mapping[str, float]:
         """Print COCO's box metrics over all annotated images, and return them as metric → value."""
         truth = load_annotations(Path(annotations))
-        return printed(score_guesses(truth, list(truth.images.values()), prediction_result, load_package()))
+        return printed(score_results(truth, list(truth.images.values()), prediction_result, load_package()))
 
 
 class YoloV3VariantEvaluator(YoloV3Evaluator):

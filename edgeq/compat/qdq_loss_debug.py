@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgeq.compat.preprocess import write
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
-from edgeq.measure.agreement import inferences
+from edgeq.measure.agreement import run_samples
 from edgeq.measure.match_layers import match_weights, weight_values
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex
@@ -84,7 +84,7 @@ def collect_activations(
     session = open_session(path, settings, options=session_options)
     samples = open_samples(input_reader, model_signature(path))
     found: dict[str, list[Array]] = {}
-    for _, outputs in inferences({str(path): session}, samples):
+    for _, outputs in run_samples({str(path): session}, samples):
         for name, array in outputs[str(path)].items():
             # A saved tensor takes precedence over the model's own output of the same name.
             if f"{name}{SAVED}" not in outputs[str(path)]:

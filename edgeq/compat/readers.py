@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, first, open_samples, rebatch
 from edgeq.errors import UsageError
-from edgeq.measure.task import integer_labels
+from edgeq.measure.task import read_integer_labels
 from edgeq.model.load import model_signature
 from edgeq.signature import Signature
 
@@ -215,7 +215,7 @@ class ImageNetDataReader(DataReader):
         del image_folder, offset, dataset_size
         if self._labels is None:
             raise UsageError("the reader has no labels", "Give it labels='val_map.txt', lines of file name and class")
-        classes = np.concatenate([integer_labels(sample) for sample in self.samples])
+        classes = np.concatenate([read_integer_labels(sample) for sample in self.samples])
         found: NDArray[np.float32] = np.eye(CLASSES, dtype=np.float32)[classes]
         return found
 

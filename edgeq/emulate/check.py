@@ -44,7 +44,7 @@ from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ANY, load_profiles, match_profile
 from edgeq.hardware.target import AUTO, Target, named_target, resolve, runs_natively
 from edgeq.measure.accuracy import Accuracy
-from edgeq.measure.agreement import Agreement, Session, inferences
+from edgeq.measure.agreement import Agreement, Session, run_samples
 from edgeq.measure.bench import variant_preprocessing, variant_settings
 from edgeq.measure.coverage import HERE
 from edgeq.measure.paired import MOST_LOSS_DB, SURE, PairedEvaluation, PairedLoss
@@ -353,7 +353,7 @@ def _run(
             if task is not None:
                 task = settle(task, sessions[reference], trial.samples, progress=progress)
             paired = PairedEvaluation(tuple(sessions), task, reference, HOST, TARGET, trial.basis)
-            for sample, outputs in inferences(sessions, trial.samples, count=trial.count, progress=progress):
+            for sample, outputs in run_samples(sessions, trial.samples, count=trial.count, progress=progress):
                 paired.update(sample, outputs)
             evaluation = paired.evaluation.result(settings)
     except BoardError:  # the link failed, not the model

@@ -23,7 +23,7 @@ from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.bundles import as_text, bundle_variants
 from edgeq.jobs.repair import Repairer
-from edgeq.measure.coverage import strongest
+from edgeq.measure.coverage import keep_strongest
 from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle
@@ -127,7 +127,7 @@ def _variant(
 def _emulated(job: Job, variant: ProvenVariant, selftest: int) -> ProvenVariant:
     """Return `variant` with the result of its check on the target's own kernels."""
     found = check_built(job, variant.built, variant.proof.coverage, selftest=selftest)
-    return replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
+    return replace(variant, emulated=found, checks=keep_strongest((*variant.checks, *checks_of(found))))
 
 
 @dataclass(frozen=True)

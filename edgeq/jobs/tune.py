@@ -22,7 +22,7 @@ from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.bundles import as_text, bundle_variants
-from edgeq.measure.coverage import strongest
+from edgeq.measure.coverage import keep_strongest
 from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.load import model_bytes, path_of
@@ -255,7 +255,7 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     proof = simulated_proof(job, built, prove_built(judged, built, coverage, timed=False, threads=threads, count=count))
     size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
     there = () if run.clock is None else run.clock.checks()
-    checks = strongest((*artifact_checks(built, proof, run.here, None), *there))
+    checks = keep_strongest((*artifact_checks(built, proof, run.here, None), *there))
     return ProvenVariant(built, proof, native, size, candidate.scheme, threads, checks)
 
 

@@ -29,11 +29,11 @@ from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample, Samples, Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CheckFailedError, DataError, UsageError
-from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
+from edgeq.measure.agreement import Agreement, Outputs, Session, infer, run_samples
 from edgeq.measure.baseline import BaselineMargin, BaselineSums
 from edgeq.measure.bench import is_bundle, open_model, race
-from edgeq.measure.comparison import OutputSums, rows
-from edgeq.measure.task import Task, TaskOptions, as_task, doubts, loss_interval, make_task
+from edgeq.measure.comparison import OutputSums, split_rows
+from edgeq.measure.task import Task, TaskOptions, as_task, find_doubts, loss_interval, make_task
 from edgeq.model.load import model_files, own_signature, path_of
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Advance, Displayed, Progress
@@ -107,7 +107,7 @@ def evaluate_sessions(
     settings: Mapping[str, SessionSettings] | None = None,
     progress: Progress = SILENT,
     count: int | None = None,
-    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     basis: Basis = EVERYTHING,
 ) -> Evaluation:
     """Evaluate `sessions` in one pass over `samples`, and return all figures.
@@ -119,7 +119,8 @@ def evaluate_sessions(
         reference: name of the session that the others are compared with; None compares nothing.
         settings: settings of each session, for the record.
         count: maximum number of samples.
-        known: session name → its known outputs, one for each sample. edgeq does not run the sessions listed here.
+        known_outputs: session name → its known outputs, one for each sample. edgeq does not run the sessions listed
+            here.
         basis: what the figures of the reference's outputs are taken over.
 
     Raises:
@@ -127,7 +128,7 @@ def evaluate_sessions(
         CheckFailedError: a metric is not finite.
     """
     running = RunningEvaluation(tuple(sessions), task, reference, basis)
-    for sample, outputs in inferences(sessions, samples, count=count, known=known, progress=progress):
+    for sample, outputs in run_samples(sessions, samples, count=count, known_outputs=known_outputs, progress=progress):
         running.update(sample, outputs)
     return running.result(settings or {})
 
@@ -166,7 +167,7 @@ class RunningEvaluation:
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
         """Add a sample and each model's outputs for it."""
-        for row, row_outputs in rows(sample, outputs):
+        for row, row_outputs in split_rows(sample, outputs):
             self._row_count += 1
             for name, meter in self._meters.items():
                 meter.update(row_outputs[name], row)
@@ -228,7 +229,7 @@ class RunningEvaluation:
                 self._task.primary,
                 self._task.higher_is_better,
                 settings.get(name) or SessionSettings(),
-                doubts(meter),
+                find_doubts(meter),
             )
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
         intervals: dict[str, tuple[float, float]] = {}
@@ -343,7 +344,7 @@ def evaluate_timed(
     task: Task | None = None,
     reference: str | None = None,
     settings: Mapping[str, SessionSettings] | None = None,
-    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     basis: Basis = EVERYTHING,
     progress: Progress = SILENT,
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
@@ -356,7 +357,8 @@ def evaluate_timed(
     Args:
         sessions: model name → the sessions of the model. They give the same outputs and are timed in turns.
         task, reference, settings, basis: see `evaluate_sessions`.
-        known: model name → its known outputs, one for each sample. edgeq runs the models listed here only to time them.
+        known_outputs: model name → its known outputs, one for each sample. edgeq runs the models listed here only to
+            time them.
 
     Returns:
         The figures, and the latencies by name.
@@ -366,7 +368,7 @@ def evaluate_timed(
     """
     running = RunningEvaluation(tuple(sessions), task, reference, basis)
     with progress.stage("Evaluating and timing", len(samples)) as advance:
-        line = _Line(sessions, samples, running, advance, known)
+        line = _Line(sessions, samples, running, advance, known_outputs)
         timed = race(
             {name: [line.runner(name, s) for s in model_sessions] for name, model_sessions in sessions.items()},
             line.move_on,

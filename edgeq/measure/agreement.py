@@ -93,7 +93,7 @@ class SliceAgreement:
         return _is_offset(self.sqnr_db, self.centred_db)
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Return a text that names the slice's position in the output."""
         return slice_name(self.axis, self.first, self.last)
 
@@ -167,7 +167,7 @@ class OutputAgreement:
         return min(level for level, _ in self._levels())
 
     @property
-    def unlike(self) -> str:
+    def level_note(self) -> str:
         """Describe the level by which the output is judged, or return "" if it is the SQNR over the whole output."""
         level, text = min(self._levels(), key=lambda pair: pair[0])
         return f"output {self.name!r}{text}" if text and level < self.sqnr_db else ""
@@ -181,11 +181,11 @@ class OutputAgreement:
             reach = f"their values reach {part.peak:.3g} where" if part.peak < highest_peak else "on the same axis"
             figure = f"{part.sqnr_db:.1f} dB SQNR against float32 ({self.sqnr_db:.1f} dB over the whole output)"
             if part.offset:
-                yield part.least_db, f", {part.where}: {_around(part.least_db)} {overall}"
+                yield part.least_db, f", {part.location}: {_centred_note(part.least_db)} {overall}"
             else:
-                yield part.least_db, f", {part.where}: {figure}; {reach} others reach {highest_peak:.3g}"
+                yield part.least_db, f", {part.location}: {figure}; {reach} others reach {highest_peak:.3g}"
         if self.centred_db is not None:
-            yield self.centred_db, f": {_around(self.centred_db)} {overall}" if self.offset else ""
+            yield self.centred_db, f": {_centred_note(self.centred_db)} {overall}" if self.offset else ""
         if self.lost_columns:
             share = self.lost_columns / self.columns
             yield (
@@ -205,7 +205,7 @@ class OutputAgreement:
             )
 
     @property
-    def basis(self) -> str:
+    def basis_note(self) -> str:
         """State what the figures are taken over, or return "" if they are taken over all elements, in place."""
         parts = []
         if self.rows_found is not None:
@@ -231,7 +231,7 @@ def _is_offset(sqnr_db: float, centred_db: float | None) -> bool:
     return moved and sqnr_db >= POOR_DB
 
 
-def _around(level: float) -> str:
+def _centred_note(level: float) -> str:
     return f"{level:.1f} dB SQNR around the mean, because the values vary little in comparison with their size"
 
 
@@ -271,7 +271,7 @@ class Agreement(Displayed):
         compared = [output for output in self._signals if output.compared]
         return min(compared, key=lambda output: output.least_db, default=None)
 
-    def left_out(self, reference: str = "float32") -> tuple[str, ...]:
+    def mismatch_notes(self, reference: str = "float32") -> tuple[str, ...]:
         """Return a sentence for each output that could not be compared on some samples. `reference` is the name of the
         other model.
         """
@@ -508,18 +508,19 @@ def run_feed(
         ) from error
 
 
-def inferences(
+def run_samples(
     sessions: Mapping[str, Session],
     samples: Samples,
     *,
     count: int | None = None,
-    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
     """Yield each sample with the outputs of every session, in the order of `samples`, for at most `count` samples.
 
     Args:
-        known: session name → its known outputs, one for each sample. edgeq does not run the sessions listed here.
+        known_outputs: session name → its known outputs, one for each sample. edgeq does not run the sessions listed
+            here.
 
     Raises:
         DataError: there are no samples, or a session refuses one.
@@ -531,7 +532,7 @@ def inferences(
             yield (
                 sample,
                 {
-                    name: known[name][place] if name in known else infer(session, sample, model=name)
+                    name: known_outputs[name][place] if name in known_outputs else infer(session, sample, model=name)
                     for name, session in sessions.items()
                 },
             )

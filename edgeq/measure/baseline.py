@@ -87,9 +87,9 @@ class BaselineSums:
             if array.dtype.kind != "f" or candidate_array is None or candidate_array.shape != array.shape:
                 continue
             for input_array in inputs.values():
-                factor = _factor(input_array.shape, array.shape)
+                factor = _find_factor(input_array.shape, array.shape)
                 if factor and input_array.dtype.kind in "fiu":
-                    self._add(name, enlarged(input_array.astype(np.float64), factor), array, candidate_array, factor)
+                    self._add(name, enlarge(input_array.astype(np.float64), factor), array, candidate_array, factor)
                     break
 
     def _add(
@@ -116,11 +116,11 @@ class BaselineSums:
 
     def result(self) -> BaselineMargin | None:
         """Return the lowest margin among the outputs that resemble an input, or None if there is none."""
-        margins = [margin for name, sums in self.outputs.items() if (margin := _margin(name, sums)) is not None]
+        margins = [margin for name, sums in self.outputs.items() if (margin := _find_margin(name, sums)) is not None]
         return min(margins, key=lambda margin: margin.margin_db, default=None)
 
 
-def _margin(name: str, sums: _BaselineSums) -> BaselineMargin | None:
+def _find_margin(name: str, sums: _BaselineSums) -> BaselineMargin | None:
     if not sums.count:
         return None
     u, f, uu, uf, ff = sums.moments / sums.count
@@ -134,7 +134,7 @@ def _margin(name: str, sums: _BaselineSums) -> BaselineMargin | None:
     return BaselineMargin(name, sums.factor, 10 * math.log10(added / noise) if noise > 0 else math.inf)
 
 
-def _factor(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> int:
+def _find_factor(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> int:
     """Return the whole number by which an output's two image axes are larger than an input's. Return 0 if the output
     does not have the form of the input.
     """
@@ -148,7 +148,7 @@ def _factor(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> int:
     return factor if is_uniform and 1 < factor <= _MOST_FACTOR and input_shape[0] == output_shape[0] else 0
 
 
-def enlarged(array: Floats, factor: int) -> Floats:
+def enlarge(array: Floats, factor: int) -> Floats:
     """Return an array whose two image axes are `factor` times as long, by bicubic interpolation. The image axes are the
     last two, or the two before the last if that has at most four indices.
     """
@@ -156,23 +156,23 @@ def enlarged(array: Floats, factor: int) -> Floats:
         return array
     image_end = array.ndim - (1 if array.ndim > _LEAST_RANK and array.shape[-1] <= 4 < array.shape[1] else 0)
     for axis in (image_end - 2, image_end - 1):
-        array = _enlarged_axis(array, factor, axis)
+        array = _enlarge_axis(array, factor, axis)
     return array
 
 
-def _enlarged_axis(array: Floats, factor: int, axis: int) -> Floats:
+def _enlarge_axis(array: Floats, factor: int, axis: int) -> Floats:
     length = array.shape[axis]
     at = (np.arange(length * factor) + 0.5) / factor - 0.5
     below = np.floor(at).astype(np.int64)
     shape = [-1 if k == axis else 1 for k in range(array.ndim)]
     total = np.zeros_like(np.repeat(array, factor, axis))
     for tap in range(-1, 3):
-        weight = _cubic(np.abs(at - (below + tap)))
+        weight = _weigh_cubic(np.abs(at - (below + tap)))
         total += weight.reshape(shape) * array.take(np.clip(below + tap, 0, length - 1), axis)
     return total
 
 
-def _cubic(distance: Floats) -> Floats:
+def _weigh_cubic(distance: Floats) -> Floats:
     """Return Keys' kernel with a = -1/2."""
     inner = 1.5 * distance**3 - 2.5 * distance**2 + 1
     outer = -0.5 * distance**3 + 2.5 * distance**2 - 4 * distance + 2

@@ -24,7 +24,7 @@ from edgeq_device.measure.scenarios import Feed, query_runner
 from edgeq.data.open_source import Data, as_data
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.agreement import Session
-from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
+from edgeq.measure.latency import Measurement, bench_model, count_sessions, measure_models
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
@@ -349,11 +349,11 @@ def bench(
     }
     if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
-    samples = _samples(data, signature, path, progress) if data.source is not None else None
+    samples = _open_feeds(data, signature, path, progress) if data.source is not None else None
     if place is not None:
         return place.models(models, Workload(settings, samples, data.shapes))
     # A single model has no ratio, so its latencies come from one session.
-    count = min(sessions_to_time(file) for file, _ in models.values()) if len(models) > 1 else 1
+    count = min(count_sessions(file) for file, _ in models.values()) if len(models) > 1 else 1
     with Engines() as processes:
         return measure_models(
             [
@@ -391,7 +391,7 @@ def _bench_bundle(
             signature = own_signature(runnable.model, path)
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(runnable))
-            samples = _samples(data, signature, runnable.model, progress)
+            samples = _open_feeds(data, signature, runnable.model, progress)
         if place is not None:
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
         self_test_feeds = None if data.shapes else bundle_feeds(variants)
@@ -412,7 +412,7 @@ def _refuse_unused(data: BenchData) -> None:
         raise UsageError("--shape is only for made-up inputs, but --data gives samples", "Leave one of them out")
 
 
-def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
+def _open_feeds(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
     samples = open_or_search(
         as_data(data.source) or Data(data.source),
         signature,
@@ -438,7 +438,7 @@ _TIMED_RUNS = 6
 _WARM_UP = WarmUp(window=3, min_s=0.1, max_s=0.5)
 
 
-def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Runner]]:
+def make_runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Runner]]:
     """Return the runners for `race`. Each model has one or several sessions.
 
     Args:

@@ -56,7 +56,7 @@ class Detections:
         return Detections(self.boxes[selection], self.scores[selection], self.classes[selection])
 
 
-def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
+def pick_best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
     """Return each box with its highest-scoring class. `boxes` is [N, 4] and `scores` [N, classes]."""
     classes = scores.argmax(axis=1)
     return Detections(
@@ -66,7 +66,7 @@ def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
     )
 
 
-def centre_to_corners(boxes: NDArray[Any]) -> Floats:
+def convert_to_corners(boxes: NDArray[Any]) -> Floats:
     """Convert boxes [N, 4] from (centre x, centre y, width, height) to corners."""
     centre, half = np.asarray(boxes[:, :2], np.float64), np.asarray(boxes[:, 2:4], np.float64) / 2
     return np.concatenate([centre - half, centre + half], axis=1)
@@ -83,7 +83,7 @@ _FAR_OUTSIDE = 8.0
 _SMALLEST_SIDE = 16
 
 
-def box_unit(boxes: NDArray[Any], size: tuple[int, int]) -> BoxUnit | None:
+def find_box_unit(boxes: NDArray[Any], size: tuple[int, int]) -> BoxUnit | None:
     """Return the unit of the decoded boxes [N, 4] of one image. The model's input has `size` (width, height) in pixels.
 
     Return None if no box shows the unit: there are none, or all are empty.
@@ -105,7 +105,7 @@ def in_pixels(detections: Detections, unit: BoxUnit, size: tuple[int, int]) -> D
     return replace(detections, boxes=boxes)
 
 
-def overlap(box: Floats, boxes: Floats) -> Floats:
+def compute_overlap(box: Floats, boxes: Floats) -> Floats:
     """Return the intersection over union of one box [4] with each of the boxes [N, 4]. Return 0 if the union has no
     area.
 
@@ -119,7 +119,7 @@ def overlap(box: Floats, boxes: Floats) -> Floats:
     return ratios
 
 
-def nms(detections: Detections, iou: float, limit: int) -> NDArray[np.int64]:
+def suppress_overlaps(detections: Detections, iou: float, limit: int) -> NDArray[np.int64]:
     """Return the indices of the detections to keep, in descending order of score, at most `limit`.
 
     The detections are processed in this order. A detection is kept unless it overlaps a kept detection of the same
@@ -132,7 +132,7 @@ def nms(detections: Detections, iou: float, limit: int) -> NDArray[np.int64]:
     while pending.size and len(kept_indices) < limit:
         best, remaining = pending[0], pending[1:]
         kept_indices.append(int(order[best]))
-        dropped = (classes[remaining] == classes[best]) & (overlap(boxes[best], boxes[remaining]) > iou)
+        dropped = (classes[remaining] == classes[best]) & (compute_overlap(boxes[best], boxes[remaining]) > iou)
         pending = remaining[~dropped]
     return np.array(kept_indices, np.int64)
 
@@ -141,11 +141,11 @@ def suppress(candidates: Detections, *, confidence: float, iou: float, limit: in
     """Return the best candidates of a detector head, at most `limit`.
 
     The returned candidates are finite, have a score above `confidence`, and are not suppressed by other candidates
-    (`nms`).
+    (`suppress_overlaps`).
     """
     usable = np.isfinite(candidates.boxes).all(axis=1) & (candidates.scores > confidence)
     strong = candidates.take(usable)
-    return strong.take(nms(strong, iou, limit))
+    return strong.take(suppress_overlaps(strong, iou, limit))
 
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
@@ -189,7 +189,7 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
     area = boxes[:, 2] * boxes[:, 3]
     right = np.zeros((len(THRESHOLDS), len(boxes)), np.bool_)
     ignored = np.repeat(((area < 0) | (area > _LARGEST_AREA))[None], len(THRESHOLDS), axis=0)
-    overlaps = _overlaps(boxes, objects, crowd) if len(objects) else np.zeros((len(boxes), 0))
+    overlaps = _compute_overlaps(boxes, objects, crowd) if len(objects) else np.zeros((len(boxes), 0))
     for row, threshold in enumerate(THRESHOLDS if (overlaps >= THRESHOLDS[0]).any() else ()):
         free = np.ones(len(objects), np.bool_)
         for d in np.flatnonzero((overlaps >= min(threshold, _CERTAIN)).any(axis=1)):
@@ -263,7 +263,7 @@ def _count_required(objects: int) -> NDArray[np.int64]:
     return np.maximum(np.searchsorted(np.arange(objects + 1) / objects, _RECALLS), 1)
 
 
-def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
+def _compute_overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
     """Return the intersection over union of each detection with each object, [D, G]. For an object marked as crowd, the
     detection's own area replaces the union.
     """
@@ -356,16 +356,16 @@ def load_annotations(path: Path) -> CocoAnnotations:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", fix) from error
     try:
-        return _annotations(path, content)
+        return _parse_annotations(path, content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{path} is not a COCO instances file: {type(error).__name__} {error}", fix) from error
 
 
-def _annotations(path: Path, content: Any) -> CocoAnnotations:
+def _parse_annotations(path: Path, content: Any) -> CocoAnnotations:
     objects: dict[int, list[Mapping[str, Any]]] = {}
-    categories = {_identity(category["id"]): str(category.get("name", "")) for category in content["categories"]}
+    categories = {_parse_id(category["id"]): str(category.get("name", "")) for category in content["categories"]}
     for annotation in content["annotations"]:
-        image, category = _identity(annotation["image_id"]), _identity(annotation["category_id"])
+        image, category = _parse_id(annotation["image_id"]), _parse_id(annotation["category_id"])
         x, y, width, height = (float(number) for number in annotation["bbox"])
         if category not in categories:
             raise ValueError(f"annotation of unknown category {category}")
@@ -385,14 +385,14 @@ def _annotations(path: Path, content: Any) -> CocoAnnotations:
     for image in content["images"]:
         size = (int(image["width"]), int(image["height"])) if "width" in image and "height" in image else None
         # Tools on Windows write backslashes.
-        identity, file = _identity(image["id"]), str(image["file_name"]).replace("\\", "/")
+        identity, file = _parse_id(image["id"]), str(image["file_name"]).replace("\\", "/")
         if files.setdefault(identity, file) != file or (file in images and images[file].id != identity):
             raise ValueError(f"image {file!r} shares its id {identity}, or its name, with another")
         images[file] = Image(identity, size, tuple(objects.get(identity, ())))
     return CocoAnnotations(str(path), MappingProxyType(images), tuple(sorted(categories)), MappingProxyType(categories))
 
 
-def _identity(value: Any) -> int:
+def _parse_id(value: Any) -> int:
     """Return an id as a number. In the file it may be a text.
 
     Raises:
@@ -434,10 +434,12 @@ def mean_average_precision(
     Raises:
         DataError: none of the images has an annotated object.
     """
-    return score_guesses(annotations, [image for image, _ in detections], guesses(annotations, detections), package)
+    return score_results(
+        annotations, [image for image, _ in detections], list_results(annotations, detections), package
+    )
 
 
-def score_guesses(
+def score_results(
     annotations: CocoAnnotations,
     images: Sequence[Image],
     results: Sequence[Mapping[str, Any]],
@@ -482,7 +484,7 @@ def score_guesses(
     return {name: float(evaluation.stats[place]) for name, place in SUMMARY.items()}
 
 
-def guesses(annotations: CocoAnnotations, detections: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
+def list_results(annotations: CocoAnnotations, detections: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
     """Return results in COCO's form: a list of {image_id, category_id, bbox (left, top, width, height), score}."""
     return [
         {

@@ -398,7 +398,7 @@ def _by_row(power: Floats, axis: int, rows: int) -> Floats:
     return np.stack([part.sum(other_axes) for part in parts])
 
 
-def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
+def split_rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
     """Yield each real row of a gathered batch as a sample with a batch of 1. Yield any other sample unchanged.
 
     Args:

@@ -112,10 +112,10 @@ def profile(
     products = (node for node in graph.node if node.op_type == "MatMulNBits")
     levels = {node.name: next((a.i for a in node.attribute if a.name == "accuracy_level"), 0) for node in products}
     expanded = frozenset(name for name, level in levels.items() if level != _INTEGER_LEVEL)
-    return KernelProfile(kernel_runs(events), weights, expanded)
+    return KernelProfile(read_kernel_runs(events), weights, expanded)
 
 
-def timed_profile(
+def time_kernels(
     model: Path,
     settings: SessionSettings,
     feed: Mapping[str, Any],
@@ -123,14 +123,14 @@ def timed_profile(
     runs: int = RUNS,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> KernelProfile:
-    """Return the `profile` with each kernel only once. The time of a kernel is its `typical` time over `runs` runs
+    """Return the `profile` with each kernel only once. Its time is the typical one (`summarise_runs`) of `runs` runs
     after a warm-up.
     """
     profiled = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
-    return replace(profiled, kernels=typical(profiled.kernels, _WARM_UP + runs))
+    return replace(profiled, kernels=summarise_runs(profiled.kernels, _WARM_UP + runs))
 
 
-def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
+def summarise_runs(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
     """Return each kernel of `runs` runs once, in execution order, with the median of its times after the warm-up.
 
     The median is the time of an ordinary run. A mean would include interrupts of the system. The minimum would favour
@@ -150,7 +150,7 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
     return tuple(replace(kernel, us=us[name]) for name, kernel in kernel_by_name.items())
 
 
-def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
+def read_kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
     """Return the kernel runs among the events in a profile's JSON file."""
     return tuple(
         KernelRun(
@@ -184,7 +184,7 @@ class EngineLayer:
     merged: tuple[str, ...] = ()
 
 
-def engine_profile(
+def profile_engine(
     model: Path,
     settings: SessionSettings,
     engine: Engine,
@@ -210,10 +210,10 @@ def engine_profile(
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         session.close()
     fallback_events = [event for event in events if event.get("args", {}).get("provider") != engine.provider]
-    return layers_of(events, engine.graph), kernel_runs(fallback_events)
+    return read_layers(events, engine.graph), read_kernel_runs(fallback_events)
 
 
-def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tuple[EngineLayer, ...]:
+def read_layers(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tuple[EngineLayer, ...]:
     """Return the layers among the events of a profile, in execution order, each once."""
     layers: dict[str, EngineLayer] = {}
     for event in events:
@@ -268,7 +268,7 @@ class NodeRun:
     precision: str = ""
 
 
-def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
+def map_kernel_names(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
     """Return kernel name → name of the source node, for all names under which ONNX Runtime may run a source node.
 
     A fusion names the fused kernel after the node, its output tensor, or the activation that was fused into it.
@@ -284,14 +284,14 @@ def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
     return source_by_kernel | {node.name: node.name for node in source.graph if node.name and node.name in macs}
 
 
-def source_names(source: ir.Model) -> Callable[[str], str]:
+def make_source_finder(source: ir.Model) -> Callable[[str], str]:
     """Return a function that finds the source node of a kernel or layer that multiplies. It maps the name of the kernel
     to the name of the node.
 
     The function returns an unknown name unchanged.
     """
-    source_by_kernel = aliases(source, {name: macs for name, macs in node_macs(source).items() if macs})
-    return lambda name: source_by_kernel.get(source_name(name, source_by_kernel), name)
+    source_by_kernel = map_kernel_names(source, {name: macs for name, macs in node_macs(source).items() if macs})
+    return lambda name: source_by_kernel.get(find_source_name(name, source_by_kernel), name)
 
 
 def classify(
@@ -310,27 +310,27 @@ def classify(
         kernels: kernels of ONNX Runtime's profile.
         weights: `KernelProfile.weights`.
         macs: MACs by source node name, for nodes that have any.
-        source_by_kernel: kernel name → name of the source node (`aliases`).
+        source_by_kernel: kernel name → name of the source node (`map_kernel_names`).
         expanded: `KernelProfile.expanded`.
     """
     runs: dict[tuple[str, str, Kind], NodeRun] = {}
     for kernel in kernels:
         name, op_type = kernel.name, kernel.op_type
-        stem = source_name(name, source_by_kernel)
-        computed = _macs_from_shapes(op_type, kernel.inputs, kernel.outputs, weights.get(name, ()))
+        stem = find_source_name(name, source_by_kernel)
+        computed = _count_macs(op_type, kernel.inputs, kernel.outputs, weights.get(name, ()))
         # A kernel's name refers to its source node only if the kernel multiplies. Activations that were not fused do
         # not multiply, and the scaling after a dynamically quantized node does not either.
         multiplies = computed or (stem in macs and op_type not in _ELEMENT_WISE)
         standing = name if stem in macs else stem
         source = source_by_kernel[stem] if stem in source_by_kernel and multiplies else standing
         count = macs.get(source, computed)
-        kind = "float" if name in expanded else _kind(op_type, kernel.inputs, kernel.outputs)
+        kind = "float" if name in expanded else _find_kind(op_type, kernel.inputs, kernel.outputs)
         previous = runs.get((name, op_type, kind))
         runs[name, op_type, kind] = NodeRun(name, source, op_type, kind, count + (previous.macs if previous else 0))
     return tuple(runs.values())
 
 
-def layer_runs(
+def classify_layers(
     layers: Sequence[EngineLayer],
     conversions: Sequence[str],
     source: ir.Model,
@@ -360,7 +360,7 @@ def layer_runs(
         name = (
             layer.name
             if layer.name in types
-            else maker_by_tensor.get(layer.name, source_name(layer.name, source_by_kernel))
+            else maker_by_tensor.get(layer.name, find_source_name(layer.name, source_by_kernel))
         )
         node = name if name in types else source_by_kernel.get(name, name)
         kind: Kind = "int8" if layer.precision == "int8" else "float" if layer.precision else "other"
@@ -382,14 +382,14 @@ def layer_runs(
     return tuple(runs)
 
 
-def source_name(name: str, names: Collection[str]) -> str:
+def find_source_name(name: str, names: Collection[str]) -> str:
     """Remove appended suffixes from `name` one by one until a known name is left, and return that name."""
     while name not in names and (shorter := _RENAMED.sub("", name)) != name:
         name = shorter
     return name
 
 
-def _kind(op_type: str, inputs: list[TypedShape], outputs: list[TypedShape]) -> Kind:
+def _find_kind(op_type: str, inputs: list[TypedShape], outputs: list[TypedShape]) -> Kind:
     if op_type in _CONVERSIONS:
         return "conversion"
     if op_type in _MOVES_DATA | _CONTROL or not inputs:
@@ -401,7 +401,7 @@ def _kind(op_type: str, inputs: list[TypedShape], outputs: list[TypedShape]) -> 
     return "float" if computed_in_float else "other"
 
 
-def _macs_from_shapes(
+def _count_macs(
     op_type: str,
     inputs: list[TypedShape],
     outputs: list[TypedShape],
@@ -420,7 +420,7 @@ def _macs_from_shapes(
     return 0
 
 
-def sized_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
+def count_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Return `node_macs` for an inference on `feed`."""
     return node_macs(sized(source, {name: array.shape for name, array in feed.items()}))
 
@@ -494,7 +494,7 @@ class Coverage(Displayed):
             share = None if self.basis == "unknown" else self.int8_macs / total if total else 0.0
             object.__setattr__(self, "int8_mac_share", share)
             object.__setattr__(self, "kernels", {kind: sum(n.kind == kind for n in self.nodes) for kind in kinds})
-            object.__setattr__(self, "operators", _by_operator(self.nodes))
+            object.__setattr__(self, "operators", _count_by_operator(self.nodes))
             named = sorted({n.precision for n in self.nodes if n.precision and n.macs})
             macs = {p: sum(n.macs for n in self.nodes if n.precision == p) for p in named}
             object.__setattr__(self, "precisions", macs)
@@ -523,7 +523,7 @@ class Coverage(Displayed):
         return f"{text}: {self.origin}" if self.origin else text
 
 
-def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
+def _count_by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
     operators: dict[str, OperatorCoverage] = {}
     for node in nodes:
         if node.kind in ("int8", "float"):
@@ -583,23 +583,23 @@ def measure_coverage(
         source: the float model that the artifact was made from. Its nodes give the names and the MACs of the kernels.
         explain: function that returns the reason why a node ran in float.
         basis, how: see `Coverage`. They describe the kernels on which `opener` runs the model.
-        macs: `sized_macs` of `source` and `feed`, if the caller already has them.
+        macs: `count_macs` of `source` and `feed`, if the caller already has them.
         opener: function that opens the session. None opens it here; a plug-in then runs in a separate process.
     """
     file_engine = engine_of_file(model.name)
     if file_engine is not None:
         return Coverage(basis="unknown", how=f"the work of a {file_engine.suffix} file's operators is not counted")
-    macs = {name: count for name, count in (macs or sized_macs(source, feed)).items() if count}
-    source_by_kernel = aliases(source, macs)
+    macs = {name: count for name, count in (macs or count_macs(source, feed)).items() if count}
+    source_by_kernel = map_kernel_names(source, macs)
     engine = described(settings.engine) if settings.engine is not None else None
     if engine is not None:
         how = f"{engine.name}, {how}" if opener is None else how
         if not engine.graph.category:
             return Coverage(basis="unknown", how=f"{engine.name} does not show what it executes")
-        layers, kernels = engine_profile(model, settings, engine, feed, opener=opener)
+        layers, kernels = profile_engine(model, settings, engine, feed, opener=opener)
         elsewhere = classify(kernels, {}, macs, source_by_kernel)
         inside = {name: count for name, count in macs.items() if name not in {run.source for run in elsewhere}}
-        nodes = (*layer_runs(layers, engine.graph.conversions, source, inside, source_by_kernel), *elsewhere)
+        nodes = (*classify_layers(layers, engine.graph.conversions, source, inside, source_by_kernel), *elsewhere)
     else:
         profiled = profile(model, settings, feed, opener=opener or open_session)
         nodes = classify(profiled.kernels, profiled.weights, macs, source_by_kernel, profiled.expanded)
@@ -652,11 +652,11 @@ def kernel_times(
     Raises:
         RuntimeUnavailableError: onnxruntime is missing, or refuses the model.
     """
-    profiled = timed_profile(model, settings, feed, runs=runs, opener=opener)
+    profiled = time_kernels(model, settings, feed, runs=runs, opener=opener)
     macs = {name: count for name, count in node_macs(source).items() if count}
     # The runtime may name a node after its output.
     nodes = {name_of(node.outputs[0]): node.name for node in source.graph if node.name and node.outputs}
-    node_runs = classify(profiled.kernels, profiled.weights, macs, aliases(source, macs))
+    node_runs = classify(profiled.kernels, profiled.weights, macs, map_kernel_names(source, macs))
     return tuple(
         KernelTime(nodes.get(run.source, run.source), run.op_type, run.kind, kernel.us)
         for run, kernel in zip(node_runs, profiled.kernels, strict=True)
@@ -688,7 +688,7 @@ class ArtifactCheck:
     passed: bool | None = None
 
 
-def strongest(checks: Iterable[ArtifactCheck]) -> tuple[ArtifactCheck, ...]:
+def keep_strongest(checks: Iterable[ArtifactCheck]) -> tuple[ArtifactCheck, ...]:
     """Return one check for each name. If several checks have the same name, return the one whose kind is nearest to the
     hardware. If two of these have the same kind, return the later one.
 

@@ -28,7 +28,7 @@ from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, Outputs, c
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.bench import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.comparison import OutputComparison
-from edgeq.measure.error_sources import ErrorSource, LayerNoise, nodes_to_exclude, sets_to_exclude
+from edgeq.measure.error_sources import ErrorSource, LayerNoise, list_excluded_nodes, list_node_sets
 from edgeq.measure.exclusions import SAMPLES as FEW
 from edgeq.measure.exclusions import Exclusion, find_exclusions
 from edgeq.measure.layers import MEMORY, LayerComparison, LayerPair, instrumented_session
@@ -107,7 +107,7 @@ def find_reference(
     missing = sorted(set(quantized.inputs) - set(original.inputs))
     if missing:
         raise UsageError(f"{path} has no input {missing[0]!r}, which {name} takes", _ORIGIN)
-    weights, activations = _fit(original, quantized)
+    weights, activations = _find_matches(original, quantized)
     named = all(node.name for node in original.graph) and len(original.nodes) == len(original.graph)
     # If the name of a layer is missing in the quantized model, another node was quantized, such as a Gemm that was made
     # from a MatMul and an Add. `--exclude` would then refuse the layer's name.
@@ -119,7 +119,7 @@ def find_reference(
     except ModelError as error:
         return ReferenceModel(original, path, notes=(f"the float model is used unprepared: {error.problem}",))
     prepared = GraphIndex(preparation.model)
-    its_weights, its_activations = _fit(prepared, quantized)
+    its_weights, its_activations = _find_matches(prepared, quantized)
     if (len(its_weights), len(its_activations)) < (len(weights), len(activations)):
         return ReferenceModel(original, path)
     if not its_activations:
@@ -130,7 +130,7 @@ def find_reference(
     return ReferenceModel(prepared, preparation.path, prepared=True, notes=(note,))
 
 
-def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
+def _find_matches(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
     """Return two lists of nodes of the float model: those whose weight is in the quantized model in rounded form, and
     those whose activation both models have.
     """
@@ -195,7 +195,7 @@ class Diagnosis(Page):
         if missing or worst is None:
             figure = f"output {missing[0]!r} could not be compared" if missing else "no output could be compared"
         else:
-            location = next((f", {part.where}" for part in worst.slices if part.least_db == worst.least_db), "")
+            location = next((f", {part.location}" for part in worst.slices if part.least_db == worst.least_db), "")
             part = f" in output {worst.name!r}{location}" if worst.least_db < worst.sqnr_db else ""
             figure = f"{worst.least_db:.1f} dB SQNR{part}"
         return f"{self.verdict}: {_VERDICTS[self.verdict]} ({figure})"
@@ -217,7 +217,7 @@ class Diagnosis(Page):
     @property
     def exclude(self) -> tuple[str, ...]:
         """Return the nodes to keep in float so that all error sources disappear."""
-        return nodes_to_exclude(self.error_sources)
+        return list_excluded_nodes(self.error_sources)
 
     def __brief__(self) -> dict[str, Any]:
         models = {"float_model": self.float_model, "quantized": self.quantized}
@@ -327,17 +327,17 @@ def debug(
         comparison = pair.compare(samples)
         with progress.stage("Opening the float model"):
             basis = sampled_basis(reference.graph, open_session(reference.path), samples)
-        outputs = _outputs(reference.path, loaded, samples, basis, progress)
-        comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, most=worst)
+        outputs = _compare_outputs(reference.path, loaded, samples, basis, progress)
+        comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, limit=worst)
         exclusions: tuple[Exclusion, ...] = ()
         if closeness(outputs["optimised"]) != "healthy":
             subset = spread_over(samples, FEW)
             exclusions = find_exclusions(
-                pair, sets_to_exclude(error_sources, comparison.activations, worst), subset, basis
+                pair, list_node_sets(error_sources, comparison.activations, worst), subset, basis
             )
         layers: tuple[EngineDifference, ...] = ()
         if choice is not None:
-            layers = compare_engine(loaded.graph, samples, choice, Path(workdir), most=worst, progress=progress)
+            layers = compare_engine(loaded.graph, samples, choice, Path(workdir), limit=worst, progress=progress)
     return Diagnosis(
         float_model=float_model,
         quantized=quantized,
@@ -352,13 +352,13 @@ def debug(
         written=outputs["written"],
         exclusions=exclusions,
         notes=reference.notes,
-        warnings=_warnings(outputs, comparison),
+        warnings=_find_warnings(outputs, comparison),
         engine=layers,
         engine_name=choice.name if choice is not None else "",
     )
 
 
-def _outputs(
+def _compare_outputs(
     float_model: Path, loaded: LoadedModel, samples: Samples, basis: Basis, progress: Progress
 ) -> dict[str, Agreement]:
     """Compare the quantized model's outputs with the float model's, once as shipped and once without graph
@@ -379,7 +379,7 @@ def _outputs(
     unfused_session = instrumented_session(loaded.graph, optimization="none", settings=settings)
     agreements = compare(optimised=loaded.session, written=unfused_session)
     disabled = settings.config.get(_DISABLED, "")
-    if _loss(agreements) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
+    if _optimiser_loss(agreements) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
         config = {**settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
         without = replace(settings, config=config)
         agreements |= compare(
@@ -388,7 +388,7 @@ def _outputs(
     return agreements
 
 
-def _loss(outputs: Mapping[str, Agreement]) -> float:
+def _optimiser_loss(outputs: Mapping[str, Agreement]) -> float:
     """Return how many decibels the optimiser loses, or NaN if both outputs are exact."""
     return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
 
@@ -397,7 +397,7 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
     """Return a warning if the outputs of the optimised session differ from those of the graph as written. Otherwise
     return None.
     """
-    if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
+    if not abs(_optimiser_loss(outputs)) > _OPTIMISER_LOSS_DB:
         return None
     optimised, as_written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
     text = (
@@ -410,11 +410,11 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
     return text
 
 
-def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
+def _find_warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
     warnings = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
     worst = outputs["optimised"].worst
-    if worst is not None and worst.unlike and worst.least_db < HEALTHY_DB:
-        warnings.append(worst.unlike)
+    if worst is not None and worst.level_note and worst.least_db < HEALTHY_DB:
+        warnings.append(worst.level_note)
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:
         warnings.append(
@@ -422,7 +422,7 @@ def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> 
             "before they were quantized, by folding or equalization; compare with the float model that has the changed "
             "weights"
         )
-    warnings.extend(outputs["optimised"].left_out())
+    warnings.extend(outputs["optimised"].mismatch_notes())
     broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
     if broken:
         warnings.append(f"{len(broken)} tensors contain NaN or infinities in only one model, first {broken[0]}")
@@ -458,19 +458,19 @@ class EngineDifference:
 
 
 def compare_engine(
-    model: ir.Model, samples: Samples, choice: EngineChoice, folder: Path, *, most: int, progress: Progress = SILENT
+    model: ir.Model, samples: Samples, choice: EngineChoice, folder: Path, *, limit: int, progress: Progress = SILENT
 ) -> tuple[EngineDifference, ...]:
     """Compare every quantized activation of `model` in the engine and in the CPU's kernels. Return the layers in graph
     order.
 
     Args:
         folder: an existing folder for temporary models.
-        most: maximum number of layers to run alone.
+        limit: maximum number of layers to run alone.
 
     Raises:
         EngineError, RuntimeUnavailableError: the engine refuses a model.
     """
-    observed, places = _observed(model)
+    observed, places = _observe_activations(model)
     sample_count = _SIMULATED if choice.engine.simulated else len(samples)
     subset = [sample for sample, _ in zip(samples, range(sample_count), strict=False)]
     sums = {name: OutputComparison(name) for name in places}
@@ -495,7 +495,7 @@ def compare_engine(
                 tensor_sums.update(cpu_outputs[name + _SEEN], engine_outputs[name + _SEEN])
             advance(1)
         layers = {name: place.layer(name, sums) for name, place in places.items()}
-        suspects = sorted((x for x in layers.values() if x.lost_db > 0), key=lambda x: -x.lost_db)[:most]
+        suspects = sorted((x for x in layers.values() if x.lost_db > 0), key=lambda x: -x.lost_db)[:limit]
         for number, layer in enumerate(suspects):
             place = places[layer.name]
             if place.node is None or not place.reads or place.open:
@@ -505,7 +505,7 @@ def compare_engine(
             answers = [
                 infer(session, fed, model="a layer")[layer.name + _SEEN]
                 for session in open_pair(
-                    _layer_alone(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx"
+                    _extract_layer(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx"
                 )
             ]
             alone.update(answers[0], answers[1])
@@ -542,7 +542,7 @@ class _Place:
         return sums.max_abs_error / self.step if self.step else 0.0
 
 
-def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
+def _observe_activations(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
     """Return a copy of a model whose only outputs are its quantized activations, dequantized. Also return these
     activations by name.
     """
@@ -553,7 +553,7 @@ def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
         if tensor is None or name_of(tensor) in places or is_constant(tensor):
             continue
         maker, (scale, zero) = tensor.producer(), node.inputs[1:3]
-        reads, floats = _reads(maker) if maker is not None else ((), False)
+        reads, floats = _find_reads(maker) if maker is not None else ((), False)
         step = scale.const_value if scale is not None else None
         places[name_of(tensor)] = _Place(maker, reads, floats, float(step.numpy().max()) if step is not None else 0.0)
         operands, name = [node.outputs[0], scale, zero], name_of(tensor) + _SEEN
@@ -564,7 +564,7 @@ def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
     return observed, places
 
 
-def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
+def _extract_layer(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
     """Return a model that contains only the layer that computes a tensor.
 
     The model starts where the layer's inputs are quantized and ends where the tensor is dequantized.
@@ -575,7 +575,7 @@ def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
     return ir.Model(part, ir_version=observed.ir_version)
 
 
-def _reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
+def _find_reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
     """Return two facts about a node: the quantized tensors that it reads, and whether it also reads a float tensor that
     is not constant.
     """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import UsageError
 from edgeq.measure.agreement import Outputs
-from edgeq.measure.boxes import Detections, Floats, best_class, centre_to_corners
+from edgeq.measure.boxes import Detections, Floats, convert_to_corners, pick_best_class
 from edgeq.util.registry import DECODERS, Registry, load_function, names_function
 
 
@@ -27,7 +27,8 @@ class Decode(Protocol):
         """Return the candidates of one image, before suppression.
 
         Boxes are in pixels of the model's input, whose `size` is (width, height). If a model gives shares of the size
-        where its head usually gives pixels, or the other way round, `edgeq.measure.boxes.in_pixels` converts them.
+        where its head usually gives pixels, or the other way round, `edgeq.measure.boxes.in_pixels` converts
+        them.
 
         Raises:
             UsageError: the outputs do not belong to this head.
@@ -74,14 +75,14 @@ def load_decoder(name: str) -> Decode:
     return load_function(name, "decoder", UsageError) if names_function(name) else REGISTRY.load(name).decode
 
 
-def _single_image(outputs: Outputs) -> dict[str, NDArray[Any]]:
+def _drop_batch(outputs: Outputs) -> dict[str, NDArray[Any]]:
     """Return the outputs of shape [1, a, b], as [a, b]. Leave out all others, because they are not boxes or scores."""
     return {name: array[0] for name, array in outputs.items() if array.ndim == 3 and array.shape[0] == 1}
 
 
-def _only_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0) -> NDArray[Any]:
+def _find_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0) -> NDArray[Any]:
     """Return the only output of shape [1, a, b], as [a, b]. It must have at least `columns` columns."""
-    heads = list(_single_image(outputs).values())
+    heads = list(_drop_batch(outputs).values())
     if len(heads) != 1 or heads[0].shape[1] < columns:
         raise _wrong_head(outputs, decoder, layout)
     return heads[0]
@@ -104,7 +105,7 @@ def decode_ssd(outputs: Outputs, size: tuple[int, int]) -> Detections:
     by their last axis. With three classes and background, both have four columns, so the names decide ("box" or "loc"
     marks the boxes).
     """
-    arrays = _single_image(outputs)
+    arrays = _drop_batch(outputs)
     four = [name for name, array in arrays.items() if array.shape[1] == 4]
     if len(four) > 1:
         four = [name for name in four if "box" in name.lower() or "loc" in name.lower()]
@@ -114,7 +115,7 @@ def decode_ssd(outputs: Outputs, size: tuple[int, int]) -> Detections:
     (scores,) = arrays.values()
     if len(scores) != len(boxes) or scores.shape[1] < 2:
         raise _wrong_head(outputs, "ssd", SSD.title)
-    return best_class(np.asarray(boxes, np.float64) * np.tile(size, 2), scores[:, 1:])
+    return pick_best_class(np.asarray(boxes, np.float64) * np.tile(size, 2), scores[:, 1:])
 
 
 ANCHORS = {
@@ -141,15 +142,15 @@ def decode_yolov3(outputs: Outputs, size: tuple[int, int]) -> Detections:
         fits = stride in ANCHORS and array.shape[0] == 1 and array.shape[2] * stride == size[1]
         if not fits or channels % 3 or channels // 3 < 6:
             raise _wrong_head(outputs, "yolov3", YOLOV3.title)
-        head = _level(np.asarray(array[0], np.float64), stride)
+        head = _decode_level(np.asarray(array[0], np.float64), stride)
         boxes.append(head[:, :4])
         scores.append(head[:, 4:5] * head[:, 5:])
     if not boxes or len({part.shape[1] for part in scores}) != 1:
         raise _wrong_head(outputs, "yolov3", YOLOV3.title)
-    return best_class(centre_to_corners(np.concatenate(boxes)), np.concatenate(scores))
+    return pick_best_class(convert_to_corners(np.concatenate(boxes)), np.concatenate(scores))
 
 
-def _level(level: Floats, stride: int) -> Floats:
+def _decode_level(level: Floats, stride: int) -> Floats:
     """Return one level [3 * (5 + classes), H, W] as rows. A row contains centre and size in pixels, objectness and
     classes.
     """
@@ -199,8 +200,8 @@ def decode_yolov5(outputs: Outputs, size: tuple[int, int]) -> Detections:
     input, then objectness and class scores after their sigmoid. Further outputs (the raw levels) have other shapes.
     """
     del size
-    head = _only_head(outputs, "yolov5", YOLOV5.title, columns=6)
-    return best_class(centre_to_corners(head[:, :4]), head[:, 4:5] * head[:, 5:])
+    head = _find_head(outputs, "yolov5", YOLOV5.title, columns=6)
+    return pick_best_class(convert_to_corners(head[:, :4]), head[:, 4:5] * head[:, 5:])
 
 
 def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
@@ -211,11 +212,11 @@ def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
     longer axis is N.
     """
     del size
-    head = _only_head(outputs, "yolov8", YOLOV8.title)
+    head = _find_head(outputs, "yolov8", YOLOV8.title)
     rows = head.T if head.shape[0] < head.shape[1] else head
     if rows.shape[1] < 5:
         raise _wrong_head(outputs, "yolov8", YOLOV8.title)
-    return best_class(centre_to_corners(rows[:, :4]), rows[:, 4:])
+    return pick_best_class(convert_to_corners(rows[:, :4]), rows[:, 4:])
 
 
 def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
@@ -230,7 +231,7 @@ def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
     """
     cells = {len(anchors(size, strides, up=True)[0]): strides for strides in _STRIDES}
     layout = f"[1, N, classes + {4 * _BINS}] with N = {' or '.join(map(str, cells))}"
-    head = _only_head(outputs, "nanodet", layout, columns=4 * _BINS + 1)
+    head = _find_head(outputs, "nanodet", layout, columns=4 * _BINS + 1)
     if len(head) not in cells:
         raise _wrong_head(outputs, "nanodet", layout)
     grid, stride = anchors(size, cells[len(head)], up=True)
@@ -238,7 +239,7 @@ def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
     weights = np.exp(logits - logits.max(axis=2, keepdims=True))
     distance = (weights @ np.arange(_BINS)) / weights.sum(axis=2) * stride
     corners = np.concatenate([grid * stride - distance[:, :2], grid * stride + distance[:, 2:]], axis=1)
-    return best_class(corners, head[:, : -4 * _BINS])
+    return pick_best_class(corners, head[:, : -4 * _BINS])
 
 
 def decode_detections(outputs: Outputs, size: tuple[int, int]) -> Detections:
@@ -247,7 +248,7 @@ def decode_detections(outputs: Outputs, size: tuple[int, int]) -> Detections:
     The one output is [1, N, 6]: left, top, right, bottom in pixels of the model's input, score, class.
     """
     del size
-    head = _only_head(outputs, "detections", DETECTIONS.title, columns=6)
+    head = _find_head(outputs, "detections", DETECTIONS.title, columns=6)
     if head.shape[1] != 6:
         raise _wrong_head(outputs, "detections", DETECTIONS.title)
     boxes = np.asarray(head[:, :4], np.float64)
@@ -270,7 +271,7 @@ def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
     """
     cells = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
     layout = f"[1, N, 5 + classes] with N = {' or '.join(map(str, cells))}"
-    head = _only_head(outputs, "yolox", layout, columns=6)
+    head = _find_head(outputs, "yolox", layout, columns=6)
     if len(head) not in cells:
         raise _wrong_head(outputs, "yolox", layout)
     grid, stride = anchors(size, cells[len(head)])
@@ -278,7 +279,7 @@ def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
     centre = (head[:, :2] + grid) * stride
     with np.errstate(over="ignore"):  # an infinite box is dropped later
         extent = np.exp(head[:, 2:4]) * stride
-    return best_class(centre_to_corners(np.concatenate([centre, extent], axis=1)), head[:, 4:5] * head[:, 5:])
+    return pick_best_class(convert_to_corners(np.concatenate([centre, extent], axis=1)), head[:, 4:5] * head[:, 5:])
 
 
 def anchors(size: tuple[int, int], strides: tuple[int, ...], *, up: bool = False) -> tuple[Floats, Floats]:
@@ -297,7 +298,7 @@ def anchors(size: tuple[int, int], strides: tuple[int, ...], *, up: bool = False
     return np.concatenate(places).astype(np.float64), np.concatenate(steps).astype(np.float64)
 
 
-def _decodes(decode: Decode) -> Callable[[Outputs, tuple[int, int]], bool]:
+def _make_fits(decode: Decode) -> Callable[[Outputs, tuple[int, int]], bool]:
     """Return a `fits` function that tests whether the decoder accepts the outputs."""
 
     def fits(outputs: Outputs, size: tuple[int, int]) -> bool:
@@ -311,15 +312,15 @@ def _decodes(decode: Decode) -> Callable[[Outputs, tuple[int, int]], bool]:
     return fits
 
 
-def _head(outputs: Outputs, columns: int) -> NDArray[Any] | None:
+def _find_float_head(outputs: Outputs, columns: int) -> NDArray[Any] | None:
     """Return the only float output of shape [1, a, b], as [a, b]. Return None if it has at most `columns` columns or
     does not exist.
     """
-    heads = list(_single_image(outputs).values())
+    heads = list(_drop_batch(outputs).values())
     return heads[0] if len(heads) == 1 and heads[0].shape[1] > columns and heads[0].dtype.kind == "f" else None
 
 
-def _shares(values: NDArray[Any]) -> bool:
+def _are_scores(values: NDArray[Any]) -> bool:
     """Return whether all values can be scores after a sigmoid, from 0 to 1."""
     return bool(values.size and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING)
 
@@ -331,7 +332,7 @@ _MOST_LOGARITHM = 12.0
 _LARGEST_SHARE, _OVER_THE_EDGE = 2.0, 0.1
 
 
-def _normalised(boxes: NDArray[Any]) -> bool:
+def _are_normalised(boxes: NDArray[Any]) -> bool:
     """Return whether boxes [N, 4] (centre x, centre y, width, height) are shares of the image's size.
 
     Centres in shares spread over the image. Offsets in grid cells and logarithms of sizes do not stay in 0 to 1.
@@ -341,52 +342,52 @@ def _normalised(boxes: NDArray[Any]) -> bool:
 
 
 def _fits_yolox(outputs: Outputs, size: tuple[int, int]) -> bool:
-    head = _head(outputs, 5)
+    head = _find_float_head(outputs, 5)
     cells = {len(anchors(size, strides)[0]) for strides in _STRIDES}
-    if head is None or len(head) not in cells or _normalised(head[:, :4]):
+    if head is None or len(head) not in cells or _are_normalised(head[:, :4]):
         return False
-    return float(np.abs(head[:, 2:4]).max()) < _MOST_LOGARITHM and _shares(head[:, 4:])
+    return float(np.abs(head[:, 2:4]).max()) < _MOST_LOGARITHM and _are_scores(head[:, 4:])
 
 
 def _fits_yolov5(outputs: Outputs, size: tuple[int, int]) -> bool:
-    head = _head(outputs, 5)
-    if head is None or head.shape[1] >= len(head) or not _shares(head[:, 4:]):
+    head = _find_float_head(outputs, 5)
+    if head is None or head.shape[1] >= len(head) or not _are_scores(head[:, 4:]):
         return False
     pixels = float(head[:, 2:4].min()) >= 0 and float(head[:, 2:4].max()) >= _MOST_LOGARITHM
-    return pixels or _normalised(head[:, :4])
+    return pixels or _are_normalised(head[:, :4])
 
 
 def _fits_yolov8(outputs: Outputs, size: tuple[int, int]) -> bool:
-    head = _head(outputs, 4)
+    head = _find_float_head(outputs, 4)
     if head is None or len(head) >= head.shape[1] or len(head) < 5:
         return False
-    return _shares(head[4:]) and float(head[2:4].min()) >= 0
+    return _are_scores(head[4:]) and float(head[2:4].min()) >= 0
 
 
 def _fits_nanodet(outputs: Outputs, size: tuple[int, int]) -> bool:
-    head = _head(outputs, 4 * _BINS)
+    head = _find_float_head(outputs, 4 * _BINS)
     cells = {len(anchors(size, strides, up=True)[0]) for strides in _STRIDES}
-    return head is not None and len(head) in cells and _shares(head[:, : -4 * _BINS])
+    return head is not None and len(head) in cells and _are_scores(head[:, : -4 * _BINS])
 
 
 def _fits_detections(outputs: Outputs, size: tuple[int, int]) -> bool:
-    head = _head(outputs, 5)
+    head = _find_float_head(outputs, 5)
     if head is None or head.shape[1] != 6:
         return False
     rounding = 1.0 if float(np.abs(head[:, :4]).max(initial=0.0)) > _LARGEST_SHARE else 1 / min(size)
     corners = bool((head[:, 2:4] >= head[:, :2] - rounding).all())
-    return corners and _shares(head[:, 4]) and bool((head[:, 5] == np.round(head[:, 5])).all())
+    return corners and _are_scores(head[:, 4]) and bool((head[:, 5] == np.round(head[:, 5])).all())
 
 
-SSD = Decoder("ssd", "boxes [1, N, 4] and scores [1, N, 1 + classes]", decode_ssd, _decodes(decode_ssd))
+SSD = Decoder("ssd", "boxes [1, N, 4] and scores [1, N, 1 + classes]", decode_ssd, _make_fits(decode_ssd))
 YOLOV3 = Decoder(
-    "yolov3", "[1, 3 * (5 + classes), H, W] for strides of 8, 16 and 32", decode_yolov3, _decodes(decode_yolov3)
+    "yolov3", "[1, 3 * (5 + classes), H, W] for strides of 8, 16 and 32", decode_yolov3, _make_fits(decode_yolov3)
 )
 YOLOV3_NMS = Decoder(
     "yolov3-nms",
     "boxes [1, N, 4], scores [1, classes, N] and integers [K, 3]",
     decode_yolov3_nms,
-    _decodes(decode_yolov3_nms),
+    _make_fits(decode_yolov3_nms),
 )
 YOLOV5 = Decoder("yolov5", "[1, N, 5 + classes]", decode_yolov5, _fits_yolov5, "yolo")
 YOLOV8 = Decoder("yolov8", "[1, 4 + classes, N]", decode_yolov8, _fits_yolov8, "yolo")

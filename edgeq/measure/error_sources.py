@@ -68,7 +68,7 @@ class LayerNoise:
     inherited: float
 
     @property
-    def own(self) -> float:
+    def added(self) -> float:
         """Return the noise of the layer itself, without inherited noise."""
         return self.weights + self.range
 
@@ -131,12 +131,12 @@ class ActivationComparison:
     @written_too
     def noise(self) -> LayerNoise:
         """Return the noise of the layer that computes the activation."""
-        layer, inputs, rounding = (_ratio(a) for a in (self.layer, self.inputs, self.rounding))
+        layer, inputs, rounding = (_noise_ratio(a) for a in (self.layer, self.inputs, self.rounding))
         # The powers of independent errors add up. The part that inputs and rounding do not explain is caused by the
         # weights.
         added = max(0.0, layer - inputs)
         of_range = min(added, rounding)
-        return LayerNoise(added - of_range, of_range, max(0.0, _ratio(self.accumulated) - added))
+        return LayerNoise(added - of_range, of_range, max(0.0, _noise_ratio(self.accumulated) - added))
 
     @written_too
     def output_sqnr_db(self) -> float | None:
@@ -239,14 +239,14 @@ class ErrorSource:
     exclude: tuple[str, ...]
 
 
-def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], limit: int) -> tuple[str, ...]:
+def rank_candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], limit: int) -> tuple[str, ...]:
     """Return the names of at most `limit` tensors whose layers may cause the error, in order of execution.
 
     Args:
         outputs: names of the graph outputs.
     """
-    added_noise = {a.name: a.noise.own for a in activations}
-    traced = _traced(activations, added_noise, frozenset(outputs))
+    added_noise = {a.name: a.noise.added for a in activations}
+    traced = _trace_noise(activations, added_noise, frozenset(outputs))
     rankings = [sorted((n for n in by if by[n] > 0), key=lambda n: -by[n]) for by in (added_noise, traced)]
     ranked: dict[str, None] = {}
     for pair in itertools.zip_longest(*rankings):
@@ -270,19 +270,19 @@ def find_error_sources(
     by_node = {w.node: w for w in sorted(weights, key=lambda w: -w.sqnr_db) if len(w.shape) > 1}
     sources = []
     for a in activations:
-        share = _share(a.effect, outputs) if a.effect is not None else 0.0
+        share = _noise_share(a.effect, outputs) if a.effect is not None else 0.0
         if a.effect is not None and share >= _STANDS_OUT:
             # Gather returns rows of its weight, in the weight's own scale.
             rows = a.op_type == "Gather" and a.node in by_node
             cause: Cause = "weights" if rows else a.noise.cause
             reason = _weight_reason(by_node.get(a.node)) if cause == "weights" else _range_reason(a)
-            nodes = [a.node] if cause == "weights" else _touching(a, by_name)
+            nodes = [a.node] if cause == "weights" else _find_touching(a, by_name)
             exclude = tuple(node for node in dict.fromkeys(nodes) if node)
             sources.append(ErrorSource(a.name, a.node, a.op_type, worst_db(a.effect), share, cause, reason, exclude))
     return tuple(sorted(sources, key=lambda error_source: -error_source.share)[:limit])
 
 
-def sets_to_exclude(
+def list_node_sets(
     error_sources: Sequence[ErrorSource], activations: Sequence[ActivationComparison], limit: int
 ) -> tuple[tuple[str, ...], ...]:
     """Return at most `limit` sets of nodes to try in float.
@@ -293,17 +293,17 @@ def sets_to_exclude(
     by_name = {a.name: a for a in activations}
     followed = [(worst_db(a.effect), a) for a in activations if a.effect is not None]
     worst = (a for _, a in sorted(followed, key=lambda pair: pair[0]))
-    touching = (tuple(node for node in dict.fromkeys(_touching(a, by_name)) if node) for a in worst)
+    touching = (tuple(node for node in dict.fromkeys(_find_touching(a, by_name)) if node) for a in worst)
     sets = dict.fromkeys((*(source.exclude for source in error_sources), *touching))
     return tuple(itertools.islice(filter(None, sets), limit))
 
 
-def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
+def list_excluded_nodes(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
     """Return the nodes of all error sources, each once. The nodes of the worst error source come first."""
     return tuple(dict.fromkeys(node for error_source in error_sources for node in error_source.exclude))
 
 
-def _traced(
+def _trace_noise(
     activations: Sequence[ActivationComparison], added_noise: Mapping[str, float], outputs: frozenset[str]
 ) -> dict[str, float]:
     """Trace the noise of the outputs back to the layers, and return each layer's part.
@@ -311,7 +311,7 @@ def _traced(
     The noise that reaches a layer is divided. The layer itself keeps the share that its own noise has in its
     accumulated noise. The rest goes to the tensors that it reads, in proportion to their noise.
     """
-    accumulated = {a.name: _ratio(a.accumulated) for a in activations}
+    accumulated = {a.name: _noise_ratio(a.accumulated) for a in activations}
     read_names = {name for a in activations for name in a.reads}
     attributed = {
         a.name: accumulated[a.name] if a.name in outputs or a.name not in read_names else 0.0 for a in activations
@@ -327,14 +327,14 @@ def _traced(
     return layer_parts
 
 
-def _share(effect: Agreement, outputs: Agreement) -> float:
+def _noise_share(effect: Agreement, outputs: Agreement) -> float:
     """Return the layer's share of the noise in an output. If there are several outputs, return the largest share."""
-    output_noise = {output.name: _ratio(output) for output in outputs.outputs}
-    parts = [(_ratio(output), output_noise.get(output.name, 0.0)) for output in effect.outputs]
+    output_noise = {output.name: _noise_ratio(output) for output in outputs.outputs}
+    parts = [(_noise_ratio(output), output_noise.get(output.name, 0.0)) for output in effect.outputs]
     return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)
 
 
-def _ratio(agreement: OutputAgreement | None) -> float:
+def _noise_ratio(agreement: OutputAgreement | None) -> float:
     if agreement is None:
         return 0.0
     if not agreement.compared or agreement.least_db == math.inf:
@@ -342,7 +342,7 @@ def _ratio(agreement: OutputAgreement | None) -> float:
     return float(min(_MOST, 10 ** (-agreement.least_db / 10)))
 
 
-def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
+def _find_touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:
     """Return the nodes that cause a tensor to be quantized. If the scale is dynamic, these are only the nodes that read
     the tensor.
     """

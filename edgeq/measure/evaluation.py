@@ -28,7 +28,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
+from edgeq.measure.find_task import find_annotations, find_classification, find_detection, infer_task_name
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import TaskOptions, make_task, split_task_options
@@ -161,9 +161,9 @@ def run_evaluation(
         UsageError: there is neither a task nor a reference, or an option is invalid.
         EdgeqError: an error in the model, the bundle or the data.
     """
-    name, options = named_task(request.task, request.options), request.options
+    name, options = infer_task_name(request.task, request.options), request.options
     if name == "detection" and options.annotations is None:
-        options = dataclasses.replace(options, annotations=annotations_beside(request.data))
+        options = dataclasses.replace(options, annotations=find_annotations(request.data))
     task = make_task(name, options) if name is not None else None
     if task is None and options.given():
         raise UsageError("task options without a task", "Give a --task")
@@ -186,7 +186,7 @@ def run_evaluation(
             in_role(as_data(request.data) or Data(request.data), "validation"),
             loaded.signature,
             session=lambda: judge,
-            judged=Data(request.data, labels=request.labels, role="validation"),
+            labelled_data=Data(request.data, labels=request.labels, role="validation"),
             task=task,
             preprocess=preprocess,
             labels=request.labels,
@@ -320,7 +320,7 @@ def try_preprocess(
         raise UsageError("--try-preprocess takes one model", "Leave --reference out")
     measured: list[tuple[Try, Accuracy]] = []
     failed: list[tuple[Try, EdgeqError]] = []
-    for name, preprocess in _candidates(request, candidates).items():
+    for name, preprocess in _load_candidates(request, candidates).items():
         title = preprocess.title or PLAIN.get(name, "")
         try:
             result = run_evaluation(dataclasses.replace(request, preprocess=preprocess), progress=progress)
@@ -343,7 +343,7 @@ def try_preprocess(
     return PreprocessRanking(request, best.task, best.primary, best.samples, tries, tuple(tied))
 
 
-def _candidates(request: EvalRequest, names: Sequence[str] | None) -> Mapping[str, Preprocess]:
+def _load_candidates(request: EvalRequest, names: Sequence[str] | None) -> Mapping[str, Preprocess]:
     """Return the candidates by name. Each reads the data with the source options of the request's own preprocessing."""
     listed = list(names) if names is not None else list(dict.fromkeys([*candidates(), *PLAIN]))
     if request.preprocess is None:

@@ -30,7 +30,7 @@ from edgeq.util.records import NullIsInfinite
 _FLOAT_TYPES = (None, ir.DataType.FLOAT)
 
 
-def with_nodes_in_float(
+def keep_nodes_float(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[ActivationMatch], nodes: Collection[str]
 ) -> Loadable | None:
     """Return a quantized model in which the float model's nodes `nodes` compute in float.
@@ -39,7 +39,7 @@ def with_nodes_in_float(
     for tensors without a counterpart, and for a model that computes in a type other than float32.
     """
     by_name = {match.name: match for match in matches}
-    region = _closed(float_graph, quantized_graph, by_name, nodes)
+    region = _close_region(float_graph, quantized_graph, by_name, nodes)
     if region is None:
         return None
     model = quantized_graph.model.clone()
@@ -50,7 +50,7 @@ def with_nodes_in_float(
     return Loadable.of(model).only(name_of(value) for value in model.graph.outputs)
 
 
-def _closed(
+def _close_region(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Mapping[str, ActivationMatch], nodes: Collection[str]
 ) -> frozenset[str] | None:
     """Return `nodes`, and all nodes that cannot be separated from them in the quantized model. Return None if the whole
@@ -208,7 +208,7 @@ def find_exclusions(
     def measure_model(model: GraphIndex | Loadable) -> float:
         """Return the SQNR of a model's outputs in dB."""
         sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=pair.settings)}
-        evaluation = evaluate_sessions(sessions, samples, reference=_FLOAT, known=float_outputs, basis=basis)
+        evaluation = evaluate_sessions(sessions, samples, reference=_FLOAT, known_outputs=float_outputs, basis=basis)
         return worst_db(evaluation.agreement[""])
 
     plain_db = measure_model(quantized_graph)
@@ -220,7 +220,7 @@ def find_exclusions(
         """
         key = frozenset(nodes)
         if key not in exclusions:
-            model, sqnr_db = with_nodes_in_float(float_graph, quantized_graph, matches, nodes), plain_db
+            model, sqnr_db = keep_nodes_float(float_graph, quantized_graph, matches, nodes), plain_db
             try:
                 sqnr_db = plain_db if model is None else measure_model(model)
             except RuntimeUnavailableError as error:
@@ -236,10 +236,10 @@ def find_exclusions(
             advance(1)
         by_gain = sorted(order, key=lambda nodes: -measure(nodes))
         for count in itertools.takewhile(lambda count: count < 2 * len(order), (2**k for k in range(32))):
-            measure(_together(order[:count]))
-            measure(_together(by_gain[:count]))
-            measure(_with_neighbours(float_graph, _together(by_gain[:count]), macs))
-        best = min(exclusions.values(), key=_rank, default=Exclusion((), plain_db, plain_db))
+            measure(_join_sets(order[:count]))
+            measure(_join_sets(by_gain[:count]))
+            measure(_add_neighbours(float_graph, _join_sets(by_gain[:count]), macs))
+        best = min(exclusions.values(), key=_rank_exclusion, default=Exclusion((), plain_db, plain_db))
         reduced = best.nodes
         for name in sorted(reduced, key=lambda node: -macs.get(node, 0))[:_PUT_BACK]:
             fewer = tuple(node for node in reduced if node != name)
@@ -250,20 +250,20 @@ def find_exclusions(
         for exclusion in exclusions.values()
         if exclusion.sqnr_db >= plain_db + _WORTH_DB and (not macs or macs.keys() - {*exclusion.nodes})
     ]
-    return tuple(sorted(worth, key=_rank))
+    return tuple(sorted(worth, key=_rank_exclusion))
 
 
-def _rank(exclusion: Exclusion) -> tuple[float, int, tuple[str, ...]]:
+def _rank_exclusion(exclusion: Exclusion) -> tuple[float, int, tuple[str, ...]]:
     """Return a sort key: the decibels, rounded to the precision that matters, then the number of nodes."""
     return -round(min(exclusion.sqnr_db, GOOD_DB) / _WORTH_DB), len(exclusion.nodes), exclusion.nodes
 
 
-def _together(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _join_sets(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the nodes of all sets, each once."""
     return tuple(dict.fromkeys(itertools.chain.from_iterable(sets)))
 
 
-def _with_neighbours(float_graph: GraphIndex, nodes: tuple[str, ...], macs: Mapping[str, int]) -> tuple[str, ...]:
+def _add_neighbours(float_graph: GraphIndex, nodes: tuple[str, ...], macs: Mapping[str, int]) -> tuple[str, ...]:
     """Return `nodes` and their neighbours without multiply-accumulates. Neighbours are the nodes that compute their
     inputs and the nodes that read their outputs.
     """

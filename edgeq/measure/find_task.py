@@ -18,7 +18,7 @@ from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import DataError, EdgeqError, RuntimeUnavailableError
 from edgeq.measure.agreement import Session, infer
 from edgeq.measure.boxes import load_annotations, load_package
-from edgeq.measure.comparison import rows
+from edgeq.measure.comparison import split_rows
 from edgeq.measure.decoders import Decoder, recognise
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.measure.tasks import infer_task
@@ -30,12 +30,12 @@ _MOST_FILES = 16
 _LARGEST = 64 << 20
 
 
-def named_task(name: str | None, options: TaskOptions) -> str | None:
+def infer_task_name(name: str | None, options: TaskOptions) -> str | None:
     """Return the name of the task. If annotations but no name are given, the task is detection."""
     return "detection" if name is None and options.annotations is not None else name
 
 
-def annotations_beside(source: Any) -> Path | None:
+def find_annotations(source: Any) -> Path | None:
     """Return the COCO file that lists the first image of `source`. Return None if no such file was found.
 
     edgeq searches the folder of the images, the folder above, and a folder called annotations in either of them.
@@ -63,8 +63,8 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
     """Return a detection task if the model is a detector and its images have a COCO file next to them. Otherwise return
     None.
     """
-    path = annotations_beside(data.source) if score_count(signature) is None else None
-    if path is None or not detector_heads(signature, session):
+    path = find_annotations(data.source) if score_count(signature) is None else None
+    if path is None or not find_heads(signature, session):
         return None
     try:
         load_package()
@@ -75,7 +75,7 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
     return make_task("detection", TaskOptions(annotations=path))
 
 
-def detector_heads(signature: Signature, session: Session) -> list[Decoder]:
+def find_heads(signature: Signature, session: Session) -> list[Decoder]:
     """Return the decoders that can read the model's outputs for a black image. Return [] if the model is not a
     detector.
     """
@@ -102,7 +102,7 @@ def find_classification(samples: Samples, session: Session, progress: Progress =
     pairs = [
         (row, row_outputs[""])
         for sample in spread_over(samples, _FEW)
-        for row, row_outputs in rows(sample, {"": infer(session, sample)})
+        for row, row_outputs in split_rows(sample, {"": infer(session, sample)})
     ]
     try:
         settled, _ = task.settled(iter(pairs))

@@ -86,7 +86,7 @@ class Measurement(Page):
         return "\n".join(bench_lines(self.report, verbose=verbose))
 
 
-def speed_of(timing: Measurement, name: str) -> Claim:
+def read_speed(timing: Measurement, name: str) -> Claim:
     """Return the claim that compares the speed of `name` with the baseline in the single-stream scenario."""
     return Claim.read(timing.ratio(name))
 
@@ -119,12 +119,12 @@ def bench_model(
         return engines.open(model, replace(base, intra_op_threads=threads), process)
 
     def memory(threads: int, shapes: Shapes) -> MemoryUse:
-        return session_memory(model, replace(base, intra_op_threads=threads), shapes)
+        return measure_session_memory(model, replace(base, intra_op_threads=threads), shapes)
 
     return BenchModel(name, open_with, memory, sessions, open_apart if engines is not None else None)
 
 
-def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
+def measure_session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
     """Measure the memory that a session needs, in a separate process.
 
     Args:
@@ -161,18 +161,18 @@ def measure_models(
     """
     onnxruntime()
     settings = settings or BenchSettings()
-    with device_errors(), _drawn(progress, settings) as on_progress:
+    with device_errors(), _show_progress(progress, settings) as on_progress:
         report = bench_models(models, settings, feeds=feeds, shapes=shapes, notes=notes, on_progress=on_progress)
-    return measurement(report)
+    return read_measurement(report)
 
 
-def measurement(report: Mapping[str, Any]) -> Measurement:
+def read_measurement(report: Mapping[str, Any]) -> Measurement:
     """Return the report of `bench_models` as a `Measurement`."""
     named = ("machine", "versions", "settings", "models", "scenarios")
     return Measurement(**{name: report[name] for name in named}, notes=tuple(report["notes"]), report=report)
 
 
-def sessions_to_time(model: Path, folder: Path | None = None) -> int:
+def count_sessions(model: Path, folder: Path | None = None) -> int:
     """Return the number of sessions with which a model should be timed.
 
     The latencies of two sessions of a small model differ by up to a fifth, because their memory has different
@@ -185,7 +185,7 @@ def sessions_to_time(model: Path, folder: Path | None = None) -> int:
 
 
 @contextmanager
-def _drawn(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
+def _show_progress(progress: Progress, settings: BenchSettings) -> Iterator[OnProgress]:
     """Show the progress of all scenarios on `progress` as one stage, with a hundred steps for each scenario."""
     steps = 100
     shown_steps = 0

@@ -8,10 +8,10 @@ activations:
     collect_activations   the values of these tensors, one sample at a time
     match_activations     pairs of tensors and activations (`compare_activations` measures the difference)
 
-`compare_layers` runs all four. `output_effects` measures the effect of each layer's error alone on the outputs. Both
-run on a `LayerPair`, which contains the two models, whole and cut into layers. The input of each layer is the float
-model's tensor, or that tensor rounded. Three figures for each tensor distinguish layers that cause errors from layers
-that inherit them:
+`compare_layers` runs all four. `output_effects` measures the effect of each layer's error alone on the outputs.
+Both run on a `LayerPair`, which contains the two models, whole and cut into layers. The input of each layer is the
+float model's tensor, or that tensor rounded. Three figures for each tensor distinguish layers that cause errors from
+layers that inherit them:
 
     accumulated   the tensor when the whole quantized model runs: all errors so far
     layer         the integer layer's result on the float model's inputs: the error of this layer
@@ -47,15 +47,15 @@ from edgeq.measure.error_sources import (
     ActivationSums,
     ErrorSource,
     LayerArrays,
-    candidates,
     find_error_sources,
+    rank_candidates,
 )
 from edgeq.measure.match_layers import (
     ActivationMatch,
     WeightComparison,
     WeightMatch,
     compare_weights,
-    exact_readers,
+    find_exact_readers,
     match_activations,
     match_weights,
     weight_values,
@@ -178,7 +178,7 @@ def exact_entry_name(match: ActivationMatch) -> str:
     return f"{match.computed}/exact"
 
 
-def with_disturbances(
+def add_disturbances(
     float_graph: GraphIndex, names: Collection[str], exact: Collection[tuple[str, str]] = ()
 ) -> ir.Model:
     """Return a copy of a float model in which a new input is added to each tensor of `names`. All readers read the sum.
@@ -295,7 +295,7 @@ class LayerPair:
         self.matches = self._floats_only(
             match_activations(float_graph, quantized_graph) if matches is None else matches
         )
-        self.exact = exact_readers(float_graph, quantized_graph, self.matches)
+        self.exact = find_exact_readers(float_graph, quantized_graph, self.matches)
         # In the float model, the computed tensor has the same name as the match.
         counterparts = [replace(match, computed=match.name, integer=False) for match in self.matches]
         self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
@@ -440,7 +440,7 @@ class LayerPair:
                 for match in part:
                     tensors.setdefault(group_of[match.name], []).append(match.name)
                 sums: dict[str, T] = {}
-                for sample in _spread(samples, count):
+                for sample in _pick_spread(samples, count):
                     layer_arrays = runs.run(sample)
                     undisturbed = disturbed.run(sample, {})
                     for group, names in tensors.items():
@@ -455,20 +455,20 @@ class LayerPair:
         return {group: tuple(parts) for group, parts in accumulators.items()}
 
     def attribute_error(
-        self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, most: int = 10
+        self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, limit: int = 10
     ) -> tuple[LayerComparison, tuple[ErrorSource, ...]]:
         """Follow the errors of the layers that may be error sources to the outputs, one layer at a time.
 
-        Return the comparison with these effects added, and at most `most` error sources, the worst first.
+        Return the comparison with these effects added, and at most `limit` error sources, the worst first.
 
         Args:
             outputs: agreement of the whole quantized model's outputs, on the graph as written.
         """
-        likely = candidates(comparison.activations, self.float_graph.outputs, _CANDIDATES * most)
+        likely = rank_candidates(comparison.activations, self.float_graph.outputs, _CANDIDATES * limit)
         effects = self.output_effects(likely, samples, count=_FOLLOWED)
         activations = tuple(replace(a, effect=effects.get(a.name)) for a in comparison.activations)
         comparison = replace(comparison, activations=activations)
-        return comparison, find_error_sources(activations, comparison.weights, outputs, most)
+        return comparison, find_error_sources(activations, comparison.weights, outputs, limit)
 
 
 def compare_layers(
@@ -568,7 +568,7 @@ class _Disturbed:
     """Run the float model with errors added to some of its tensors."""
 
     def __init__(self, pair: LayerPair, names: Sequence[str]) -> None:
-        model = with_disturbances(pair.float_graph, names, pair.exact)
+        model = add_disturbances(pair.float_graph, names, pair.exact)
         self._session = instrumented_session(model, optimization="all", settings=pair.settings)
         output_names = (output.name for output in self._session.get_outputs())
         self._outputs = dict(zip(output_names, pair.float_graph.outputs, strict=True))
@@ -601,7 +601,7 @@ class _Disturbed:
         return errors
 
 
-def _spread(samples: Samples, count: int) -> Iterator[Sample]:
+def _pick_spread(samples: Samples, count: int) -> Iterator[Sample]:
     total = len(samples)
     positions = {position * total // count for position in range(count)} if total > count else set(range(total))
     return (sample for position, sample in enumerate(samples) if position in positions)

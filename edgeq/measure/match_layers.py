@@ -72,7 +72,7 @@ class IntegerUse:
     params: QuantParams
 
 
-def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
+def find_integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
     """Yield every integer input of every quantized operator, in order, if its scale is constant. This includes int32
     biases.
     """
@@ -82,21 +82,21 @@ def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
             if value is None:
                 continue
             if places.scale is None:
-                params = _scaled_sums(node, value, places.zero_point)
+                params = _find_weight_params(node, value, places.zero_point)
             else:
                 axis = channel_axis(node)
                 params = params_at(node, places.scale, places.zero_point, integers=value, axis=axis)
             if params is not None:
                 yield IntegerUse(value, node, places.value, params)
-        bias = _bias(node)
+        bias = _find_bias(node)
         if bias is not None:
             yield bias
 
 
-def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
+def find_activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
     """Return the scale and zero point of each integer activation by name, if they are constant."""
     params_by_tensor: dict[str, QuantParams] = {}
-    for use in integer_uses(graph):
+    for use in find_integer_uses(graph):
         if not is_constant(use.value):
             params_by_tensor.setdefault(name_of(use.value), use.params)
     for node in graph.graph:
@@ -113,7 +113,7 @@ def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
     return params_by_tensor
 
 
-def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
+def _find_weight_params(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
     """Return the parameters of the weight of a ConvInteger or MatMulInteger. Return None if its scale is not found.
 
     The nodes after the operator cast its sums and multiply them by (activation scale x weight scale).
@@ -121,7 +121,7 @@ def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParam
     tensor = constant_tensor(weight)
     if tensor is None or tensor.dtype not in LIMITS:
         return None
-    scale, zero_value = _constant_factor(node.outputs[0], depth=3), node_input(node, zero_point)
+    scale, zero_value = _find_constant_factor(node.outputs[0], depth=3), node_input(node, zero_point)
     zeros = constant(zero_value)
     if scale is None or (zero_value is not None and zeros is None):
         return None
@@ -129,13 +129,13 @@ def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParam
     return QuantParams(scale.astype(np.float32), zero, tensor.dtype, axis=channel_axis(node))
 
 
-def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
+def _find_constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
     """Return the constant by which a tensor is multiplied. The constant may be the other factor of a product, or a part
     of that factor.
     """
     for node, place in value.uses() if depth else []:
         if node.op_type == "Cast":
-            return _constant_factor(node.outputs[0], depth=depth - 1)
+            return _find_constant_factor(node.outputs[0], depth=depth - 1)
         if node.op_type == "Mul":
             factor = node.inputs[1 - place]
             maker = factor.producer() if factor is not None else None
@@ -144,7 +144,7 @@ def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
     return None
 
 
-def _bias(node: ir.Node) -> IntegerUse | None:
+def _find_bias(node: ir.Node) -> IntegerUse | None:
     """Return the int32 bias of a QLinearConv or QGemm. Its zero point is 0, and its scale is the scale of the input
     times that of the weight.
     """
@@ -228,20 +228,20 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     QuantizeLinear), QOperator and dynamic operators.
     """
     matches: dict[str, WeightMatch] = {}
-    for use in _quantized_weights(quantized_graph):
-        name = _float_name(float_graph, use)
+    for use in _find_quantized_weights(quantized_graph):
+        name = _find_float_name(float_graph, use)
         if name is None or name in matches:
             continue
         weight = float_graph.values[name]
         transposed = _is_transposed(weight, use)
         if transposed is not None:
-            reader, position = _layer_reader(weight)
+            reader, position = _find_layer_reader(weight)
             matches[name] = WeightMatch(
                 name=name,
                 node=(reader.name or "") if reader is not None else "",
                 op_type=reader.op_type if reader is not None else "",
                 place=position,
-                channel_axis=_channel_axis(reader, len(_shape(weight))),
+                channel_axis=_find_channel_axis(reader, len(_shape(weight))),
                 quantized=name_of(use.value),
                 params=use.params,
                 transposed=transposed,
@@ -256,7 +256,7 @@ def compare_weights(
     """Compare each weight with its float weight, as a whole and for its worst channels. Only one weight is in memory at
     a time.
     """
-    return tuple(_compare(float_graph, quantized_graph, match) for match in matches)
+    return tuple(_compare_weight(float_graph, quantized_graph, match) for match in matches)
 
 
 def weight_values(
@@ -266,22 +266,22 @@ def weight_values(
 
     Both arrays have the shape of the float weight. The second array is float32.
     """
-    values = _dequantized(quantized_graph.constant(match.quantized), match.params)
+    values = _dequantize(quantized_graph.constant(match.quantized), match.params)
     return float_graph.constant(match.name), np.swapaxes(values, -1, -2) if match.transposed else values
 
 
 def count_quantized_weights(graph: GraphIndex) -> int:
     """Return how many constants of a quantized model are weights, whether they match a float weight or not."""
-    return len({use.value for use in _quantized_weights(graph)})
+    return len({use.value for use in _find_quantized_weights(graph)})
 
 
-def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float32]:
+def _dequantize(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float32]:
     return params.fake_quant(stored) if stored.dtype.kind == "f" else params.dequantize(stored)
 
 
-def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
+def _find_quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
     """Yield each constant that is a weight, with the node that computes with it."""
-    for use in integer_uses(graph):
+    for use in find_integer_uses(graph):
         # A float constant may be quantized by a QuantizeLinear at run time, as TensorRT requires.
         maker = use.value.producer()
         weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else use.value
@@ -292,7 +292,7 @@ def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
             yield IntegerUse(weight, *readers[0], use.params)
 
 
-def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
+def _find_float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
     """Return the name of the float constant from which a quantized constant was made. Return None if it is not
     found.
     """
@@ -313,7 +313,7 @@ def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
     return name_of(weight) if is_constant(weight) else None
 
 
-def _layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
+def _find_layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
     """Return the first layer that reads a weight, with the index of the input. If no layer reads it, return the first
     node that does.
     """
@@ -338,12 +338,12 @@ def _is_transposed(weight: ir.Value, use: IntegerUse) -> bool | None:
         return None
     if quantized_shape != swapped or len(quantized_shape) < 2:
         return shape != quantized_shape
-    values, straight = constant_values(weight).astype(np.float32), _dequantized(constant_values(use.value), use.params)
+    values, straight = constant_values(weight).astype(np.float32), _dequantize(constant_values(use.value), use.params)
     off = np.abs(values - straight).sum()
     return bool(off > np.abs(values - np.swapaxes(straight, -1, -2)).sum())
 
 
-def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch) -> WeightComparison:
+def _compare_weight(float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch) -> WeightComparison:
     values, numbers = weight_values(float_graph, quantized_graph, match)
     total = OutputComparison(match.name)
     total.update(values, numbers)
@@ -386,7 +386,7 @@ def _is_changed(values: NDArray[Any], numbers: NDArray[np.float32], match: Weigh
     return bool((moved > _LARGEST_ROUNDING * match.params.spread(numbers.shape)[0]).any())
 
 
-def _channel_axis(reader: ir.Node | None, rank: int) -> int | None:
+def _find_channel_axis(reader: ir.Node | None, rank: int) -> int | None:
     """Return the axis of the output channels of a weight with `rank` axes. Return None if it has fewer than two
     axes.
     """
@@ -482,7 +482,7 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
     return tuple(matches.values())
 
 
-def exact_readers(
+def find_exact_readers(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Iterable[ActivationMatch]
 ) -> frozenset[tuple[str, str]]:
     """Return (tensor, float node) for each node that, in the quantized model, reads a tensor before it is quantized.
@@ -507,7 +507,7 @@ class _Matcher:
     def __init__(self, float_graph: GraphIndex, quantized_graph: GraphIndex) -> None:
         self._float = float_graph
         self._quantized = quantized_graph
-        self._integers = activation_params(quantized_graph)
+        self._integers = find_activation_params(quantized_graph)
 
     def counterpart(self, name: str, node: ir.Node, place: int) -> str | None:
         """Return the quantized model's tensor of the same name, or else the output of its node of the same name. Return

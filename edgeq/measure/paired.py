@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from edgeq.data.records import Sample
 from edgeq.measure.accuracy import RunningEvaluation
 from edgeq.measure.agreement import Outputs
-from edgeq.measure.comparison import decibels, rows
+from edgeq.measure.comparison import decibels, split_rows
 from edgeq.measure.task import ResampledMeter, Task, loss_error
 
 MOST_LOSS_DB = 3.0
@@ -178,7 +178,7 @@ class PairedEvaluation:
         self.evaluation.update(sample, outputs)
         reference, local_outputs, target_outputs = (outputs[name] for name in self._names)
         self.errors.update(reference, local_outputs, target_outputs, sample.inputs, self._basis)
-        for row, row_outputs in rows(sample, outputs) if self._meters else ():
+        for row, row_outputs in split_rows(sample, outputs) if self._meters else ():
             for name, meter in self._meters.items():
                 meter.update(row_outputs[name], row)
 
@@ -190,7 +190,7 @@ class PairedEvaluation:
         return loss_error(local_meter.measured(), target_meter.measured(), further=1 / local_meter.rows)
 
 
-def paired_losses(
+def measure_paired_losses(
     reference: Sequence[Outputs], local_outputs: Sequence[Outputs], target_outputs: Sequence[Outputs]
 ) -> tuple[PairedLoss, ...]:
     """Return the loss of each output. The arguments have one entry for each sample."""

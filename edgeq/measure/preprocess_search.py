@@ -27,8 +27,8 @@ from edgeq.data.preprocess import NoPreprocessingError, Preprocess, candidates, 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.agreement import Outputs, Session, infer, probabilities
-from edgeq.measure.comparison import rows
-from edgeq.measure.find_task import detector_heads, find_detection
+from edgeq.measure.comparison import split_rows
+from edgeq.measure.find_task import find_detection, find_heads
 from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
 from edgeq.measure.tasks import infer_task
 from edgeq.signature import Signature
@@ -97,11 +97,11 @@ class PreprocessSearch:
         best = next(candidate for candidate in self.ranked if candidate.preprocess == self.decided)
         runners_up = [candidate for candidate in self.ranked if candidate is not best][:1]
         next_best = "".join(
-            f", the next {_typed(candidate.preprocess)} {metric(self.metric, candidate.value)}"
+            f", the next {_quote(candidate.preprocess)} {metric(self.metric, candidate.value)}"
             for candidate in runners_up
         )
         return (
-            f"preprocessing {_typed(best.preprocess)}: {self.metric} {metric(self.metric, best.value)} on "
+            f"preprocessing {_quote(best.preprocess)}: {self.metric} {metric(self.metric, best.value)} on "
             f"{self.count} samples{next_best}; --preprocess sets another"
         )
 
@@ -113,21 +113,21 @@ class PreprocessSearch:
         if self.doubt:
             return f"None of {len(self.fitting)} preprocessings fits the labels: with the best of them, {self.doubt}"
         if self.heads:
-            several = f"NAME, as one of {', '.join(map(_typed, self.fitting[:_SHOWN]))}"
-            suggestion = f"{_typed(self.usual)} if the model was trained with it" if self.usual else several
+            several = f"NAME, as one of {', '.join(map(_quote, self.fitting[:_SHOWN]))}"
+            suggestion = f"{_quote(self.usual)} if the model was trained with it" if self.usual else several
             return (
                 f"Type --preprocess {suggestion} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
                 "annotations of the images next to them, as a .json file: mAP then decides"
             )
         if not self.ranked or self.ranked[0].value <= 0:
-            listed = ", ".join(map(_typed, self.fitting[:_SHOWN]))
-            usual = f"; {_typed(self.usual)} goes with outputs like these" if self.usual else ""
+            listed = ", ".join(map(_quote, self.fitting[:_SHOWN]))
+            usual = f"; {_quote(self.usual)} goes with outputs like these" if self.usual else ""
             return f"Which one was the model trained with? Type --preprocess NAME, as one of {listed}{usual}"
         tied = self.ranked[: self.tied]
         listed = ", ".join(
-            f"{_typed(candidate.preprocess)} {metric(self.metric, candidate.value)}" for candidate in tied[:_SHOWN]
+            f"{_quote(candidate.preprocess)} {metric(self.metric, candidate.value)}" for candidate in tied[:_SHOWN]
         )
-        suggestion = f"--preprocess {_typed(tied[0].preprocess)}"
+        suggestion = f"--preprocess {_quote(tied[0].preprocess)}"
         if self.metric == BITS:
             doubt = "no labels decide; " if len(tied) < 2 else ""
             return (
@@ -140,7 +140,7 @@ class PreprocessSearch:
         )
 
 
-def _typed(name: str) -> str:
+def _quote(name: str) -> str:
     return shlex.quote(name)
 
 
@@ -196,7 +196,7 @@ def search(
         if failure is not None and not figures:
             raise failure
         fitting = fitting or tuple(figures)
-        tied = _tied(figures, task, metric, count)
+        tied = _find_tied(figures, task, metric, count)
         remaining = {name: remaining[name] for name in tied}
         best = max(remaining, key=lambda name: sign * figures[name].metrics[metric], default="")
         sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in remaining))
@@ -244,9 +244,13 @@ def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Row
 
     If the samples do not show how to make the open choices, the task is returned unchanged.
     """
-    row_pairs = ((row, out[""]) for sample in samples for row, out in rows(sample, {"": infer(session, sample)}))
+    row_pairs = ((row, out[""]) for sample in samples for row, out in split_rows(sample, {"": infer(session, sample)}))
     if task is None:
-        return _information([scores for _, outputs in row_pairs if (scores := _scores(outputs)) is not None]), None, ""
+        return (
+            _measure_information([scores for _, outputs in row_pairs if (scores := _read_scores(outputs)) is not None]),
+            None,
+            "",
+        )
     opening_pairs = list(islice(row_pairs, _SETTLED_ON))
     settled, choice = task.settled(iter(opening_pairs)) if hasattr(task, "settled") else (task, "")
     meter = ResampledMeter(settled)
@@ -256,7 +260,7 @@ def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Row
     return meter.measured(), settled if choice else task, " ".join(meter.notes())
 
 
-def _tied(figures: Mapping[str, RowMetrics], task: Task | None, metric: str, count: int) -> list[str]:
+def _find_tied(figures: Mapping[str, RowMetrics], task: Task | None, metric: str, count: int) -> list[str]:
     """Return the candidates that are not clearly worse than the best."""
     if not figures:
         return []
@@ -271,7 +275,7 @@ def _tied(figures: Mapping[str, RowMetrics], task: Task | None, metric: str, cou
     return tied
 
 
-def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
+def _read_scores(outputs: Outputs) -> NDArray[np.float64] | None:
     """Return the class scores of one image from the first output, [classes]. Return None if that output has none."""
     array = next(iter(outputs.values()), None)
     if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
@@ -279,7 +283,7 @@ def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
     return probabilities(np.asarray(array, np.float64))[0] if np.isfinite(array).all() else None
 
 
-def _information(scores: Sequence[NDArray[np.float64]]) -> RowMetrics:
+def _measure_information(scores: Sequence[NDArray[np.float64]]) -> RowMetrics:
     """Return how many bits of information each image's scores contain.
 
     The mean of these numbers is the mutual information of image and class.
@@ -298,7 +302,7 @@ def open_or_search(
     signature: Signature,
     *,
     session: Callable[[], Session],
-    judged: Data | None = None,
+    labelled_data: Data | None = None,
     task: Task | None = None,
     fallback: Preprocess | None = None,
     progress: Progress = SILENT,
@@ -311,7 +315,7 @@ def open_or_search(
 
     Args:
         session: function that opens the float model.
-        judged: labelled data on which the candidates are compared; None uses `data`.
+        labelled_data: labelled data on which the candidates are compared; None uses `data`.
         task: task by which to compare; see `search`.
         fallback: preprocessing to use if none is named for the images; None searches.
         options: further arguments of `open_samples`.
@@ -332,10 +336,10 @@ def open_or_search(
             raise DataError(f"{data.source} contains images, but the model takes {inputs}", fix) from error
         if fallback is not None:
             return open_samples(data, signature, progress=progress, **{**options, "preprocess": fallback})
-        float_session, labelled = session(), judged or data
+        float_session, labelled = session(), labelled_data or data
         task = task or find_detection(labelled, signature, float_session)
         result = search(float_session, signature, labelled, task=task, progress=progress)
-        if task is None and result.decided is None and (heads := detector_heads(signature, float_session)):
+        if task is None and result.decided is None and (heads := find_heads(signature, float_session)):
             usual = heads[0].preprocess if len(heads) == 1 else ""
             if usual and _open_fitting(labelled, signature, load_preprocess(usual), 1) is None:
                 usual = ""

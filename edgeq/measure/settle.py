@@ -10,8 +10,8 @@ from edgeq.data.classes import score_count
 from edgeq.data.samples import Sample, Samples, SourceSamples, spread_over
 from edgeq.errors import CheckFailedError
 from edgeq.measure.agreement import Outputs, Session, infer
-from edgeq.measure.comparison import rows
-from edgeq.measure.task import Task, doubts, skill_of
+from edgeq.measure.comparison import split_rows
+from edgeq.measure.task import Task, find_doubts, read_skill
 from edgeq.util.display import SILENT, Progress
 
 _FEW = 64
@@ -38,11 +38,11 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
         """
         subset = list(spread_over(samples, _FEW))
         for sample in (subset[0], *reversed(subset[1:])):
-            for row, row_outputs in rows(sample, {"": infer(session, sample)}):
+            for row, row_outputs in split_rows(sample, {"": infer(session, sample)}):
                 yield row, row_outputs[""]
 
     if isinstance(samples, SourceSamples):
-        for note in unfit_folders(samples):
+        for note in check_folders(samples):
             progress.note(note)
     settled_task: Task
     settled_task, choice = task.settled(pairs())
@@ -71,14 +71,14 @@ def check_skill(task: Task, session: Session, samples: Samples, *, progress: Pro
             return
         with progress.stage("Checking the labels", min(count, len(samples))) as advance:
             for sample in spread_over(samples, count):
-                for row, outputs in rows(sample, {"": infer(session, sample)}):
+                for row, outputs in split_rows(sample, {"": infer(session, sample)}):
                     meter.update(outputs[""], row)
                 advance(1)
-        skill = skill_of(meter)
+        skill = read_skill(meter)
         if skill is None or skill.better:
             return
         if skill.missing and (count >= len(samples) or count == _ROUNDS[-1]):
-            problem = f"the labels cannot judge the model: in float32, {doubts(meter)[0]}"
+            problem = f"the labels cannot judge the model: in float32, {find_doubts(meter)[0]}"
             fix = (
                 "`edgeq eval` measures the float model alone; for a comparison with float32 only, leave out the labels"
             )
@@ -87,7 +87,7 @@ def check_skill(task: Task, session: Session, samples: Samples, *, progress: Pro
             return
 
 
-def unfit_folders(samples: SourceSamples) -> tuple[str, ...]:
+def check_folders(samples: SourceSamples) -> tuple[str, ...]:
     """Return a warning if class numbers are only the positions of the class folders, and the number of folders differs
     from the model's number of classes.
     """

@@ -50,7 +50,7 @@ class Meter(Protocol):
             pickled
         take(collected) -> None   add the state that another meter collected from later samples
 
-    A meter may have two methods that judge its figures (`doubts`):
+    A meter may have two methods that judge its figures (`find_doubts`):
 
         notes() -> Sequence[str]   reasons to doubt the figures, found in the labels and outputs so far; each is a
             sentence
@@ -121,15 +121,15 @@ def score_interval(right: float, rows: int) -> tuple[float, float]:
     return centre - reach, centre + reach
 
 
-def skill_of(meter: Meter) -> Skill | None:
+def read_skill(meter: Meter) -> Skill | None:
     """Return the comparison of a meter's figures with chance. Return None if the meter does not compare them."""
     return meter.skill() if hasattr(meter, "skill") else None
 
 
-def doubts(meter: Meter) -> tuple[str, ...]:
+def find_doubts(meter: Meter) -> tuple[str, ...]:
     """Return reasons to doubt a meter's figures, one sentence each."""
     notes = tuple(meter.notes()) if hasattr(meter, "notes") else ()
-    skill = skill_of(meter)
+    skill = read_skill(meter)
     return notes or ((skill.doubt,) if skill is not None and not skill.better else ())
 
 
@@ -253,7 +253,7 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     options = options or TaskOptions()
     if names_function(name):
         task: Task = load_function(name, "task", UsageError)(options)
-        return _checked(task, f"what {name} returns", "Return an object like edgeq.measure.task.Task")
+        return _check_task(task, f"what {name} returns", "Return an object like edgeq.measure.task.Task")
     kind = REGISTRY.load(name)
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
@@ -271,17 +271,17 @@ def as_task(task: Task | str, options: TaskOptions | None = None) -> Task:
     if isinstance(task, str):
         return make_task(task, options)
     fix = 'Give a name, such as "classification", or an object like edgeq.measure.task.Task'
-    return _checked(task, f"the task, of type {type(task).__name__},", fix)
+    return _check_task(task, f"the task, of type {type(task).__name__},", fix)
 
 
-def _checked(task: Task, subject: str, fix: str) -> Task:
+def _check_task(task: Task, subject: str, fix: str) -> Task:
     missing = [a for a in ("name", "primary", "higher_is_better", "start") if not hasattr(task, a)]
     if missing:
         raise UsageError(f"{subject} has no {missing[0]!r}", fix)
     return task
 
 
-def integer_labels(sample: Sample) -> NDArray[np.int64]:
+def read_integer_labels(sample: Sample) -> NDArray[np.int64]:
     """Return the sample's labels, [rows]. A single label gives one row.
 
     Raises:
@@ -317,7 +317,7 @@ def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[A
     return next(iter(outputs.values()))
 
 
-def only_input(sample: Sample) -> NDArray[Any]:
+def pick_input(sample: Sample) -> NDArray[Any]:
     """Return the sample's only input.
 
     Raises:
@@ -413,12 +413,12 @@ class ResampledMeter:
 
     def notes(self) -> tuple[str, ...]:
         """Return reasons to doubt the figures of the rows so far."""
-        return doubts(self._meter)
+        return find_doubts(self._meter)
 
     def measured(self) -> RowMetrics:
         """Return the metrics so far."""
         if not self._halves:
-            metrics = measured(self._meter, self.rows)
+            metrics = measure_rows(self._meter, self.rows)
             assert metrics is not None, "the meter has one of the two methods"
             return metrics
         values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
@@ -431,18 +431,18 @@ class ResampledMeter:
             return math.nan
 
 
-def measured(meter: Any, rows: int) -> RowMetrics | None:
+def measure_rows(meter: Any, rows: int) -> RowMetrics | None:
     """Return the metrics of a meter over `rows` rows. Return None if the meter has neither `scores` nor `resampled`, so
     that the spread of the metrics is not known.
     """
     if hasattr(meter, "scores"):
         return RowMetrics(dict(meter.result()), np.asarray(meter.scores(), np.float64))
     if hasattr(meter, "resampled"):
-        return RowMetrics(dict(meter.result()), None, np.asarray(meter.resampled(random_halves(rows)), np.float64))
+        return RowMetrics(dict(meter.result()), None, np.asarray(meter.resampled(draw_halves(rows)), np.float64))
     return None
 
 
-def random_halves(rows: int) -> NDArray[np.bool_]:
+def draw_halves(rows: int) -> NDArray[np.bool_]:
     """Draw the rows of each half, bool[HALVES, rows].
 
     The halves are the same for every model. If there are more rows, the halves of the first rows do not change.
@@ -477,7 +477,7 @@ def loss_interval(task: Task, reference: Meter, candidate: Meter, rows: int) -> 
 
     A model that agrees with the reference on all rows may still lose one row on as many others.
     """
-    reference_metrics, candidate_metrics = measured(reference, rows), measured(candidate, rows)
+    reference_metrics, candidate_metrics = measure_rows(reference, rows), measure_rows(candidate, rows)
     error = (
         loss_error(reference_metrics, candidate_metrics, further=1 / rows)
         if reference_metrics is not None and candidate_metrics is not None

@@ -29,9 +29,9 @@ from edgeq.measure.boxes import (
     Floats,
     Image,
     Matches,
-    box_unit,
-    guesses,
+    find_box_unit,
     in_pixels,
+    list_results,
     load_annotations,
     load_package,
     match_image,
@@ -47,9 +47,9 @@ from edgeq.measure.task import (
     Skill,
     TaskKind,
     TaskOptions,
-    integer_labels,
-    only_input,
+    pick_input,
     pick_output,
+    read_integer_labels,
     score_interval,
 )
 from edgeq.util.display import Displayed
@@ -96,8 +96,8 @@ class Classification(Displayed):
             return self, ""
         rows, right = 0, [0, 0]
         for sample, outputs in pairs:
-            labels = integer_labels(sample)
-            scores = _class_scores(pick_output(outputs, self.output, sample), len(labels), sample)
+            labels = read_integer_labels(sample)
+            scores = _read_class_scores(pick_output(outputs, self.output, sample), len(labels), sample)
             if scores.shape[1] < max(3, int(labels.max(initial=0)) + 2):
                 return replace(self, class_offset=0), ""
             rows += len(labels)
@@ -153,8 +153,8 @@ class ClassificationMeter:
             DataError: the scores have another shape, or a label has no score.
             UsageError: the class offset leaves no class.
         """
-        labels = integer_labels(sample)
-        scores = _class_scores(pick_output(outputs, self._task.output, sample), len(labels), sample)
+        labels = read_integer_labels(sample)
+        scores = _read_class_scores(pick_output(outputs, self._task.output, sample), len(labels), sample)
         scores = scores[:, self._task.offset :]
         if not scores.shape[1]:
             raise UsageError(f"class offset {self._task.offset} leaves no class", "Give a smaller --class-offset")
@@ -172,7 +172,7 @@ class ClassificationMeter:
                 f"{sample.name}: label {outside[0]} is not one of the model's {self._classes} classes",
                 "Check the labels and --class-offset; --classes FILE gives names their numbers",
             )
-        self._ranks += ranks(scores, labels).tolist()
+        self._ranks += rank_labels(scores, labels).tolist()
         self._labels += labels.tolist()
         self._best += scores.argmax(axis=1).tolist()
 
@@ -213,7 +213,7 @@ class ClassificationMeter:
         rows, right = len(self._labels), int((np.array(self._ranks) < 1).sum())
         if rows < _LEAST_JUDGED:
             return None
-        guessed = by_chance(np.array(self._labels, np.int64), np.array(self._best, np.int64), self._classes)
+        guessed = estimate_chance(np.array(self._labels, np.int64), np.array(self._best, np.int64), self._classes)
         fix = (
             f"The labels have {len(set(self._labels))} classes, the scores {self._classes}; `--classes FILE` "
             "names them (one name per line in the order of the scores), `--class-offset` skips some"
@@ -234,7 +234,7 @@ class ClassificationMeter:
         return metrics
 
 
-def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) -> float:
+def estimate_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) -> float:
     """Return the share of correct answers that a model would reach by chance.
 
     Such a model gives each answer as often as the measured model does, but ignores the sample. The share is the
@@ -247,7 +247,7 @@ def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) 
     return float((counts / len(labels)) @ answered)
 
 
-def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+def rank_labels(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Count, for each row, the classes that rank before the correct one, [N]. `scores` is [N, C] and `labels` is [N].
 
     Of equal scores, the lower index ranks first, as with arg-max. The label of a row with NaN ranks last: C.
@@ -261,7 +261,7 @@ def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     return label_ranks
 
 
-def _class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[Any]:
+def _read_class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[Any]:
     batch = output if output.ndim > 1 else output[None]
     inner = batch.shape[1:]
     if len(batch) != rows or not batch.size or max(inner) != int(np.prod(inner)):
@@ -304,10 +304,10 @@ class AnomalyMeter(PairedMeter):
             DataError: a label is not 0 or 1, the output does not have the shape of the input, or the number of labels
                 fits neither the sample nor its rows.
         """
-        labels = integer_labels(sample)
+        labels = read_integer_labels(sample)
         if not np.isin(labels, (0, 1)).all():
             raise DataError(f"{sample.name}: label {sample.label!r}", "Anomaly labels are 0 (normal) and 1 (anomalous)")
-        original = np.asarray(only_input(sample), np.float64)
+        original = np.asarray(pick_input(sample), np.float64)
         reconstruction = np.asarray(pick_output(outputs, self._task.output, sample), np.float64)
         if original.shape != reconstruction.shape:
             raise DataError(
@@ -406,8 +406,8 @@ class SimilarityMeter(PairedMeter):
             DataError: an output is not an embedding, a label is not a number, or the batch does not have two rows for
                 each score.
         """
-        embedded = embeddings(pick_output(outputs, self._task.output, sample), sample)
-        scores = _pair_scores(sample)
+        embedded = pool_embeddings(pick_output(outputs, self._task.output, sample), sample)
+        scores = _read_pair_scores(sample)
         if len(embedded) != 2 * len(scores):
             raise DataError(
                 f"{sample.name}: {len(embedded)} rows for {len(scores)} scores",
@@ -452,7 +452,7 @@ class SimilarityMeter(PairedMeter):
         return np.array(values)
 
 
-def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
+def pool_embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
     """Return the embeddings, float64 [rows, width]. They are the output itself, or its mean over the positions that the
     mask marks.
     """
@@ -489,7 +489,7 @@ def mean_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     return ranks
 
 
-def _pair_scores(sample: Sample) -> NDArray[np.float64]:
+def _read_pair_scores(sample: Sample) -> NDArray[np.float64]:
     if sample.label is None:
         raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
     label = np.asarray(sample.label).reshape(-1)
@@ -577,7 +577,7 @@ class Detection(Displayed):
         for sample, outputs in pairs:
             size = input_size(sample)
             candidates = self.decoder(outputs, size)
-            unit = box_unit(candidates.take(candidates.scores > self.confidence).boxes, size)
+            unit = find_box_unit(candidates.take(candidates.scores > self.confidence).boxes, size)
             if unit is not None:
                 return replace(self, unit=unit)
         return replace(self, unit="pixels")
@@ -607,7 +607,7 @@ _UNITS: Mapping[BoxUnit, str] = {
 _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 
 
-def detection(options: TaskOptions) -> Detection:
+def make_detection(options: TaskOptions) -> Detection:
     """Return the detection task for the command line's options. The options must include annotations."""
     if options.annotations is None:
         fix = "Give a COCO instances file with --annotations, or put it next to the images; edgeq then finds the rest"
@@ -652,7 +652,7 @@ class DetectionMeter:
                 "Use the annotations that the model was trained for, or a decoder that maps the classes",
             )
         detections = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
-        boxes = _placed(detections.boxes, sample, image, size)
+        boxes = _map_to_image(detections.boxes, sample, image, size)
         self._detections.append((image, Detections(boxes, detections.scores, detections.classes)))
 
     def collected(self) -> list[tuple[Image, Detections]]:
@@ -717,7 +717,7 @@ class DetectionMeter:
 
     def boxes(self) -> list[dict[str, Any]]:
         """Return the detections in the images so far, as COCO's list of results."""
-        return guesses(self._task.annotations, self._detections)
+        return list_results(self._task.annotations, self._detections)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return mAP50-95 over each half. `halves` is [H, images]. The value is NaN for a half whose images have no
@@ -749,7 +749,7 @@ def input_size(sample: Sample) -> tuple[int, int]:
     Raises:
         DataError: the input is not one image.
     """
-    shape = only_input(sample).shape
+    shape = pick_input(sample).shape
     if len(shape) == 4 and shape[0] == 1:
         if shape[1] in (1, 3, 4):
             return shape[3], shape[2]
@@ -758,7 +758,7 @@ def input_size(sample: Sample) -> tuple[int, int]:
     raise DataError(f"{sample.name}: input of shape {list(shape)} is not one image", "Detection takes one image a run")
 
 
-def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
+def _map_to_image(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
     """Convert boxes [N, 4] from pixels of the model's input to pixels of the original image."""
     original = sample.context.get("original_size")
     if image.size is not None and original is not None and tuple(original) != image.size:
@@ -798,6 +798,6 @@ SIMILARITY = TaskKind(
 DETECTION = TaskKind(
     "detection",
     "COCO mean average precision of boxes",
-    detection,
+    make_detection,
     frozenset({"annotations", "decoder", "confidence", "iou"}),
 )

@@ -15,8 +15,8 @@ from edgeq_device.measure.claim import SLOWER, UNKNOWN, claim
 
 from edgeq.backends.base import described
 from edgeq.data.samples import Samples, spread_over
-from edgeq.measure.bench import race, runners
-from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.bench import make_runners, race
+from edgeq.measure.latency import count_sessions
 from edgeq.model.load import read_model, save_model
 from edgeq.prove.job import Built, Job
 from edgeq.quantization.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
@@ -56,13 +56,13 @@ def race_compute(job: Job, built: Built) -> Built:
     other = job.folder / "float-compute.onnx"
     save_model(model, other)
     feeds = raced_feeds(job.calibration or job.validation)
-    count = sessions_to_time(job.prepared.path)
+    count = count_sessions(job.prepared.path)
     with Engines() as engines, job.progress.stage("Racing int8 against float compute") as advance:
         sessions = {
             name: engines.open_apart(file, artifact.settings(), count)
             for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
         }
-        latency = race(runners(sessions, feeds), lambda: advance(0))
+        latency = race(make_runners(sessions, feeds), lambda: advance(0))
     found = claim(latency[_INT8], latency[_FLOAT])
     measured = found.sentence("float compute", _INT8)
     compute = replace(compute, race=found)

@@ -39,9 +39,9 @@ from edgeq.measure.coverage import (
     Basis,
     Coverage,
     Explain,
+    count_macs,
     forecast_coverage,
     measure_coverage,
-    sized_macs,
 )
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
@@ -140,7 +140,7 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
         route = route_for(target, machine, built.artifact.settings().engine, progress=progress)
     reason = _why_not(route, emulate=emulate)
     if not reason and route.speed is not None:
-        about = forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), "")
+        about = forecast_coverage(predicted, count_macs(source, feed), rules_title(target.backend), "")
         reason = too_slow(route, about, 1, target, progress)
     if not reason:
         found = _measure(built, route, feed, source, explain, progress)
@@ -149,7 +149,7 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
         reason = found
     if built.artifact.plugin is not None:
         return Coverage(basis="unknown", how=reason)
-    return forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), reason)
+    return forecast_coverage(predicted, count_macs(source, feed), rules_title(target.backend), reason)
 
 
 def check_measurable(

@@ -27,7 +27,9 @@ def agreements(
     for name, artifact in artifacts.items():
         sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
     known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
-    return evaluate_sessions(sessions, samples, reference=FLOAT, count=count, known=known, basis=job.basis).agreement
+    return evaluate_sessions(
+        sessions, samples, reference=FLOAT, count=count, known_outputs=known, basis=job.basis
+    ).agreement
 
 
 def int8_share(job: Job, built: Built) -> float:

@@ -38,8 +38,8 @@ from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.basis import find_basis, sampled_basis
-from edgeq.measure.coverage import source_names
-from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
+from edgeq.measure.coverage import make_source_finder
+from edgeq.measure.find_task import find_annotations, find_classification, find_detection, infer_task_name
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
@@ -293,7 +293,7 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: DerivedValues,
     with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=beside.parent) as folder:
         place = Path(folder) / "model.onnx"
         artifact = backend.build(job.prepared, derived.ranges, full, place, samples=job.calibration)
-        source = source_names(job.prepared.model)
+        source = make_source_finder(job.prepared.model)
         return as_backend(backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source)))
 
 
@@ -367,12 +367,12 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     task = None
     named, _ = split_task_options(options)
-    if (name := named_task(options["task"], named)) is not None:
+    if (name := infer_task_name(options["task"], named)) is not None:
         if not options["val"]:
             option = "--task" if options["task"] else "--annotations"
             raise UsageError(f"{option} needs labelled samples", "Give them with --val")
         if name == "detection" and named.annotations is None:
-            named = replace(named, annotations=annotations_beside(options["val"]))
+            named = replace(named, annotations=find_annotations(options["val"]))
         task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
@@ -625,7 +625,7 @@ class Request:
                 data,
                 prepared.signature,
                 session=session,
-                judged=judged,
+                labelled_data=judged,
                 task=task,
                 fallback=known,
                 model=model,

@@ -24,7 +24,7 @@ from edgeq.data.records import Array, Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
-from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
+from edgeq.measure.agreement import Agreement, Outputs, Session, infer, run_samples
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.paired import MOST_LOSS_DB, PairedEvaluation
@@ -139,7 +139,7 @@ def open_as_device(
         sessions = {**proven, **{name: open_session(artifact.model, how) for name, how in settings.items()}}
         here, there = (name if name in sessions else subject for name in (_WRITTEN, _OPENED))
         paired = PairedEvaluation(tuple(sessions), None, reference, here, there, basis)
-        for sample, outputs in inferences(sessions, samples, count=_SAMPLES, known=known):
+        for sample, outputs in run_samples(sessions, samples, count=_SAMPLES, known_outputs=known):
             paired.update(sample, outputs)
         return paired.evaluation.result({}).agreement, any(loss.proven for loss in paired.errors.result())
 

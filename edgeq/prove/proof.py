@@ -18,9 +18,9 @@ from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Outputs, closeness, worst_db
 from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
-from edgeq.measure.bench import race, runners
+from edgeq.measure.bench import make_runners, race
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.latency import count_sessions
 from edgeq.measure.task import Task, score_interval
 from edgeq.model.load import own_signature
 from edgeq.model.prepare import PreparedModel
@@ -291,7 +291,7 @@ class Proof(Displayed):
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
             found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model")
         near = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
-        unlike = worst.unlike if worst is not None else ""
+        unlike = worst.level_note if worst is not None else ""
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
         short = self.repair is not None and not self.repair.met
         if self.drop is not None and (self.drop > POOR_DROP or short):
@@ -313,7 +313,7 @@ class Proof(Displayed):
             found.append(f"{self.baseline.sentence}: {self._advice()}; {measure}")
         if self.accuracy:
             found.extend(self.accuracy[FLOAT].doubts)
-        left_out = self.agreement.left_out()
+        left_out = self.agreement.mismatch_notes()
         found.extend(left_out)
         if self.drop is None and not self.agreement.compared and not left_out:
             found.append(f"no output could be compared with float32's: {measure}")
@@ -465,11 +465,11 @@ def prove(
         if workers is not None:
             models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, count=count, **measured)
-        elif timed and sessions_to_time(prepared.path) == 1:
+        elif timed and count_sessions(prepared.path) == 1:
             alone = {name: [session] for name, session in singles.items()}
-            evaluation, latency = evaluate_timed(alone, samples, known=known, **measured)
+            evaluation, latency = evaluate_timed(alone, samples, known_outputs=known, **measured)
         else:
-            evaluation = evaluate_sessions(singles, samples, known=known, **measured)
+            evaluation = evaluate_sessions(singles, samples, known_outputs=known, **measured)
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
         if broken:
@@ -493,9 +493,9 @@ def prove(
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
-                count = sessions_to_time(prepared.path)
+                count = count_sessions(prepared.path)
                 sessions = {name: engines.open_apart(file, opened[name], count) for name, file in files.items()}
-                latency = race(runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
+                latency = race(make_runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
     return Proof(
         coverage=coverage,
         agreement=agreement,

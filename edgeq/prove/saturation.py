@@ -118,7 +118,7 @@ class MitigationTrial:
             reference=FLOAT,
             progress=self.job.progress,
             count=None if task else samples,
-            known={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
+            known_outputs={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
             basis=self.job.basis,
         )
         stands = {name: first[artifact.model] for name, artifact in artifacts.items()}

@@ -24,7 +24,7 @@ from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, resolve
 from edgeq.measure.bench import LoadedModel, Workload
 from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
-from edgeq.measure.latency import Measurement, measurement
+from edgeq.measure.latency import Measurement, read_measurement
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.prove.target_checks import verify_request
 from edgeq.remote import link
@@ -93,7 +93,7 @@ class BoardBench:
         report["board"] = board_record(session, before, describe_board(session))
         try:
             check_amounts(report)
-            found = measurement(report)
+            found = read_measurement(report)
             named = set(models if models is not None else found.models)
             scenarios = found.scenarios.values()
             if not scenarios or {*found.models} != named or any({*one["models"]} != named for one in scenarios):

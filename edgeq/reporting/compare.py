@@ -22,8 +22,8 @@ from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
-from edgeq.measure.find_task import named_task
-from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time, speed_of
+from edgeq.measure.find_task import infer_task_name
+from edgeq.measure.latency import Measurement, bench_model, count_sessions, measure_models, read_speed
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
@@ -172,7 +172,7 @@ class Comparison(Page):
             for name in ("p50", "p90", "p99"):
                 of_a, of_b = (milliseconds(found[f"{name}_ms"]) for found in latencies)
                 rows.append(
-                    (f"latency {name}", of_a, of_b, _speed(speed_of(self.measurement, B)) if name == "p50" else "")
+                    (f"latency {name}", of_a, of_b, _speed(read_speed(self.measurement, B)) if name == "p50" else "")
                 )
         return rows + _grown("peak memory", *_memories(self))
 
@@ -193,7 +193,7 @@ class Comparison(Page):
             return ("A and B are the same model.",)
         lines = []
         if self.measurement is not None:
-            lines.append(f"{speed_of(self.measurement, B).sentence('B', 'A')}.")
+            lines.append(f"{read_speed(self.measurement, B).sentence('B', 'A')}.")
         if self.a.accuracy is not None and self.b.accuracy is not None:
             lines.append(_accuracy_sentence(self.a.accuracy, self.b.accuracy))
         elif self.agreement is not None:
@@ -293,11 +293,11 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
         top1 = f"with the same top answer in {share(agreement.top1)} {samples}" if agreement.top1 is not None else ""
         closeness = top1 or f"with a cosine of {min(output.least_cosine for output in compared):.5f}"
         lines.append(f"B's outputs follow A's at {decibels(min(known))} SQNR, {closeness}.")
-    lines += [f"{text[0].upper()}{text[1:]}." for output in outputs for text in (output.basis,) if text]
+    lines += [f"{text[0].upper()}{text[1:]}." for output in outputs for text in (output.basis_note,) if text]
     lines += [
         f"{text[0].upper()}{text[1:]}."
         for output in compared
-        for text in (output.unlike,)
+        for text in (output.level_note,)
         if text and output.least_db < min([HEALTHY_DB, *known])
     ]
     return lines + [
@@ -344,7 +344,7 @@ def speed_outcome(found: Claim, limit: float) -> Outcome:
 
 def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
     required = f"less than the {times(limit)} required"
-    claim = speed_of(found.measurement, B) if found.measurement is not None else Claim(reason="it was not timed")
+    claim = read_speed(found.measurement, B) if found.measurement is not None else Claim(reason="it was not timed")
     outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
     if found.same:
         outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a} and as fast"
@@ -486,7 +486,7 @@ def run_comparison(
     machine.
     """
     if request.task is None:
-        request = replace(request, task=named_task(None, request.options))
+        request = replace(request, task=infer_task_name(None, request.options))
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.data is None:
@@ -552,7 +552,7 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
         in_role(as_data(request.data) or Data(request.data), "validation"),
         a.signature,
         session=lambda: a.session,
-        judged=Data(request.data, labels=request.labels, role="validation"),
+        labelled_data=Data(request.data, labels=request.labels, role="validation"),
         task=task,
         preprocess=preprocess,
         labels=request.labels,
@@ -601,7 +601,7 @@ def _time(
     if samples is not None:
         feeds = [sample.inputs for sample in itertools.islice(samples, SAMPLES)]
     # Both models get the same number of sessions, because pairs of sessions are compared.
-    count = min(sessions_to_time(side.model, side.folder) for side in (a, b))
+    count = min(count_sessions(side.model, side.folder) for side in (a, b))
     count = request.sessions or count if count > 1 else 1
     limit = request.limits.min_speedup
     for attempt in range(request.attempts):
@@ -620,6 +620,6 @@ def _time(
                     feeds=None if feeds is None else lambda session: feeds,
                     progress=progress,
                 )
-        if limit is None or speed_outcome(speed_of(measurement, B), limit) != UNSETTLED:
+        if limit is None or speed_outcome(read_speed(measurement, B), limit) != UNSETTLED:
             break
     return measurement

@@ -131,7 +131,7 @@ def layer_record(
         found = pair.compare(few)
         written = replace(settings, optimization="none")
         outputs = compare_sessions(open_session(reference.path), open_session(quantized, written), few)
-        found, error_sources = pair.attribute_error(found, outputs, few, most=_ERROR_SOURCES)
+        found, error_sources = pair.attribute_error(found, outputs, few, limit=_ERROR_SOURCES)
     except EdgeqError as error:
         return {"error": str(error)}
     return {

@@ -176,7 +176,7 @@ def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
     worst = sorted(output.slices, key=lambda part: part.least_db)[:_SHOWN_SLICES]
     for part in sorted(worst, key=lambda part: (part.axis, part.first)):
         sqnr = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else DASH
-        name = isolated(f"{output.name}, {part.where}", 120)
+        name = isolated(f"{output.name}, {part.location}", 120)
         yield [name, sqnr, _around(part), f"{part.cosine:.6f}", significant(part.max_abs_error), DASH]
 
 

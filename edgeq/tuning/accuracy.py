@@ -30,7 +30,7 @@ from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.bench import open_model
-from edgeq.measure.comparison import OutputSums, rows
+from edgeq.measure.comparison import OutputSums, split_rows
 from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
 from edgeq.model.load import model_files
 from edgeq.prove.job import Job
@@ -352,7 +352,7 @@ class AccuracyMeter:
                 assert self._task is not None
                 metric, seen = ResampledMeter(self._task), 0
             for position in range(seen, samples):
-                for row, outputs in rows(self.samples[position], {"float": self._reference(position)}):
+                for row, outputs in split_rows(self.samples[position], {"float": self._reference(position)}):
                     metric.update(outputs["float"], row)
             self._float_metrics[samples] = metric.measured()
             self._float_meter = metric, samples
@@ -399,7 +399,7 @@ class _Estimate:
         if len(samples) > 1:
             self.agreement.update(joined(references), joined(candidates), gathered(samples), rows=len(samples))
         for sample, reference, candidate in zip(samples, references, candidates, strict=True):
-            for row, outputs in rows(sample, {"float": reference, "int8": candidate}):
+            for row, outputs in split_rows(sample, {"float": reference, "int8": candidate}):
                 if len(samples) == 1:
                     self.agreement.update(outputs["float"], outputs["int8"], row)
                 if self.metric is not None:

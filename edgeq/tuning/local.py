@@ -19,8 +19,8 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.coverage import kernel_times, measure_coverage, sized_macs
-from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.coverage import count_macs, kernel_times, measure_coverage
+from edgeq.measure.latency import count_sessions
 from edgeq.measure.task import Task
 from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
 from edgeq.model.prepare import PreparedModel
@@ -232,7 +232,7 @@ class LocalEvaluator:
         """See `Evaluator.time`. Small models run in several sessions each, in short bursts that take turns."""
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
-        count = sessions_to_time(self._job.prepared.path)
+        count = count_sessions(self._job.prepared.path)
         count = count if few else min(count, FEWEST_SESSIONS)
         warmup = WarmUp(min_s=0.1, max_s=min(0.5, seconds / (4 * len(runners))))
         enough = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds, **(_ROUGHLY_SURE if rough else _SURE)}
@@ -337,7 +337,7 @@ class LocalEvaluator:
 
     @cached_property
     def _macs(self) -> dict[str, int]:
-        return sized_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
+        return count_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
 
 
 def _together(candidate: Candidate) -> bool:

@@ -16,7 +16,7 @@ from edgeq_device.measure.latency import warm_up_all
 from edgeq_device.measure.scenarios import query_runner
 
 from edgeq.backends.base import Artifact
-from edgeq.measure.latency import session_memory
+from edgeq.measure.latency import measure_session_memory
 from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_session
 
@@ -169,7 +169,7 @@ class LocalClock:
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
         """See `Clock.peak_memory`. The session runs in a separate process."""
-        return session_memory(model, settings, shapes).session_peak_bytes
+        return measure_session_memory(model, settings, shapes).session_peak_bytes
 
 
 def _runners(sessions: Sequence[Any], feed: Feed) -> list[Callable[[], object]]:

@@ -189,4 +189,4 @@ def test_int8_is_not_given_up_for_an_order(tmp_path: Path) -> None:
     assert output.rows_found > 0.85
     assert found.proof.coverage.int8_mac_share is not None
     assert found.proof.coverage.int8_mac_share > 0.8
-    assert "no fixed place" in output.basis
+    assert "no fixed place" in output.basis_note

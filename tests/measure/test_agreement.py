@@ -121,7 +121,7 @@ def test_samples_of_another_size_count_as_not_the_same() -> None:
     assert boxes_found.mismatched == labels_found.mismatched == 2
     assert labels_found.same == 5 / 10, "5 of 5 elements, and 3 and 2 that have no counterpart"
     assert not boxes_found.equal
-    left = result.left_out()
+    left = result.mismatch_notes()
     assert (
         left[0] == "output 'boxes': 2 of 4 samples are left out of its figures, because its size differs from float32's"
     )
@@ -143,7 +143,7 @@ def test_where_nothing_was_compared_nothing_is_claimed() -> None:
     result = comparison.result()
     assert (result.sqnr_db, result.cosine, result.compared) == (-math.inf, 0.0, False)
     assert plain(result)["outputs"][0]["sqnr_db"] is None
-    (left,) = result.left_out()
+    (left,) = result.mismatch_notes()
     assert left.startswith("output 'boxes': none of its 1 samples could be compared")
     comparison.update({"score": np.array([1.0])}, {"score": np.array([1.0])})
     assert comparison.result().sqnr_db == -math.inf

@@ -12,7 +12,7 @@ from PIL import Image
 from edgeq.data.open_source import Data
 from edgeq.jobs.quantize import quantize
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.baseline import BaselineSums, enlarged
+from edgeq.measure.baseline import BaselineSums, enlarge
 from tests.graphs import proto
 from tests.measure.fakes import FakeSession, vectors
 
@@ -21,7 +21,7 @@ def pictures(count: int, side: int = 24) -> np.ndarray:
     """Return smooth images, [count, 1, side, side]."""
     random = np.random.default_rng(0)
     small = random.random((count, 1, side // 4, side // 4))
-    return enlarged(small, 4).astype(np.float32)
+    return enlarge(small, 4).astype(np.float32)
 
 
 @pytest.mark.parametrize("factor", [2, 3, 4])
@@ -31,7 +31,7 @@ def test_enlarging_equals_bicubic_interpolation(factor: int) -> None:
     wanted = np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
     for axes in ((None, None), (None, slice(None), slice(None), None)):
         given = picture[axes] if len(axes) == 4 else picture[None, None]
-        found = enlarged(given.astype(np.float64), factor).reshape(side, side)
+        found = enlarge(given.astype(np.float64), factor).reshape(side, side)
         edge = 2 * factor  # Pillow weighs the pixels at the edge in another way
         np.testing.assert_allclose(found[edge:-edge, edge:-edge], wanted[edge:-edge, edge:-edge], atol=1e-5)
 
@@ -41,7 +41,7 @@ def margin(detail: float, noise: float, factor: int = 2, gain: float = 1.0) -> f
     random = np.random.default_rng(1)
     sums = BaselineSums()
     for picture in pictures(8):
-        copy = gain * enlarged(picture[None].astype(np.float64), factor) + 5
+        copy = gain * enlarge(picture[None].astype(np.float64), factor) + 5
         reference = copy + gain * detail * random.normal(size=copy.shape)
         candidate = reference + gain * noise * random.normal(size=copy.shape)
         sums.update({"y": reference}, {"y": candidate}, {"x": picture[None]})

@@ -59,7 +59,7 @@ def test_a_sentinel_in_one_model_alone_is_counted() -> None:
     assert output.strays == 8
     assert output.sqnr_db == math.inf
     assert output.least_db == pytest.approx(-20 * math.log10(8 / 40))
-    assert "mean nothing in one model alone" in output.unlike
+    assert "mean nothing in one model alone" in output.level_note
 
 
 def test_a_nan_is_an_error_even_where_sentinels_are_expected() -> None:
@@ -124,7 +124,7 @@ def test_a_quantity_far_from_zero_is_judged_around_its_mean() -> None:
     assert output.sqnr_db > 50
     assert output.least_db == output.centred_db
     assert output.least_db < 12
-    assert "around the mean" in output.unlike
+    assert "around the mean" in output.level_note
 
 
 def test_channels_of_unlike_offsets_have_a_mean_each() -> None:
@@ -156,7 +156,7 @@ def test_a_column_that_becomes_constant_is_lost() -> None:
     output = compared([(m, np.round(m * 255) / np.float32(255)) for m in maps])
     assert (output.lost_columns, output.columns) == (2, 10)
     assert output.least_db == pytest.approx(-20 * math.log10(0.2))
-    assert "2 of 10 columns" in output.unlike
+    assert "2 of 10 columns" in output.level_note
 
 
 def test_a_composition_is_not_a_classifier() -> None:
@@ -241,4 +241,4 @@ def test_padded_positions_are_left_out() -> None:
     padding = Padding({"mask": False}, {"y": Axis(1, "mask")})
     output = compared([(reference, candidate)], Basis(padding=padding), {"mask": mask})
     assert (output.sqnr_db, output.elements, output.hidden) == (math.inf, 12, 12)
-    assert "50% of elements at real positions" in output.basis
+    assert "50% of elements at real positions" in output.basis_note

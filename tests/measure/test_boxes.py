@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from edgeq.measure.boxes import (
     Detections,
-    best_class,
-    centre_to_corners,
-    nms,
-    overlap,
+    compute_overlap,
+    convert_to_corners,
+    pick_best_class,
     suppress,
+    suppress_overlaps,
 )
 
 # Whole numbers and few scores often give touching boxes, equal boxes and ties.
@@ -48,22 +48,22 @@ def plain_nms(found: Detections, iou: float, limit: int) -> list[int]:
 
 @given(detections(), st.sampled_from([0.0, 0.3, 0.5, 0.65, 1.0]), st.integers(1, 12))
 def test_nms_equals_brute_force(found: Detections, iou: float, limit: int) -> None:
-    assert nms(found, iou, limit).tolist() == plain_nms(found, iou, limit)
+    assert suppress_overlaps(found, iou, limit).tolist() == plain_nms(found, iou, limit)
 
 
 @given(detections())
 def test_overlap_equals_counting_squares(found: Detections) -> None:
     for box in found.boxes:
         expected = [plain_overlap(box.tolist(), other.tolist()) for other in found.boxes]
-        np.testing.assert_allclose(overlap(box, found.boxes), expected, rtol=1e-12)
+        np.testing.assert_allclose(compute_overlap(box, found.boxes), expected, rtol=1e-12)
 
 
 def test_boxes_of_other_classes_do_not_suppress() -> None:
     box = np.array([[0.0, 0.0, 4.0, 4.0]] * 2)
     same = Detections(box, np.array([0.9, 0.8]), np.array([1, 1]))
     other = Detections(box, np.array([0.9, 0.8]), np.array([1, 2]))
-    assert nms(same, 0.5, 10).tolist() == [0]
-    assert nms(other, 0.5, 10).tolist() == [0, 1]
+    assert suppress_overlaps(same, 0.5, 10).tolist() == [0]
+    assert suppress_overlaps(other, 0.5, 10).tolist() == [0, 1]
 
 
 def test_suppress_drops_the_weak_and_the_infinite() -> None:
@@ -75,7 +75,7 @@ def test_suppress_drops_the_weak_and_the_infinite() -> None:
 
 
 def test_best_class_and_corners() -> None:
-    found = best_class(np.zeros((2, 4)), np.array([[0.1, 0.7], [0.6, 0.2]], np.float32))
+    found = pick_best_class(np.zeros((2, 4)), np.array([[0.1, 0.7], [0.6, 0.2]], np.float32))
     assert found.classes.tolist() == [1, 0]
     assert found.scores.tolist() == pytest.approx([0.7, 0.6])
-    assert centre_to_corners(np.array([[5.0, 6.0, 4.0, 2.0]])).tolist() == [[3.0, 5.0, 7.0, 7.0]]
+    assert convert_to_corners(np.array([[5.0, 6.0, 4.0, 2.0]])).tolist() == [[3.0, 5.0, 7.0, 7.0]]

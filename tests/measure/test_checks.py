@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from edgeq.measure.coverage import ArtifactCheck, strongest, summarise
+from edgeq.measure.coverage import ArtifactCheck, keep_strongest, summarise
 
 
 def test_what_is_nearest_to_the_hardware_counts() -> None:
-    found = strongest(
+    found = keep_strongest(
         [
             ArtifactCheck("load", "none"),
             ArtifactCheck("accuracy", "native", "here"),

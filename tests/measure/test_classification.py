@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError, EdgeqError, UsageError
-from edgeq.measure.tasks import Classification, ranks
+from edgeq.measure.tasks import Classification, rank_labels
 from tests.measure.fakes import FakeSample
 
 
@@ -21,7 +21,7 @@ def run(task: Classification, *pairs: tuple[np.ndarray, object]) -> dict[str, fl
 @given(hnp.arrays(np.float32, (4, 7), elements=st.integers(-3, 3)), st.lists(st.integers(0, 6), min_size=4, max_size=4))
 def test_ranks_equal_a_stable_sort(scores: np.ndarray, labels: list[int]) -> None:
     expected = [np.argsort(-row, kind="stable").tolist().index(y) for row, y in zip(scores, labels, strict=True)]
-    assert ranks(scores, np.array(labels)).tolist() == expected
+    assert rank_labels(scores, np.array(labels)).tolist() == expected
 
 
 def test_top1_is_arg_max_even_on_a_tie() -> None:

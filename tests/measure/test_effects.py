@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from edgeq.measure.accuracy import compare_sessions
-from edgeq.measure.layers import disturbance_name, output_effects, with_disturbances
+from edgeq.measure.layers import add_disturbances, disturbance_name, output_effects
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.edit import to_bytes
 from edgeq.model.graph import GraphIndex
@@ -20,7 +20,7 @@ NONE = SessionSettings(optimization="none")
 
 def test_no_disturbance_changes_nothing_and_one_is_followed() -> None:
     net = model("net (float[2] x) => (float[2] y, float[2] z) { a = Add(x, x) y = Mul(a, a) z = Neg(y) }")
-    session = open_session(to_bytes(with_disturbances(GraphIndex(net), ["x", "a", "y"])), NONE)
+    session = open_session(to_bytes(add_disturbances(GraphIndex(net), ["x", "a", "y"])), NONE)
     assert [output.name for output in session.get_outputs()] == ["y/disturbance/added", "z"]
 
     def run(**disturbances: list[float]) -> list[list[float]]:

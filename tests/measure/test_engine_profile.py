@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.measure.coverage import Coverage, EngineLayer, layer_runs, measure_coverage
+from edgeq.measure.coverage import Coverage, EngineLayer, classify_layers, measure_coverage
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import Engine, ExecutionGraph, load_engines
 from edgeq.run.session import SessionSettings
@@ -137,7 +137,7 @@ def test_a_layer_without_a_name_of_the_model_stands_for_what_was_merged_into_it(
         EngineLayer("y", "Reorder", "jit_f32", "f32", ("fc",)),
     ]
     macs = {"first": 10, "depthwise": 2, "last": 3, "fc": 5}
-    runs = layer_runs(layers, ("Reorder",), net.prepared.model, macs, {})
+    runs = classify_layers(layers, ("Reorder",), net.prepared.model, macs, {})
     assert [(run.name, run.source, run.kind, run.macs) for run in runs] == [
         ("Multiply_7", "first", "float", 10),
         ("Multiply_8", "depthwise", "float", 2),

@@ -12,7 +12,7 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.debug import debug
-from edgeq.measure.error_sources import candidates, find_error_sources, nodes_to_exclude
+from edgeq.measure.error_sources import find_error_sources, list_excluded_nodes, rank_candidates
 from edgeq.measure.layers import compare_layers
 from edgeq.run.session import open_session
 from edgeq.util.records import plain
@@ -81,7 +81,7 @@ def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> Non
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
     found = debug(quantized.source, wide, quantized.data)
     # Without the named nodes the quantizer does not quantize the tensor, and so the wrong range does not matter.
-    scheme = dataclasses.replace(SCHEMES["u8s8"], exclude=nodes_to_exclude(found.error_sources[:1]))
+    scheme = dataclasses.replace(SCHEMES["u8s8"], exclude=list_excluded_nodes(found.error_sources[:1]))
     artifact = CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "better.onnx")
     names = {t.name for t in onnx.load(artifact.model).graph.initializer}
     assert found.error_sources[0].name == "sum"
@@ -112,8 +112,8 @@ def test_noise_is_charged_once(quantized: Quantized) -> None:
     found = compare_layers(reference, graph, quantized.samples)
     noise = {a.name: a.noise for a in found.activations}
     # Flatten requantizes values that are already on the same grid.
-    assert noise["features"].own < 1e-6
-    assert noise["features"].inherited > noise["features"].own
+    assert noise["features"].added < 1e-6
+    assert noise["features"].inherited > noise["features"].added
     assert noise["x"].weights == 0
     assert noise["pw_out"].weights > 0
     assert noise["pw_out"].range > 0
@@ -123,18 +123,18 @@ def test_candidates_are_few_and_in_order_of_execution(quantized: Quantized, tmp_
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
     reference = read_graph(quantized.prepared.path)
     found = compare_layers(reference, read_graph(wide), quantized.samples).activations
-    everything = candidates(found, reference.outputs, 100)
+    everything = rank_candidates(found, reference.outputs, 100)
     order = [a.name for a in found]
     assert list(everything) == sorted(everything, key=order.index)
-    assert candidates(found, reference.outputs, 1) == ("sum",)
-    assert len(candidates(found, reference.outputs, 3)) == 3
+    assert rank_candidates(found, reference.outputs, 1) == ("sum",)
+    assert len(rank_candidates(found, reference.outputs, 3)) == 3
 
 
 def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> None:
     reference = read_graph(quantized.prepared.path)
     found = compare_layers(reference, reference, quantized.samples)
-    assert all(a.noise.own == 0 for a in found.activations)
-    assert candidates(found.activations, reference.outputs, 10) == ()
+    assert all(a.noise.added == 0 for a in found.activations)
+    assert rank_candidates(found.activations, reference.outputs, 10) == ()
 
 
 def test_as_json(quantized: Quantized, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from edgeq.backends.cpu import CpuBackend
 from edgeq.cli import group
 from edgeq.measure.debug import debug
-from edgeq.measure.exclusions import with_nodes_in_float
+from edgeq.measure.exclusions import keep_nodes_float
 from edgeq.measure.layers import instrumented_session
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.graph import GraphIndex
@@ -45,7 +45,7 @@ def test_it_computes_what_a_build_without_the_nodes_does(
     quantized: Quantized, form: str, nodes: tuple[str, ...], tmp_path: Path
 ) -> None:
     source, whole = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models[form]))
-    spliced = with_nodes_in_float(source, whole, match_activations(source, whole), nodes)
+    spliced = keep_nodes_float(source, whole, match_activations(source, whole), nodes)
     assert spliced is not None
     scheme = dataclasses.replace(SCHEMES[form], exclude=nodes)
     CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "without.onnx")
@@ -59,7 +59,7 @@ def test_it_computes_what_a_build_without_the_nodes_does(
 
 def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:
     source, whole = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models["u8s8"]))
-    assert with_nodes_in_float(source, whole, match_activations(source, whole), ("nothing",)) is None
+    assert keep_nodes_float(source, whole, match_activations(source, whole), ("nothing",)) is None
 
 
 def test_debug_names_the_node_that_helps(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from edgeq.jobs.quantize import quantize
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
-from edgeq.measure.find_task import annotations_beside
+from edgeq.measure.find_task import find_annotations
 from edgeq.measure.task import TaskOptions
 from edgeq.util.display import Silent
 from tests.graphs import proto
@@ -218,7 +218,7 @@ class Noting(Silent):
 def test_everything_is_found(tmp_path: Path, head: str) -> None:
     pytest.importorskip("faster_coco_eval")
     model = write(tmp_path, head)
-    assert annotations_beside(tmp_path / "val") == tmp_path / "instances.json"
+    assert find_annotations(tmp_path / "val") == tmp_path / "instances.json"
     noting = Noting()
     found = run_evaluation(EvalRequest(model, tmp_path / "val"), progress=noting)
     assert found.accuracy is not None

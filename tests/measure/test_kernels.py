@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.measure.coverage import kernel_runs, kernel_times, typical
+from edgeq.measure.coverage import kernel_times, read_kernel_runs, summarise_runs
 from edgeq.model.load import read_model
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain
@@ -24,19 +24,19 @@ def event(name: str, op: str, microseconds: float, dtype: str = "float") -> dict
 def test_the_median_after_the_warm_up() -> None:
     durations = [900, 800, 700, 600, 500, 10, 20, 30]
     events = [event("relu", "Relu", d) for d in durations] + [{"cat": "Session", "name": "model_run", "dur": 9}]
-    (found,) = typical(kernel_runs(events), runs=8)
+    (found,) = summarise_runs(read_kernel_runs(events), runs=8)
     assert (found.name, found.op_type, found.us) == ("relu", "Relu", 20)
 
 
 def test_a_kernel_in_a_loop_gets_its_sum() -> None:
     events = [event("add", "Add", 5) for _ in range(24)]
-    (found,) = typical(kernel_runs(events), runs=8)
+    (found,) = summarise_runs(read_kernel_runs(events), runs=8)
     assert found.us == pytest.approx(15)
 
 
 def test_order_is_that_of_execution() -> None:
     events = [event(name, "Relu", 1) for _ in range(6) for name in ("b", "a")]
-    assert [k.name for k in typical(kernel_runs(events), runs=6)] == ["b", "a"]
+    assert [k.name for k in summarise_runs(read_kernel_runs(events), runs=6)] == ["b", "a"]
 
 
 def test_a_real_model() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.measure.coverage import aliases, classify, kernel_runs
+from edgeq.measure.coverage import classify, map_kernel_names, read_kernel_runs
 from edgeq.model.edit import from_proto
 from edgeq.model.products import node_macs
 from tests.measure.test_coverage import float_source
@@ -43,7 +43,7 @@ FLOAT_IMAGE = ("float", [1, 16, 8, 8])
 )
 def test_kind(op_type: str, first: Shaped, kind: str) -> None:
     dtype = "int64" if first[0] == "int64" else "float"
-    (run,) = classify(kernel_runs([event("n", op_type, [first], (dtype, first[1]))]), {}, {}, {})
+    (run,) = classify(read_kernel_runs([event("n", op_type, [first], (dtype, first[1]))]), {}, {}, {})
     assert run.kind == kind
 
 
@@ -51,13 +51,13 @@ def test_a_concat_takes_its_scales_first() -> None:
     concat = event(
         "n", "QLinearConcat", [("float", []), ("uint8", []), IMAGE, ("float", []), ("uint8", []), IMAGE], IMAGE
     )
-    assert classify(kernel_runs([concat]), {}, {}, {})[0].kind == "int8"
+    assert classify(read_kernel_runs([concat]), {}, {}, {})[0].kind == "int8"
 
 
 def test_only_kernels_count() -> None:
     other = {"cat": "Session", "name": "session_initialization", "args": {}}
     before = {"cat": "Node", "name": "n_fence_before", "args": {"op_name": "Conv"}}
-    assert classify(kernel_runs([other, before]), {}, {}, {}) == ()
+    assert classify(read_kernel_runs([other, before]), {}, {}, {}) == ()
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_only_kernels_count() -> None:
 def test_renamed_nodes_are_recognised(name: str) -> None:
     macs, known = {"conv": 1000}, {"conv": "conv", "y": "conv", "relu": "conv"}
     weights = {name: (16, 16, 3, 3)}
-    (run,) = classify(kernel_runs([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)]), weights, macs, known)
+    (run,) = classify(read_kernel_runs([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)]), weights, macs, known)
     assert (run.source, run.macs) == ("conv", 1000)
 
 
 def test_an_activation_that_runs_by_itself_is_not_the_node_before_it() -> None:
     (run,) = classify(
-        kernel_runs([event("relu", "Relu", [FLOAT_IMAGE], FLOAT_IMAGE)]), {}, {"conv": 1000}, {"relu": "conv"}
+        read_kernel_runs([event("relu", "Relu", [FLOAT_IMAGE], FLOAT_IMAGE)]), {}, {"conv": 1000}, {"relu": "conv"}
     )
     assert (run.source, run.macs) == ("relu", 0)
 
@@ -82,7 +82,7 @@ def test_the_scaling_behind_a_dynamic_node_is_not_the_node() -> None:
         event("conv_quant", "ConvInteger", [IMAGE], ("int32", [1, 16, 8, 8])),
         event("conv_quant_scales_mul", "Mul", [FLOAT_IMAGE], FLOAT_IMAGE),
     ]
-    conv, scaling = classify(kernel_runs(ran), {"conv_quant": (16, 16, 3, 3)}, {"conv": 1000}, {"conv": "conv"})
+    conv, scaling = classify(read_kernel_runs(ran), {"conv_quant": (16, 16, 3, 3)}, {"conv": 1000}, {"conv": "conv"})
     assert (conv.source, conv.macs, conv.kind) == ("conv", 1000, "int8")
     assert (scaling.source, scaling.macs) == ("conv_quant_scales_mul", 0)
 
@@ -90,7 +90,7 @@ def test_the_scaling_behind_a_dynamic_node_is_not_the_node() -> None:
 def test_macs_from_shapes_where_the_name_is_lost() -> None:
     conv = event("fused_1", "QLinearConv", [IMAGE], ("uint8", [1, 8, 8, 32]))
     matmul = event("fused_2", "MatMulIntegerToFloat", [("uint8", [2, 5, 64])], ("float", [2, 5, 10]))
-    runs = classify(kernel_runs([conv, matmul]), {"fused_1": (32, 16, 3, 3)}, {}, {})
+    runs = classify(read_kernel_runs([conv, matmul]), {"fused_1": (32, 16, 3, 3)}, {}, {})
     assert [run.macs for run in runs] == [8 * 8 * 32 * 16 * 9, 2 * 5 * 10 * 64]
 
 
@@ -98,4 +98,4 @@ def test_aliases() -> None:
     source = from_proto(float_source())
     macs = {name: count for name, count in node_macs(source).items() if count}
     assert list(macs) == ["conv"]
-    assert aliases(source, macs) == {"conv": "conv", "c": "conv", "exp": "conv", "y": "conv"}
+    assert map_kernel_names(source, macs) == {"conv": "conv", "c": "conv", "exp": "conv", "y": "conv"}

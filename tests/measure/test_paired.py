@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.measure.paired import MOST_LOSS_DB, PairedLoss, paired_losses
+from edgeq.measure.paired import MOST_LOSS_DB, PairedLoss, measure_paired_losses
 
 RANDOM = np.random.default_rng(0)
 
@@ -18,7 +18,7 @@ def losses(here: float, there: float, *, samples: int = 16, spread: float = 0.0)
         sizes = deviation * np.exp(RANDOM.normal(0, spread, samples)) if spread else np.full(samples, deviation)
         return [{"y": one["y"] + RANDOM.normal(0, size, 200)} for one, size in zip(reference, sizes, strict=True)]
 
-    (found,) = paired_losses(reference, noisy(here), noisy(there))
+    (found,) = measure_paired_losses(reference, noisy(here), noisy(there))
     return found
 
 
@@ -38,7 +38,7 @@ def test_one_bad_sample_among_many_proves_nothing() -> None:
     reference = [{"y": RANDOM.normal(size=200)} for _ in range(16)]
     here = [{"y": one["y"] + RANDOM.normal(0, 0.05, 200)} for one in reference]
     there = [{"y": one["y"] + RANDOM.normal(0, 0.05 if place else 0.4, 200)} for place, one in enumerate(reference)]
-    (found,) = paired_losses(reference, here, there)
+    (found,) = measure_paired_losses(reference, here, there)
     assert found.loss_db > MOST_LOSS_DB
     assert not found.proven
 
@@ -58,4 +58,4 @@ def test_the_interval_is_known_to_be_unknown_on_one_sample() -> None:
 
 def test_outputs_that_are_no_floats_are_left_out() -> None:
     whole = [{"index": np.arange(3)}]
-    assert paired_losses(whole, whole, whole) == ()
+    assert measure_paired_losses(whole, whole, whole) == ()

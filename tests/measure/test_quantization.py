@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.measure.match_layers import activation_params, integer_uses
+from edgeq.measure.match_layers import find_activation_params, find_integer_uses
 from edgeq.model.edit import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.quant_params import QuantParams, dynamic_params
@@ -19,7 +19,7 @@ from tests.graphs import model
 
 def uses(body: str) -> dict[tuple[str | None, str | None], QuantParams]:
     """Return a mapping (tensor, the node that reads it) → the parameters with which the node reads it."""
-    return {(use.value.name, use.node.name): use.params for use in integer_uses(GraphIndex(model(body)))}
+    return {(use.value.name, use.node.name): use.params for use in find_integer_uses(GraphIndex(model(body)))}
 
 
 def test_an_integer_convolution_has_scales_of_data_weight_and_bias() -> None:
@@ -58,7 +58,7 @@ def test_integers_keep_their_meaning_where_they_are_moved() -> None:
         r = Reshape(q, flat)
         y = DequantizeLinear(r, s, z)
     }""")
-    found = activation_params(GraphIndex(net))
+    found = find_activation_params(GraphIndex(net))
     assert set(found) == {"q", "r"}
     assert found["r"].range == found["q"].range == (-3.5, 124.0)
 

@@ -11,7 +11,7 @@ from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import Outputs
-from edgeq.measure.task import HALVES, ResampledMeter, Task, loss_error, random_halves
+from edgeq.measure.task import HALVES, ResampledMeter, Task, draw_halves, loss_error
 from edgeq.measure.tasks import Anomaly, Classification, Similarity
 from tests.measure.fakes import FakeSession, vectors
 
@@ -81,9 +81,9 @@ def test_the_error_is_that_of_samples_drawn_anew(task: Task) -> None:
 @pytest.mark.parametrize("task", [Anomaly(), Similarity()], ids=lambda task: task.name)
 def test_a_meters_own_halves_are_those_of_meters_that_saw_them(task: Task) -> None:
     random = np.random.default_rng(1)
-    halves = random_halves(30)
+    halves = draw_halves(30)
     assert halves.shape == (HALVES, 30)
-    assert (halves[:, :20] == random_halves(20)).all(), "more samples leave the halves of the first as they are"
+    assert (halves[:, :20] == draw_halves(20)).all(), "more samples leave the halves of the first as they are"
     whole = task.start()
     parts = [task.start() for _ in range(3)]
     for i in range(30):

@@ -6,7 +6,7 @@ import pytest
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import evaluate, evaluate_sessions
-from edgeq.measure.comparison import rows
+from edgeq.measure.comparison import split_rows
 from edgeq.measure.tasks import Classification
 from edgeq.signature import Signature, TensorSpec
 from tests.measure.fakes import FakeSample, FakeSession
@@ -29,13 +29,13 @@ def test_rows_that_only_fill_a_batch_do_not_count() -> None:
 def test_other_samples_pass_as_they_are() -> None:
     sample = FakeSample(label=[1, 0])
     outputs = {"m": {"y": np.zeros((2, 3))}}
-    assert list(rows(sample, outputs)) == [(sample, outputs)]
+    assert list(split_rows(sample, outputs)) == [(sample, outputs)]
 
 
 def test_each_row_has_its_own_label_context_and_name() -> None:
     batch = {"x": np.arange(3.0)[:, None], "k": np.array(7.0)}
     sample = FakeSample("s", batch, (4, 5), {"rows": ({"file": "a"}, {"file": "b"}), "valid": 2})
-    first, second = (found for found, _ in rows(sample, {"m": {"y": np.arange(3)}}))
+    first, second = (found for found, _ in split_rows(sample, {"m": {"y": np.arange(3)}}))
     assert (first.name, first.label, first.context["file"]) == ("s, row 0", 4, "a")
     assert second.inputs["x"].tolist() == [[1.0]]
     assert second.inputs["k"] == 7.0
@@ -44,4 +44,4 @@ def test_each_row_has_its_own_label_context_and_name() -> None:
 def test_outputs_that_do_not_count_the_rows_are_refused() -> None:
     sample = FakeSample("s", {"x": np.zeros((3, 1))}, None, {"rows": ({}, {}), "valid": 2})
     with pytest.raises(DataError, match=r"a batch of 3, but output 'y' has shape \[5, 6\]"):
-        list(rows(sample, {"m": {"y": np.zeros((5, 6))}}))
+        list(split_rows(sample, {"m": {"y": np.zeros((5, 6))}}))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edgeq.errors import DataError
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.measure.tasks import Similarity, embeddings, mean_ranks
+from edgeq.measure.tasks import Similarity, mean_ranks, pool_embeddings
 from tests.measure.fakes import FakeSample
 
 
@@ -53,12 +53,12 @@ def test_ranks_share_ties(values: list[int]) -> None:
 def test_positions_that_the_mask_leaves_out_do_not_count() -> None:
     states = np.array([[[1.0, 2.0], [3.0, 4.0], [100.0, np.nan]]])
     sample = FakeSample(inputs={"ids": np.ones((1, 3)), "attention_mask": np.array([[1, 1, 0]])})
-    assert embeddings(states, sample).tolist() == [[2.0, 3.0]]
+    assert pool_embeddings(states, sample).tolist() == [[2.0, 3.0]]
 
 
 def test_without_a_mask_all_positions_count() -> None:
     states = np.array([[[1.0, 2.0], [3.0, 6.0]]])
-    assert embeddings(states, FakeSample(inputs={"ids": np.ones((1, 2))})).tolist() == [[2.0, 4.0]]
+    assert pool_embeddings(states, FakeSample(inputs={"ids": np.ones((1, 2))})).tolist() == [[2.0, 4.0]]
 
 
 def test_nan_gives_nan_and_no_warning() -> None:

@@ -17,7 +17,7 @@ from edgeq.jobs.quantize import quantize
 from edgeq.measure.boxes import Detections, load_annotations
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.settle import check_skill
-from edgeq.measure.task import doubts
+from edgeq.measure.task import find_doubts
 from edgeq.measure.tasks import Anomaly, Classification, Detection, Similarity
 from tests.graphs import proto
 from tests.measure.fakes import FakeSample, FakeSamples, FakeSession
@@ -129,7 +129,7 @@ def test_eval_doubts_such_figures(tmp_path: Path, kind: str, right: float, *, do
     meter = task.start()
     for sample in samples:
         meter.update({"y": session.run(["y"], sample.inputs)[0]}, sample)
-    assert any("proves nothing" in doubt for doubt in doubts(meter)) == doubtful
+    assert any("proves nothing" in doubt for doubt in find_doubts(meter)) == doubtful
 
 
 def test_a_task_that_knows_no_chance_is_not_checked() -> None:

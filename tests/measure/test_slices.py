@@ -33,7 +33,7 @@ def agreement(outputs: list[Array], step: float | None = None, inputs: dict[str,
 
 def places(found: Agreement) -> list[str]:
     (output,) = found.outputs
-    return [part.where for part in output.slices]
+    return [part.location for part in output.slices]
 
 
 def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -64,7 +64,7 @@ def test_scores_beside_pixels_are_judged_by_themselves(outputs: list[Array], exp
     assert found.sqnr_db == min(part.sqnr_db for part in output.slices) < 10
     assert found.cosine < 0.9
     worst = min(output.slices, key=lambda part: part.least_db)
-    assert f"output 'y', {worst.where}: " in output.unlike
+    assert f"output 'y', {worst.where}: " in output.level_note
 
 
 def test_regression_targets_of_six_scales() -> None:

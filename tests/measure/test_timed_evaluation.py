@@ -76,7 +76,7 @@ def test_the_figures_are_those_of_a_plain_evaluation(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accuracy, "race", race_of(seed, rounds))
         given_before = {"float32": before} if known else {}
-        found, latency = evaluate_timed(models, samples, known=given_before, **options)
+        found, latency = evaluate_timed(models, samples, known_outputs=given_before, **options)
     plain = evaluate_sessions({name: own[0] for name, own in sessions().items()}, made_up(count, lengths), **options)
     assert found == plain
     assert latency == {"float32": "measured", "int8": "measured"}

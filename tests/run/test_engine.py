@@ -15,7 +15,7 @@ from edgeq_device.measure.scenarios import query_runner
 from edgeq import demo
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.measure.bench import bench
-from edgeq.measure.coverage import EngineLayer, layers_of
+from edgeq.measure.coverage import EngineLayer, read_layers
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings, open_session, start_engine
 from tests import fake_engine
@@ -174,7 +174,7 @@ def test_the_layers_that_a_package_ran_are_those_that_its_plugin_shows(
         session = engines.open(demo.MODEL, SessionSettings(engine=engine, profile_prefix=tmp_path / "profile"))
         session.run(None, FEED)
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-    assert layers_of(events, load_engines()["openvino"].graph) == (
+    assert read_layers(events, load_engines()["openvino"].graph) == (
         EngineLayer("c", "Convolution", "jit_i8", "int8", ("c", "r")),
     )
 

@@ -27,7 +27,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, find_source_name
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.edit import part_of
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
@@ -345,7 +345,7 @@ def delegated(
         found.write_text(json.dumps({"graphs": taken}), encoding="utf-8")
     graphs_of = parse_json(found.read_bytes(), found.name)["graphs"]
     assigned = parse(graphs_of, tuple[tuple[str, ...], ...], found, EngineError)
-    graphs = [frozenset(source_name(name, known) for name in nodes) & known for nodes in assigned]
+    graphs = [frozenset(find_source_name(name, known) for name in nodes) & known for nodes in assigned]
     return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, how)
 
 

@@ -30,7 +30,7 @@ from edgeq.data.samples import Sample
 from edgeq.errors import CheckFailedError, EngineError, HardwareError, ModelError, one_line
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session, infer
-from edgeq.measure.paired import paired_losses
+from edgeq.measure.paired import measure_paired_losses
 from edgeq.model.load import own_signature
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.run.toolkit import Ran, ToolkitJob
@@ -332,7 +332,7 @@ def compare_answers(
         return f"its simulator equals ONNX Runtime's unfused kernels bit for bit on {count}"
     half = any(layer.dtype != "INT8" for layer in compiled.layers)
     least = dialect().float16.least_db if half else dialect().rounding.least_db
-    losses = paired_losses(exact, wanted, found)
+    losses = measure_paired_losses(exact, wanted, found)
     wrong = [loss for loss in losses if loss.level_db < least and loss.proven]
     if wrong:
         raise CheckFailedError(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
 from edgeq.measure.agreement import Outputs
-from edgeq.measure.coverage import KernelRun, timed_profile
+from edgeq.measure.coverage import KernelRun, time_kernels
 from edgeq.measure.layers import MEMORY, LayerPair
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_own
@@ -162,8 +162,8 @@ def measure_costs(
         for tensor in unit.reads:
             readers.setdefault(tensor, []).append(unit.name)
     threads = settings.intra_op_threads
-    floats = timed_profile(prepared.path, SessionSettings(intra_op_threads=threads), feed, runs=_RUNS).kernels
-    integers = timed_profile(int8_model, settings, feed, runs=_RUNS).kernels
+    floats = time_kernels(prepared.path, SessionSettings(intra_op_threads=threads), feed, runs=_RUNS).kernels
+    integers = time_kernels(int8_model, settings, feed, runs=_RUNS).kernels
     each = _conversion_us(integers)
     sizes = _elements(prepared.model)
     handed = [tensor for tensor in makers if tensor in readers]

@@ -251,6 +251,6 @@ def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement
             sessions[name] = engines.open(built.artifact.proof_model, built.artifact.proof_settings())
         known = {FLOAT: job.float_outputs} if job.float_outputs else {}
         evaluation = evaluate_sessions(
-            sessions, job.validation, reference=FLOAT, count=count, known=known, basis=job.basis
+            sessions, job.validation, reference=FLOAT, count=count, known_outputs=known, basis=job.basis
         )
         return dict(evaluation.agreement)
