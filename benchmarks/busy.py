@@ -41,8 +41,8 @@ from tasks import required_data
 from tune_cases import Case, cases
 from tuned import tune, verdict
 
-from edgeq.measure.bench import open_model
-from edgeq.measure.latency import count_sessions
+from edgeq.measure.loaded_model import open_model
+from edgeq.measure.timed_model import count_sessions
 from edgeq.run.session import SessionSettings, open_session
 
 SESSIONS, QUIET_S = 12, 6.0

@@ -37,8 +37,8 @@ from tuned import verdict
 
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.engines import detect_engines
-from edgeq.measure.bench import open_model
-from edgeq.measure.latency import SESSIONS
+from edgeq.measure.loaded_model import open_model
+from edgeq.measure.timed_model import SESSIONS
 from edgeq.run.engines import load_engines
 from edgeq.run.session import Engines, SessionSettings
 

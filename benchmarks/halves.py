@@ -32,11 +32,13 @@ from tuned import verdict
 from edgeq.data.open_source import Data
 from edgeq.data.records import Sample
 from edgeq.hardware.target import resolve
-from edgeq.measure.agreement import Outputs, infer
 from edgeq.measure.boxes import Detections, suppress
-from edgeq.measure.comparison import OutputSums, split_rows
-from edgeq.measure.task import ResampledMeter, Task
-from edgeq.measure.tasks import Detection, input_size
+from edgeq.measure.comparison import OutputSums
+from edgeq.measure.inference import Outputs, infer
+from edgeq.measure.resample import ResampledMeter
+from edgeq.measure.rows import split_rows
+from edgeq.measure.task import Task
+from edgeq.measure.tasks.detection import Detection, input_size
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Request, collect_statistics
 from edgeq.reporting.tuning_record import Screening

@@ -34,7 +34,7 @@ from edgeq.calibration.ranges import plan, quantizable_tensors
 from edgeq.calibration.statistics import TensorStatistics
 from edgeq.data.samples import Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers
-from edgeq.measure.accuracy import EvaluationJob, ModelAt
+from edgeq.measure.shared_evaluation import EvaluationJob, ModelAt
 from edgeq.measure.task import make_task
 from edgeq.model.prepare import prepare_model
 from edgeq.run.session import SessionSettings

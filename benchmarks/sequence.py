@@ -32,7 +32,7 @@ from onnxruntime.quantization import quantize_dynamic
 from tasks import shared_data
 
 from edgeq.data.samples import open_samples
-from edgeq.measure.bench import open_model
+from edgeq.measure.loaded_model import open_model
 from edgeq.model.load import model_files, model_signature
 from edgeq.run.session import SessionSettings
 

@@ -27,7 +27,7 @@ from tasks import required_data
 from tune_cases import Case, chosen
 from tuned import timed, tune, verdict, winner
 
-from edgeq.measure.bench import open_model
+from edgeq.measure.loaded_model import open_model
 
 SEARCHES: Mapping[str, tuple[str, ...]] = {"shortcuts": (), "thorough": ("--thorough",)}
 TIE = 1.03

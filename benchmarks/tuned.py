@@ -15,7 +15,7 @@ from edgeq_device.measure.latency import WarmUp
 from edgeq_device.measure.scenarios import query_runner
 from tune_cases import Case
 
-from edgeq.measure.bench import open_model
+from edgeq.measure.loaded_model import open_model
 from edgeq.run.session import SessionSettings, open_session
 
 

@@ -411,7 +411,7 @@ def _annotations(folder: Path) -> None:
 
 @layer("annotations", _annotations, mutate=of_json, cases=3000)
 def _read_annotations(path: Path) -> None:
-    from edgeq.measure.boxes import load_annotations
+    from edgeq.measure.coco import load_annotations
 
     load_annotations(path)
 

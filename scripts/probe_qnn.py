@@ -30,8 +30,8 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.errors import EdgeqError
-from edgeq.measure.comparison import decibels
-from edgeq.measure.coverage import find_source_name
+from edgeq.measure.node_runs import find_source_name
+from edgeq.measure.power_ratios import decibels
 from edgeq.model.int8_prediction import DEFAULT, Int8Rule
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for

@@ -25,7 +25,10 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import Task
-from edgeq.measure.tasks import Anomaly, Classification, Detection, Similarity
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks.detection import Detection
+from edgeq.measure.tasks.similarity import Similarity
 from edgeq.prove.proof import Proof
 from edgeq.prove.variants import ProvenVariant
 from edgeq.util.display import Displayed

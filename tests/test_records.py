@@ -18,7 +18,7 @@ from edgeq.calibration.table import read_table
 from edgeq.data.arrays import read_tensor
 from edgeq.data.records import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
-from edgeq.measure.boxes import load_annotations
+from edgeq.measure.coco import load_annotations
 from edgeq.util.records import (
     NOT_WRITTEN,
     NullIsInfinite,

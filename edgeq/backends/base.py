@@ -19,8 +19,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError, closest
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage
+from edgeq.measure.inference import Session
 from edgeq.model.prepare import PreparedModel
 from edgeq.quantization.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice

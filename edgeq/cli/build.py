@@ -262,7 +262,7 @@ def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) 
 
 
 def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
-    from edgeq.measure.coverage import summarise
+    from edgeq.measure.checks import summarise
 
     drawn: dict[tuple[Path, str], str] = {}
     for name, variant in result.variants.items():

@@ -40,8 +40,9 @@ from edgeq.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgeq.measure.evaluation import EvalResult, PreprocessRanking
+    from edgeq.measure.evaluation import EvalResult
     from edgeq.measure.latency import Measurement
+    from edgeq.measure.preprocess_trial import PreprocessRanking
     from edgeq.remote.devices import Board
     from edgeq.reporting.timing import FleetRecord
 
@@ -304,7 +305,7 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
             there = evaluate_on(request, board_of(on), progress=printer.progress())
             printer.lines(there, _eval_lines(there.result))
         elif trial:
-            from edgeq.measure.evaluation import try_preprocess
+            from edgeq.measure.preprocess_trial import try_preprocess
 
             tried = try_preprocess(request, progress=printer.progress())
             printer.lines(tried, _draw_trial(tried))

@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.data.records import Sample, read_text
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.agreement import Outputs, infer
-from edgeq.measure.boxes import Detections, load_annotations, load_package, score_results
-from edgeq.measure.comparison import split_rows
+from edgeq.measure.boxes import Detections
+from edgeq.measure.coco import load_annotations, load_package, score_results
+from edgeq.measure.inference import Outputs, infer
+from edgeq.measure.rows import split_rows
 from edgeq.measure.task import Task, TaskOptions
-from edgeq.measure.tasks import Classification, Detection, DetectionMeter, make_detection
+from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks.detection import Detection, DetectionMeter, make_detection
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings, open_session
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from edgeq.compat.preprocess import write
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
-from edgeq.measure.agreement import run_samples
-from edgeq.measure.match_layers import match_weights, weight_values
+from edgeq.measure.inference import run_samples
+from edgeq.measure.match_weights import match_weights, weight_values
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import FREE_INITIALIZERS, model_signature, path_of, read_model

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, first, open_samples, rebatch
 from edgeq.errors import UsageError
-from edgeq.measure.task import read_integer_labels
+from edgeq.measure.task_inputs import read_integer_labels
 from edgeq.model.load import model_signature
 from edgeq.signature import Signature
 

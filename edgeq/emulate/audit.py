@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
 from edgeq.emulate.kernels import Computed, SaturatingLayer, find_layers
-from edgeq.measure.agreement import Session
 from edgeq.measure.comparison import OutputSums
+from edgeq.measure.inference import Session
 from edgeq.model.graph import GraphIndex, name_of, reads
 from edgeq.model.load import read_own
 from edgeq.model.products import node_macs

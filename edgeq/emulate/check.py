@@ -44,10 +44,12 @@ from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ANY, load_profiles, match_profile
 from edgeq.hardware.target import AUTO, Target, named_target, resolve, runs_natively
 from edgeq.measure.accuracy import Accuracy
-from edgeq.measure.agreement import Agreement, Session, run_samples
-from edgeq.measure.bench import variant_preprocessing, variant_settings
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import HERE
-from edgeq.measure.paired import MOST_LOSS_DB, SURE, PairedEvaluation, PairedLoss
+from edgeq.measure.inference import Session, run_samples
+from edgeq.measure.loaded_model import variant_preprocessing, variant_settings
+from edgeq.measure.paired import MOST_LOSS_DB, PairedEvaluation, PairedLoss
+from edgeq.measure.resample import SURE
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import own_signature

@@ -48,7 +48,7 @@ from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, ru
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, load_targets, runs_natively
-from edgeq.measure.agreement import Session
+from edgeq.measure.inference import Session
 from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
 from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress

@@ -16,8 +16,8 @@ from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import share_weights, write_bundle
 from edgeq.calibration.ranges import Range, quantizable_tensors, scheme_ranges
 from edgeq.calibration.table import write_tables
-from edgeq.measure.coverage import summarise
-from edgeq.measure.match_layers import match_activations
+from edgeq.measure.checks import summarise
+from edgeq.measure.match_activations import match_activations
 from edgeq.model.load import model_bytes, model_digest, shared_model
 from edgeq.model.quant_params import QuantParams
 from edgeq.prove.job import Built, Job

@@ -23,7 +23,7 @@ from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.bundles import as_text, bundle_variants
 from edgeq.jobs.repair import Repairer
-from edgeq.measure.coverage import keep_strongest
+from edgeq.measure.checks import keep_strongest
 from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle

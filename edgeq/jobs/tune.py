@@ -22,7 +22,7 @@ from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.bundles import as_text, bundle_variants
-from edgeq.measure.coverage import keep_strongest
+from edgeq.measure.checks import keep_strongest
 from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.load import model_bytes, path_of

@@ -1,42 +1,37 @@
 """Measure accuracy against labels, and against another model, for one or several sessions in one pass over the samples.
 
-The samples can be shared among workers, and edgeq can time the runs. Accuracy and latency both need about a hundred
-runs of each model. So edgeq times the runs of the evaluation itself: each timed run takes the next sample. The models
-take turns in bursts, and each model runs at its own pace. A sample waits until all models have run it. A model that has
-run all waiting samples runs the very first sample again. edgeq decodes and evaluates outputs between rounds.
+The figures come from sums that are updated sample by sample. So the samples can be shared among workers
+(`edgeq.measure.shared_evaluation`), and edgeq can time the runs (`edgeq.measure.timed_evaluation`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-from edgeq_device.engines.cuda import shapes_of
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.measure.latency import Distribution, Runner
-from edgeq_device.measure.scenarios import query_runner
 
 from edgeq.data.open_source import Data
-from edgeq.data.samples import Sample, Samples, Shard, Sharded, SourceSamples, open_samples
-from edgeq.distributed.workers import Files, Workers, files_for
-from edgeq.errors import CheckFailedError, DataError, UsageError
-from edgeq.measure.agreement import Agreement, Outputs, Session, infer, run_samples
+from edgeq.data.samples import Sample, Samples, open_samples
+from edgeq.errors import CheckFailedError, UsageError
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.baseline import BaselineMargin, BaselineSums
-from edgeq.measure.bench import is_bundle, open_model, race
-from edgeq.measure.comparison import OutputSums, split_rows
-from edgeq.measure.task import Task, TaskOptions, as_task, find_doubts, loss_interval, make_task
-from edgeq.model.load import model_files, own_signature, path_of
+from edgeq.measure.comparison import OutputSums
+from edgeq.measure.inference import Outputs, Session, run_samples
+from edgeq.measure.loaded_model import open_model
+from edgeq.measure.resample import loss_interval
+from edgeq.measure.rows import split_rows
+from edgeq.measure.skill import find_doubts
+from edgeq.measure.task import Task, as_task
+from edgeq.model.load import own_signature, path_of
 from edgeq.run.session import SessionSettings, open_session
-from edgeq.util.display import SILENT, Advance, Displayed, Progress
+from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.records import Count, Finite
 
 
@@ -247,230 +242,6 @@ class RunningEvaluation:
             MappingProxyType(intervals),
             MappingProxyType(margins),
         )
-
-
-@dataclass(frozen=True)
-class ModelAt:
-    """Describe a model file or bundle and how to open it. If no number of threads is set, the model runs with one
-    thread.
-    """
-
-    path: Path
-    settings: SessionSettings
-    variant: str | None = None
-
-
-@dataclass(frozen=True)
-class EvaluationJob:
-    """Evaluate `models` over a shard, in a worker process.
-
-    Attributes:
-        task: a task, or the name and options of a task that only a user's own file can create.
-        basis: see `evaluate_sessions`.
-    """
-
-    models: Mapping[str, tuple[Files, ModelAt]]
-    samples: SourceSamples | None
-    task: Task | tuple[str, TaskOptions] | None
-    reference: str | None
-    basis: Basis = EVERYTHING
-
-    def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
-        """Open the models, and return the function that evaluates a shard. See `WorkerJob`."""
-        task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
-        sessions = {}
-        for name, (files, model) in self.models.items():
-            settings = replace(model.settings, intra_op_threads=model.settings.intra_op_threads or 1)
-            context = open_model(files.place(stack), settings, variant=model.variant)
-            sessions[name] = stack.enter_context(context).session
-
-        def run(shard: Shard) -> Collected:
-            running = RunningEvaluation(tuple(sessions), task, self.reference, self.basis)
-            for sample in shard.read(self.samples):
-                running.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
-            return running.collected()
-
-        return run
-
-
-def evaluate_on(
-    workers: Workers,
-    models: Mapping[str, ModelAt],
-    samples: Samples,
-    *,
-    task: Task | None = None,
-    made_of: tuple[str, TaskOptions] | None = None,
-    reference: str | None = None,
-    settings: Mapping[str, SessionSettings] | None = None,
-    count: int | None = None,
-    basis: Basis = EVERYTHING,
-    progress: Progress = SILENT,
-) -> Evaluation:
-    """Run `evaluate_sessions` on workers. The result is the same as without workers.
-
-    Args:
-        made_of: name and options of `task`, if workers must create the task themselves.
-
-    Raises:
-        UsageError: the task's meters cannot be shared.
-        EdgeqError: for the same reasons as `evaluate_sessions`, or if a worker fails.
-    """
-    running = RunningEvaluation(tuple(models), task, reference, basis)
-    sharded = Sharded(samples, workers, count)
-    job_models = {
-        name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
-        for name, m in models.items()
-    }
-    job = EvaluationJob(job_models, sharded.reference, made_of or task, reference, basis)
-    sample_count = 0
-    with progress.stage("Evaluating", sharded.total) as advance:
-        for part in workers.map(job, sharded.shards()):
-            running.take(part)
-            sample_count += part.count
-            advance(part.count)
-    if not sample_count:
-        raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-    return running.result(settings or {})
-
-
-# Maximum number of samples that wait, and maximum number of bytes of these samples and their outputs.
-_MOST_WAITING, _MOST_BYTES = 16, 2**26
-
-
-def evaluate_timed(
-    sessions: Mapping[str, Sequence[Any]],
-    samples: Samples,
-    *,
-    task: Task | None = None,
-    reference: str | None = None,
-    settings: Mapping[str, SessionSettings] | None = None,
-    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
-    basis: Basis = EVERYTHING,
-    progress: Progress = SILENT,
-) -> tuple[Evaluation, Mapping[str, Distribution]]:
-    """Run `evaluate_sessions` and `race` in one pass. The timing may end before or after the last sample.
-
-    A sample whose shapes differ from those of the first sample is evaluated but not timed, because its run takes a
-    different amount of work. A session in another process is timed in that process, on the first sample. Its runs on
-    the other samples are not timed.
-
-    Args:
-        sessions: model name → the sessions of the model. They give the same outputs and are timed in turns.
-        task, reference, settings, basis: see `evaluate_sessions`.
-        known_outputs: model name → its known outputs, one for each sample. edgeq runs the models listed here only to
-            time them.
-
-    Returns:
-        The figures, and the latencies by name.
-
-    Raises:
-        DataError, CheckFailedError: for the same reasons as `evaluate_sessions`.
-    """
-    running = RunningEvaluation(tuple(sessions), task, reference, basis)
-    with progress.stage("Evaluating and timing", len(samples)) as advance:
-        line = _Line(sessions, samples, running, advance, known_outputs)
-        timed = race(
-            {name: [line.runner(name, s) for s in model_sessions] for name, model_sessions in sessions.items()},
-            line.move_on,
-        )
-        line.finish()
-    return running.result(settings or {}), timed
-
-
-@dataclass
-class _Waiting:
-    """Hold a sample, and the outputs of the models that have already run it."""
-
-    sample: Sample
-    outputs: dict[str, Outputs]
-
-    @property
-    def nbytes(self) -> int:
-        """Return the total size in bytes of the sample's inputs and of its outputs so far."""
-        output_arrays = (array for outputs in self.outputs.values() for array in outputs.values())
-        return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *output_arrays))
-
-
-class _Line:
-    """Queue, in order, the samples that some models have not run yet.
-
-    Args:
-        running: evaluation to which each sample is added when all models have run it.
-        advance: function that is called with the number of samples that were just added to the evaluation.
-        known_outputs: model name → its known outputs, one for each sample.
-    """
-
-    def __init__(
-        self,
-        sessions: Mapping[str, Sequence[Any]],
-        samples: Samples,
-        running: RunningEvaluation,
-        advance: Advance,
-        known_outputs: Mapping[str, Sequence[Outputs]],
-    ) -> None:
-        self._known_outputs, self._joined = known_outputs, itertools.count()
-        self._sessions = {name: model_sessions[0] for name, model_sessions in sessions.items()}
-        self._remote_names = {
-            name for name, model_sessions in self._sessions.items() if hasattr(model_sessions, "query_runner")
-        }
-        self._samples: Iterator[Sample] = iter(samples)
-        self._running, self._advance = running, advance
-        first_sample = next(self._samples, None)
-        if first_sample is None:
-            raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-        self._spare_feed = dict(first_sample.inputs)
-        self._shapes = shapes_of(first_sample.inputs)
-        self._waiting: deque[_Waiting] = deque()
-        # Size of a sample with its outputs, in bytes. It is 0 until the first sample is evaluated; until then, the
-        # queue contains only this sample.
-        self._largest = 0
-        self._join(first_sample)
-
-    def runner(self, name: str, session: Any) -> Runner:
-        """Return a function that runs the next sample on a session of the model `name`."""
-        if name in self._remote_names:
-            elsewhere: Runner = query_runner(session, [self._spare_feed])
-            return elsewhere
-        return lambda: self._run(name, session)
-
-    def _run(self, name: str, session: Session) -> None:
-        for waiting in self._waiting:
-            if name not in waiting.outputs:
-                waiting.outputs[name] = infer(session, waiting.sample, model=name)
-                return
-        session.run(None, self._spare_feed)
-
-    def move_on(self) -> None:
-        """Evaluate the samples that all models have run, and add new samples to the queue."""
-        evaluated_count = 0
-        while self._waiting and len(self._waiting[0].outputs) == len(self._sessions):
-            oldest = self._waiting.popleft()
-            self._largest = max(self._largest, oldest.nbytes)
-            self._running.update(oldest.sample, oldest.outputs)
-            evaluated_count += 1
-        self._advance(evaluated_count)
-        while len(self._waiting) < max(1, min(_MOST_WAITING, _MOST_BYTES // max(1, self._largest))):
-            sample = next(self._samples, None)
-            if sample is None:
-                return
-            self._join(sample)
-
-    def _join(self, sample: Sample) -> None:
-        place = next(self._joined)
-        self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known_outputs.items()}))
-        untimed = self._remote_names if shapes_of(sample.inputs) == self._shapes else self._sessions
-        self._complete(self._waiting[-1], untimed)
-
-    def _complete(self, waiting: _Waiting, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in waiting.outputs:
-                waiting.outputs[name] = infer(self._sessions[name], waiting.sample, model=name)
-
-    def finish(self) -> None:
-        """Run the samples that were not reached during the timing."""
-        while self._waiting:
-            self._complete(self._waiting[0], self._sessions)
-            self.move_on()
 
 
 def compare_sessions(

@@ -1,15 +1,16 @@
-"""Run samples through models, and measure without labels how closely one model's outputs follow another's.
+"""Measure without labels how closely one model's outputs follow another's.
 
 The figures cover all elements of all samples of an output. r is the reference and c the candidate:
 
     SQNR     10 log10(sum r^2 / sum (r - c)^2)    signal to quantization noise, dB
     cosine   sum r c / sqrt(sum r^2 sum c^2)
-    top-1    share of rows whose largest element has the same index (the first index, on a tie)
+    top-1    share of rows whose largest element has the same index (the first index, on a tie). It is measured only for
+             class scores: see `edgeq.measure.class_scores`
     same     share of equal elements, for outputs that are class numbers, indices or truth values. The size of a
              difference between such values means nothing, and neither does SQNR
 
 An output that mixes units, such as boxes in pixels and scores, is judged by its worst slice: see
-`edgeq.measure.comparison`. Every output and slice is also judged around its mean, because the noise of a temperature of
+`edgeq.measure.slices`. Every output and slice is also judged around its mean, because the noise of a temperature of
 300 K is not to be compared with 300 K:
 
     centred    10 log10(sum (r - mean)^2 / sum (r - c)^2)    dB, where the mean is that of the column or of the slice
@@ -22,44 +23,18 @@ Elements that mean nothing and padded positions are left out, and rows without a
 If the two outputs for a sample have different shapes, their elements cannot be paired. The sample is counted, but SQNR
 and cosine leave it out, and its rows and elements count as not the same. If nothing was compared, SQNR is minus
 infinity.
-
-Top-1 is meaningful only for class scores. If no task names the output with class scores, edgeq decides by the values.
-An output counts as class scores if three conditions are true:
-
-- It is the model's only float output.
-- Its shape is [N, C] (further axes of length 1 are allowed). N is the number of rows of an input, C is at least two,
-  and no input has the same shape.
-- It looks like scores in at least one of the ways below.
-
-An output looks like scores in one of these ways:
-
-- Every row is a probability distribution: not negative, and summing to one. The arg-max differs between rows, or there
-  are fewer than eight rows or more than 64 columns. Otherwise the rows may be compositions.
-- The name suggests scores ("logits", "scores", "probabilities", ...).
-- There are five columns or more, all of similar scale. The arg-max differs between rows. The largest probability in the
-  softmax of a row is on average at least a tenth of the way from a guess to certainty. Embeddings and recurrent states
-  are excluded because their softmax is closer to a guess. Landmarks in pixels are excluded because the same element is
-  always the largest.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
 from edgeq_device.bundle.variants import slice_name
-from edgeq_device.prepare.arrays import one_array
-from numpy.typing import NDArray
 
-from edgeq.data.samples import Sample, Samples
-from edgeq.errors import BoardError, DataError, EngineError, RuntimeUnavailableError
-from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.display import Displayed
 from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Share, computed
 
 
@@ -318,120 +293,19 @@ class Agreement(Displayed):
 
 
 _HALF_DB = 3.0
-_NAMED = re.compile(r"logit|prob|softmax|class|score", re.IGNORECASE)
-_FEWEST_COLUMNS = 5
-_LEAST_CONFIDENCE = 0.1
-_FEW_ROWS = 8
-_MOST_PARTS = 64
-
-
-@dataclass
-class ClassScores:
-    """Collect facts about one output from the rows seen so far.
-
-    Attributes:
-        shaped: True if every array had the shape of class scores.
-        alone: True if, in addition, every array was float, had as many rows as an input, and did not have the shape of
-            an input.
-        summed: True if every row is a distribution.
-        bounded: True if all values are in 0..1.
-        confidence: sum of the largest probability of each row.
-        first_answer: arg-max of the first row.
-        varied: True if a later row has a different arg-max.
-    """
-
-    shaped: bool = True
-    alone: bool = True
-    summed: bool = True
-    bounded: bool = True
-    rows: int = 0
-    columns: int = 2
-    confidence: float = 0.0
-    first_answer: int | None = field(default=None, repr=False)
-    varied: bool = False
-
-    def update(self, output: NDArray[Any], inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.int64] | None:
-        """Add one sample and return the arg-max of each row, [N].
-
-        Return None if the output does not have the shape of class scores in this sample or in an earlier one.
-        """
-        self.shaped = self.shaped and is_class_scores(output)
-        if not self.shaped:
-            return None
-        scores = output.reshape(len(output), -1)
-        best: NDArray[np.int64] = scores.argmax(1)
-        shapes = [array.shape for array in inputs.values()]
-        batched = len(output) == 1 or any(shape[:1] == output.shape[:1] for shape in shapes)
-        self.alone = self.alone and output.dtype.kind == "f" and batched and output.shape not in shapes
-        scores = scores.astype(np.float64)
-        p = probabilities(scores)
-        self.summed = self.summed and p is scores
-        self.bounded = self.bounded and bool(scores.min() >= 0 and scores.max() <= 1)
-        self.rows += len(p)
-        self.columns = p.shape[1]
-        self.confidence += float(p.max(1).sum())
-        self.first_answer = int(best[0]) if self.first_answer is None else self.first_answer
-        self.varied = self.varied or bool((best != self.first_answer).any())
-        return best
-
-    def merge(self, chunk: ClassScores) -> None:
-        """Add the facts from later samples."""
-        self.shaped, self.alone = self.shaped and chunk.shaped, self.alone and chunk.alone
-        self.summed, self.bounded = self.summed and chunk.summed, self.bounded and chunk.bounded
-        both = self.first_answer is not None and chunk.first_answer is not None
-        self.varied = self.varied or chunk.varied or (both and self.first_answer != chunk.first_answer)
-        self.first_answer = chunk.first_answer if self.first_answer is None else self.first_answer
-        self.rows += chunk.rows
-        self.columns = chunk.columns if chunk.rows else self.columns
-        self.confidence += chunk.confidence
-
-    @property
-    def confident(self) -> bool:
-        """Return whether the rows are, on average, at least a tenth of the way from a guess to certainty."""
-        guess = 1 / self.columns
-        return bool(self.rows) and (self.confidence / self.rows - guess) / (1 - guess) >= _LEAST_CONFIDENCE
-
-    def plausible(self, name: str, *, one_unit: bool = True) -> bool:
-        """Return whether the output called `name`, the model's only output, counts as class scores.
-
-        Args:
-            one_unit: whether all columns of the output have one scale.
-        """
-        if not (self.shaped and self.alone and self.rows):
-            return False
-        if self.summed:
-            # In a composition, such as that of a soil, the largest part is always the same. It has few parts.
-            return self.varied or self.rows < _FEW_ROWS or self.columns > _MOST_PARTS
-        # Independent probabilities have an answer for each label, so the largest of them is not the answer.
-        likely = one_unit and self.columns >= _FEWEST_COLUMNS and self.varied and self.confident
-        return not self.bounded and (bool(_NAMED.search(name)) or likely)
-
-
-def is_class_scores(array: NDArray[Any]) -> bool:
-    """Return whether `array` has the shape of class scores: a batch axis, one axis of length two or more, and otherwise
-    axes of length 1.
-    """
-    return array.ndim >= 2 and array.size > 0 and max(array.shape[1:]) == math.prod(array.shape[1:]) >= 2
-
-
-def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return `scores` [N, C] unchanged if no row has negative values and all rows sum to one. Otherwise return the
-    softmax of each row, [N, C].
-    """
-    if scores.min() >= -1e-6 and np.abs(scores.sum(1) - 1).max() <= 1e-3:
-        return scores
-    finite = np.nan_to_num(scores, nan=np.finfo(np.float64).min, posinf=1e30)
-    raised = np.exp(finite - finite.max(1, keepdims=True))
-    spread: NDArray[np.float64] = raised / raised.sum(1, keepdims=True)
-    return spread
 
 
 POOR_DB = 10.0
 """Below this SQNR in dB, more than a tenth of the output's power is quantization noise."""
+
+
 HEALTHY_DB = 20.0
 """At this SQNR in dB or above, at most a hundredth of the output's power is quantization noise."""
+
+
 GOOD_DB = 30.0
 """Above this SQNR in dB, a higher value hardly changes an answer."""
+
 
 Closeness = Literal["healthy", "noisy", "poor"]
 
@@ -454,89 +328,3 @@ def worst_db(agreement: Agreement) -> float:
     float32's.
     """
     return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.least_db
-
-
-Outputs = Mapping[str, NDArray[Any]]
-"""Output name → array, for one sample."""
-
-
-class Session(Protocol):
-    """Define the part of the interface of `onnxruntime.InferenceSession` that the measurements use."""
-
-    def get_outputs(self) -> Sequence[Any]:
-        """Return an object with a `name` for each output."""
-
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the named outputs (None for all) of one inference."""
-
-
-def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
-    """Run one sample and return the outputs by name.
-
-    An output that is not a tensor becomes one array: see `edgeq_device.prepare.arrays.one_array`.
-
-    Raises:
-        DataError: the session refuses the sample's names, dtypes or shapes.
-        RuntimeUnavailableError: the runtime fails inside the model.
-    """
-    names = [output.name for output in session.get_outputs()]
-    values = run_feed(session, names, sample.inputs, sample.name, model=model)
-    return dict(zip(names, map(one_array, values), strict=True))
-
-
-def run_feed(
-    session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], feed_name: str, *, model: str
-) -> Sequence[Any]:
-    """Run a session on one feed. For the errors, see `infer`.
-
-    Args:
-        names: the outputs to compute; None computes all.
-        feed_name: name of the feed in messages.
-    """
-    try:
-        return session.run(names, dict(feed))  # type: ignore[no-any-return]
-    except (BoardError, EngineError):  # The messages of these errors already name what failed.
-        raise
-    except Exception as error:  # onnxruntime's exceptions share no base class below Exception
-        text = " ".join(str(error).split())
-        if type(error).__name__ in ("InvalidArgument", "ValueError"):
-            raise DataError(
-                f"{feed_name}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
-            ) from error
-        raise RuntimeUnavailableError(
-            f"{feed_name}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
-        ) from error
-
-
-def run_samples(
-    sessions: Mapping[str, Session],
-    samples: Samples,
-    *,
-    count: int | None = None,
-    known_outputs: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
-    progress: Progress = SILENT,
-) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
-    """Yield each sample with the outputs of every session, in the order of `samples`, for at most `count` samples.
-
-    Args:
-        known_outputs: session name → its known outputs, one for each sample. edgeq does not run the sessions listed
-            here.
-
-    Raises:
-        DataError: there are no samples, or a session refuses one.
-    """
-    total = len(samples) if count is None else min(count, len(samples))
-    sample_count = 0
-    with progress.stage("Evaluating", total) as advance:
-        for place, sample in enumerate(itertools.islice(iter(samples), count)):
-            yield (
-                sample,
-                {
-                    name: known_outputs[name][place] if name in known_outputs else infer(session, sample, model=name)
-                    for name, session in sessions.items()
-                },
-            )
-            sample_count += 1
-            advance(1)
-    if not sample_count:
-        raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.measure.agreement import Outputs
+from edgeq.measure.inference import Outputs
 from edgeq.util.records import NullIsInfinite
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgeq.calibration.hazards import find_limits
 from edgeq.calibration.statistics import Nonfinite, Statistics, TensorStatistics, histogram_of
 from edgeq.data.samples import Samples
-from edgeq.measure.agreement import Session, infer
+from edgeq.measure.inference import Session, infer
 from edgeq.model.axes import ranked_axes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.padding import find_padding

@@ -1,142 +1,53 @@
-"""Implement `edgeq.debug`: compare a float model and its quantized form, layer by layer.
-
-To find where an engine's results diverge, edgeq compares its tensors with those of onnxruntime's CPU kernels. The
-engine and the CPU's kernels run the same file, so only their arithmetic can differ. Every quantized tensor becomes an
-output through an additional DequantizeLinear, so the engine still finds the model's Q/DQ pairs unchanged. Then edgeq
-runs the layers with the largest losses once more, one at a time. Both the engine and the CPU's kernels run each layer
-on the tensors that the CPU's kernels computed.
-"""
+"""Implement `edgeq.debug`: compare a float model and its quantized form, layer by layer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 from edgeq_device.engines.catalog import engine_of_file
 from edgeq_device.measure.basis import Basis
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.data.open_source import Data, as_data
 from edgeq.data.samples import Samples, spread_over
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import UsageError
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, Outputs, closeness, infer
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
 from edgeq.measure.basis import sampled_basis
-from edgeq.measure.bench import LoadedModel, open_model, refuse_ignored
-from edgeq.measure.comparison import OutputComparison
-from edgeq.measure.error_sources import ErrorSource, LayerNoise, list_excluded_nodes, list_node_sets
+from edgeq.measure.engine_differences import EngineDifference, compare_engine
+from edgeq.measure.error_sources import ErrorSource, list_excluded_nodes, list_node_sets
 from edgeq.measure.exclusions import SAMPLES as FEW
 from edgeq.measure.exclusions import Exclusion, find_exclusions
+from edgeq.measure.layer_noise import LayerNoise
 from edgeq.measure.layers import MEMORY, LayerComparison, LayerPair, instrumented_session
-from edgeq.measure.match_layers import (
-    INPUT,
-    NODE_SUFFIX,
-    compare_weights,
-    count_quantized_weights,
-    match_activations,
-    match_weights,
-)
+from edgeq.measure.loaded_model import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
-from edgeq.model.edit import Editor
-from edgeq.model.graph import GraphIndex, is_constant, is_op, name_of
-from edgeq.model.load import is_quantized, path_of, read_model, save_model
-from edgeq.model.prepare import prepare_model
+from edgeq.measure.reference import ORDER, find_reference
+from edgeq.model.graph import GraphIndex
+from edgeq.model.load import is_quantized, path_of
 from edgeq.run.engines import EngineChoice, as_engine
-from edgeq.run.session import Engines, SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
 
 SAMPLES = 32
 """Default number of samples. Sums over all elements of a tensor become stable after a few samples."""
-ORDER = "Give the float model first, then its int8 form"
-_ORIGIN = "Give the float model that it was made from"
+
+
 # Fusions change how results are rounded. A loss of more decibels than this means that they also changed the outputs.
 _OPTIMISER_LOSS_DB = 3.0
+
+
 _DISABLED = "optimization.disable_specified_optimizers"
+
+
 _REQUANTIZER = "WeightBiasQuantization"
+
+
 _LISTED = 3
-_SEEN = "/seen"
-# Number of samples to run in a simulator, which takes seconds for each. Two are enough, because a tensor has thousands
-# of elements.
-_SIMULATED = 2
-# If 8-bit tensors are this close, they differ only by a few roundings.
-_CLEAN_DB = 60.0
-
-
-@dataclass(frozen=True)
-class ReferenceModel:
-    """Hold a float model to compare with.
-
-    Attributes:
-        graph: the model.
-        path: file of the model: the one that the caller gave, or the prepared one in a work directory.
-        prepared: whether the model was prepared.
-        notes: facts about the choice that the user should know.
-    """
-
-    graph: GraphIndex
-    path: Path
-    prepared: bool = False
-    notes: tuple[str, ...] = ()
-
-
-def find_reference(
-    path: Path, quantized: GraphIndex, name: str, workdir: Path, progress: Progress = SILENT
-) -> ReferenceModel:
-    """Return the float model from which a quantized model was made.
-
-    It is the model at `path`, or the prepared form of this model (`edgeq.model.prepare`) if that matches more of the
-    quantized model. Preparation folds BatchNormalization into weights and fuses MatMul with Add. So an exported model
-    may contain neither the weights nor the nodes that were quantized.
-
-    Args:
-        name: name of the quantized model, for messages.
-        workdir: folder for the prepared model.
-
-    Raises:
-        UsageError: the model at `path` is quantized, or the quantized model was not made from it.
-        ModelError: the file is not a model.
-    """
-    original = GraphIndex(read_model(path))
-    if is_quantized(original.model):
-        raise UsageError(f"{path} is quantized", ORDER)
-    missing = sorted(set(quantized.inputs) - set(original.inputs))
-    if missing:
-        raise UsageError(f"{path} has no input {missing[0]!r}, which {name} takes", _ORIGIN)
-    weights, activations = _find_matches(original, quantized)
-    named = all(node.name for node in original.graph) and len(original.nodes) == len(original.graph)
-    # If the name of a layer is missing in the quantized model, another node was quantized, such as a Gemm that was made
-    # from a MatMul and an Add. `--exclude` would then refuse the layer's name.
-    has_layer_names = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
-    if named and has_layer_names and len(weights) == count_quantized_weights(quantized):
-        return ReferenceModel(original, path)
-    try:
-        preparation = prepare_model(path, workdir, loaded=original.model, progress=progress)
-    except ModelError as error:
-        return ReferenceModel(original, path, notes=(f"the float model is used unprepared: {error.problem}",))
-    prepared = GraphIndex(preparation.model)
-    its_weights, its_activations = _find_matches(prepared, quantized)
-    if (len(its_weights), len(its_activations)) < (len(weights), len(activations)):
-        return ReferenceModel(original, path)
-    if not its_activations:
-        raise UsageError(f"{name} has no activation of {path}, prepared or not", _ORIGIN)
-    note = f"{path} was compared as `edgeq quantize` prepares it"
-    if len(its_weights) > len(weights):
-        note += f": {len(its_weights)} quantized weights match then, {len(weights)} without preparation"
-    return ReferenceModel(prepared, preparation.path, prepared=True, notes=(note,))
-
-
-def _find_matches(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
-    """Return two lists of nodes of the float model: those whose weight is in the quantized model in rounded form, and
-    those whose activation both models have.
-    """
-    weights = compare_weights(graph, quantized, match_weights(graph, quantized))
-    activations = match_activations(graph, quantized)
-    return [w.node for w in weights if not w.changed], [a.node for a in activations if not a.is_input]
 
 
 _VERDICTS: Mapping[Closeness, str] = {
@@ -427,167 +338,3 @@ def _find_warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison
     if broken:
         warnings.append(f"{len(broken)} tensors contain NaN or infinities in only one model, first {broken[0]}")
     return tuple(warnings)
-
-
-@dataclass(frozen=True)
-class EngineDifference:
-    """Compare a tensor of the quantized model in the engine with the same tensor in the CPU's kernels.
-
-    Attributes:
-        name: name of the tensor before it is quantized.
-        node, op_type: the node that computes the tensor; "" and "Input" for an input of the model.
-        sqnr_db: SQNR when the whole model runs; infinity if both tensors are equal.
-        inputs_db: lowest SQNR of the tensors that the node reads.
-        alone_db: SQNR when only this layer runs, on the CPU's tensors; None if it was not run alone.
-        steps: largest difference in steps of the tensor's scale. If the layer was run alone, it is the difference in
-            that run.
-    """
-
-    name: str
-    node: str
-    op_type: str
-    sqnr_db: float
-    inputs_db: float
-    alone_db: float | None
-    steps: float
-
-    @property
-    def lost_db(self) -> float:
-        """Return how many decibels are lost between the tensors that the node reads and the tensor that it computes."""
-        return min(self.inputs_db, _CLEAN_DB) - min(self.sqnr_db, _CLEAN_DB)
-
-
-def compare_engine(
-    model: ir.Model, samples: Samples, choice: EngineChoice, folder: Path, *, limit: int, progress: Progress = SILENT
-) -> tuple[EngineDifference, ...]:
-    """Compare every quantized activation of `model` in the engine and in the CPU's kernels. Return the layers in graph
-    order.
-
-    Args:
-        folder: an existing folder for temporary models.
-        limit: maximum number of layers to run alone.
-
-    Raises:
-        EngineError, RuntimeUnavailableError: the engine refuses a model.
-    """
-    observed, places = _observe_activations(model)
-    sample_count = _SIMULATED if choice.engine.simulated else len(samples)
-    subset = [sample for sample, _ in zip(samples, range(sample_count), strict=False)]
-    sums = {name: OutputComparison(name) for name in places}
-    first_outputs: Outputs = {}
-    title = f"Comparing {choice.engine.name} with the CPU's kernels"
-    with Engines() as engines, progress.stage(title, len(subset)) as advance:
-
-        def open_pair(model: ir.Model, file: Path) -> tuple[Any, Any]:
-            """Return two sessions of a model: one on the CPU's kernels without graph optimisation, and one on the
-            engine.
-            """
-            save_model(model, file)
-            engine_settings = SessionSettings(engine=choice.engine, precision=choice.precision)
-            return engines.open(file, SessionSettings(optimization="none")), engines.open(file, engine_settings)
-
-        cpu, engine = open_pair(observed, folder / "observed.onnx")
-        for sample in subset:
-            cpu_outputs = infer(cpu, sample, model="the quantized model")
-            engine_outputs = infer(engine, sample, model="the engine")
-            first_outputs = first_outputs or cpu_outputs
-            for name, tensor_sums in sums.items():
-                tensor_sums.update(cpu_outputs[name + _SEEN], engine_outputs[name + _SEEN])
-            advance(1)
-        layers = {name: place.layer(name, sums) for name, place in places.items()}
-        suspects = sorted((x for x in layers.values() if x.lost_db > 0), key=lambda x: -x.lost_db)[:limit]
-        for number, layer in enumerate(suspects):
-            place = places[layer.name]
-            if place.node is None or not place.reads or place.open:
-                continue
-            fed = replace(subset[0], inputs={name: first_outputs[name + _SEEN] for name in place.reads})
-            alone = OutputComparison(layer.name)
-            answers = [
-                infer(session, fed, model="a layer")[layer.name + _SEEN]
-                for session in open_pair(
-                    _extract_layer(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx"
-                )
-            ]
-            alone.update(answers[0], answers[1])
-            layers[layer.name] = replace(layer, alone_db=alone.result().sqnr_db, steps=place.steps(alone))
-    return tuple(layers.values())
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Describe a tensor that is quantized.
-
-    Attributes:
-        node: the node that computes the tensor; None for an input.
-        reads: the quantized tensors that the node reads.
-        open: whether the node also reads a float tensor that is not constant.
-        step: scale of the tensor; 0 if the scale is not constant.
-    """
-
-    node: ir.Node | None
-    reads: tuple[str, ...]
-    open: bool
-    step: float
-
-    def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineDifference:
-        """Return the figures of this tensor, with the lowest SQNR of the tensors that its node reads."""
-        lowest_db = min((sums[tensor].result().sqnr_db for tensor in self.reads if tensor in sums), default=math.inf)
-        node, op_type = ("", INPUT) if self.node is None else (str(self.node.name), self.node.op_type)
-        return EngineDifference(
-            name, node, op_type, sums[name].result().sqnr_db, lowest_db, None, self.steps(sums[name])
-        )
-
-    def steps(self, sums: OutputComparison) -> float:
-        """Return the largest difference in steps of the tensor's scale, or 0 if the scale is not constant."""
-        return sums.max_abs_error / self.step if self.step else 0.0
-
-
-def _observe_activations(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
-    """Return a copy of a model whose only outputs are its quantized activations, dequantized. Also return these
-    activations by name.
-    """
-    observed = model.clone()
-    editor, places, outputs = Editor(observed), {}, []
-    for node in list(observed.graph):
-        tensor = node.inputs[0] if is_op(node, "QuantizeLinear") else None
-        if tensor is None or name_of(tensor) in places or is_constant(tensor):
-            continue
-        maker, (scale, zero) = tensor.producer(), node.inputs[1:3]
-        reads, floats = _find_reads(maker) if maker is not None else ((), False)
-        step = scale.const_value if scale is not None else None
-        places[name_of(tensor)] = _Place(maker, reads, floats, float(step.numpy().max()) if step is not None else 0.0)
-        operands, name = [node.outputs[0], scale, zero], name_of(tensor) + _SEEN
-        outputs.append(
-            editor.node("DequantizeLinear", operands, name, like=tensor, dtype=ir.DataType.FLOAT, domain=node.domain)
-        )
-    observed.graph.outputs[:] = outputs
-    return observed, places
-
-
-def _extract_layer(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
-    """Return a model that contains only the layer that computes a tensor.
-
-    The model starts where the layer's inputs are quantized and ends where the tensor is dequantized.
-    """
-    part = ir.convenience.extract(observed.graph, list(fed), [name + _SEEN])
-    for value in part.inputs:
-        value.shape, value.type = ir.Shape(fed[name_of(value)].shape), ir.TensorType(ir.DataType.FLOAT)
-    return ir.Model(part, ir_version=observed.ir_version)
-
-
-def _find_reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
-    """Return two facts about a node: the quantized tensors that it reads, and whether it also reads a float tensor that
-    is not constant.
-    """
-    reads: list[str] = []
-    floats = False
-    restores = is_op(node, "DequantizeLinear")
-    for value in node.inputs[:1] if restores else node.inputs:
-        maker = node if restores or value is None else value.producer()
-        if maker is None or not is_op(maker, "DequantizeLinear"):
-            floats |= value is not None and not is_constant(value)
-            continue
-        source = maker.inputs[0].producer() if maker.inputs[0] is not None else None
-        if source is not None and is_op(source, "QuantizeLinear") and not is_constant(source.inputs[0]):
-            reads.append(name_of(source.inputs[0]))
-    return tuple(dict.fromkeys(reads)), floats

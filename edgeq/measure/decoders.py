@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import UsageError
-from edgeq.measure.agreement import Outputs
 from edgeq.measure.boxes import Detections, Floats, convert_to_corners, pick_best_class
+from edgeq.measure.inference import Outputs
 from edgeq.util.registry import DECODERS, Registry, load_function, names_function
 
 

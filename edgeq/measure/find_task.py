@@ -16,12 +16,12 @@ from edgeq.data.open_source import Data, find_files
 from edgeq.data.records import Sample, model_size
 from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import DataError, EdgeqError, RuntimeUnavailableError
-from edgeq.measure.agreement import Session, infer
-from edgeq.measure.boxes import load_annotations, load_package
-from edgeq.measure.comparison import split_rows
+from edgeq.measure.coco import load_annotations, load_package
 from edgeq.measure.decoders import Decoder, recognise
+from edgeq.measure.inference import Session, infer
+from edgeq.measure.rows import split_rows
 from edgeq.measure.task import Task, TaskOptions, make_task
-from edgeq.measure.tasks import infer_task
+from edgeq.measure.tasks.classification import infer_task
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 

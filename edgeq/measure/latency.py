@@ -9,24 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from edgeq_device.measure.bench import BenchSettings, OnProgress, bench_lines
 from edgeq_device.measure.bench_models import BenchModel, Shapes, bench_models
 from edgeq_device.measure.claim import Claim
-from edgeq_device.measure.memory import MemoryUse, measure_memory
 from edgeq_device.measure.scenarios import Feed
 
-from edgeq.model.load import model_bytes
-from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_request, open_session, with_carried
+from edgeq.run.session import onnxruntime
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.registry import device_errors
-
-_SMALL_BYTES = 2**25
-SESSIONS = 6
-"""Number of sessions in which a small model is timed, each in a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -91,52 +84,6 @@ def read_speed(timing: Measurement, name: str) -> Claim:
     return Claim.read(timing.ratio(name))
 
 
-def bench_model(
-    name: str,
-    model: Path,
-    settings: SessionSettings | None = None,
-    open_it: Callable[[Path, SessionSettings], Any] = open_session,
-    *,
-    engines: Engines | None = None,
-    sessions: int = 1,
-) -> BenchModel:
-    """Return a model file in the form that the benchmark measures. The session is opened with `settings`, but the
-    benchmark sets the thread count.
-
-    Args:
-        open_it: function that opens the session. `edgeq.run.session.Engines.open` runs plug-in engines in separate
-            processes.
-        engines: opens the further sessions, each in a process of its own; None opens them with `open_it`.
-        sessions: number of sessions in which the model is timed.
-    """
-    base = replace(with_carried(model, settings or SessionSettings()), draws=True)
-
-    def open_with(threads: int) -> Any:
-        return open_it(model, replace(base, intra_op_threads=threads))
-
-    def open_apart(threads: int, process: int) -> Any:
-        assert engines is not None
-        return engines.open(model, replace(base, intra_op_threads=threads), process)
-
-    def memory(threads: int, shapes: Shapes) -> MemoryUse:
-        return measure_session_memory(model, replace(base, intra_op_threads=threads), shapes)
-
-    return BenchModel(name, open_with, memory, sessions, open_apart if engines is not None else None)
-
-
-def measure_session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
-    """Measure the memory that a session needs, in a separate process.
-
-    Args:
-        shapes: sizes of inputs with open sizes.
-
-    Raises:
-        RuntimeUnavailableError: the process failed, or the system does not report the memory of a process.
-    """
-    with Engines() as engines:
-        return measure_memory(open_request(str(engines.file(model, settings.engine)), settings), shapes)
-
-
 def measure_models(
     models: Sequence[BenchModel],
     settings: BenchSettings | None = None,
@@ -170,18 +117,6 @@ def read_measurement(report: Mapping[str, Any]) -> Measurement:
     """Return the report of `bench_models` as a `Measurement`."""
     named = ("machine", "versions", "settings", "models", "scenarios")
     return Measurement(**{name: report[name] for name in named}, notes=tuple(report["notes"]), report=report)
-
-
-def count_sessions(model: Path, folder: Path | None = None) -> int:
-    """Return the number of sessions with which a model should be timed.
-
-    The latencies of two sessions of a small model differ by up to a fifth, because their memory has different
-    addresses. Two processes differ by more than two sessions of one process.
-
-    Args:
-        folder: folder of the model's external data; None means the model's folder.
-    """
-    return SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 
 
 @contextmanager

@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
 from edgeq.measure.accuracy import RunningEvaluation
-from edgeq.measure.agreement import Outputs
-from edgeq.measure.comparison import decibels, split_rows
-from edgeq.measure.task import ResampledMeter, Task, loss_error
+from edgeq.measure.inference import Outputs
+from edgeq.measure.power_ratios import decibels
+from edgeq.measure.resample import SURE, ResampledMeter, loss_error
+from edgeq.measure.rows import split_rows
+from edgeq.measure.task import Task
 
 MOST_LOSS_DB = 3.0
 """Largest loss in dB that different roundings explain. Kernels that saturate lose more."""
@@ -36,8 +38,6 @@ _FEWEST = 3
 _EXACT_DB = 60.0
 # Half the width of the interval with fewer samples, in dB: one bit of every value.
 _UNKNOWN_DB = 6.0
-SURE = 1.96
-"""Two-sided 95 % quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)

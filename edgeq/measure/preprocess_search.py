@@ -26,11 +26,13 @@ from edgeq.data.open_source import Data
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, candidates, choices, load_preprocess
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
-from edgeq.measure.agreement import Outputs, Session, infer, probabilities
-from edgeq.measure.comparison import split_rows
+from edgeq.measure.class_scores import probabilities
 from edgeq.measure.find_task import find_detection, find_heads
-from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
-from edgeq.measure.tasks import infer_task
+from edgeq.measure.inference import Outputs, Session, infer
+from edgeq.measure.resample import ResampledMeter, RowMetrics, loss_error
+from edgeq.measure.rows import split_rows
+from edgeq.measure.task import Task
+from edgeq.measure.tasks.classification import infer_task
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.numbers import metric

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from edgeq.data.classes import score_count
 from edgeq.data.samples import Sample, Samples, SourceSamples, spread_over
 from edgeq.errors import CheckFailedError
-from edgeq.measure.agreement import Outputs, Session, infer
-from edgeq.measure.comparison import split_rows
-from edgeq.measure.task import Task, find_doubts, read_skill
+from edgeq.measure.inference import Outputs, Session, infer
+from edgeq.measure.rows import split_rows
+from edgeq.measure.skill import find_doubts, read_skill
+from edgeq.measure.task import Task
 from edgeq.util.display import SILENT, Progress
 
 _FEW = 64

@@ -1,34 +1,18 @@
-"""Measure models against labels: the protocol, the shipped tasks by name, and the interface for a user's own tasks.
-
-Estimate how much a loss depends on the choice of samples. The estimate is the standard error of the difference between
-two models.
-
-If the metric is a mean of scores, the estimate is the standard error of the mean difference between the two models'
-scores. Any other metric (mAP, AUC, F1, a correlation) is computed again for many random halves of the samples. Both
-models get the same halves, so the difficulty that they share cancels. Each sample is in a half with probability one
-half, so its weight is 0 or 2. These weights have mean and variance 1. With such weights, the deviations from the metric
-over all samples follow the metric's sampling distribution, as they do in the bootstrap (A. Owen, D. Eckles:
-Bootstrapping data arrays of arbitrary order, 2012, "double-or-nothing"). No sample counts twice. So the method also
-works for meters that refuse a sample that they have already seen, and for meters that count ties.
-"""
+"""Define the interface of a task that measures a model against labels, and make tasks by name."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeq.data.records import Sample
-from edgeq.errors import DataError, UsageError
-from edgeq.measure.agreement import Outputs
+from edgeq.errors import UsageError
+from edgeq.measure.inference import Outputs
 from edgeq.util.display import Displayed
 from edgeq.util.registry import TASKS, Registry, load_function, names_function
 
@@ -68,71 +52,6 @@ class Meter(Protocol):
         """Return metric name → value, after the last sample."""
 
 
-CONFIDENT = 2.0
-"""Number of standard errors between a figure and the ends of its interval."""
-_LEAST_SKILL = 0.25
-"""The least share of the way from chance to perfection that a model in use covers."""
-
-
-@dataclass(frozen=True)
-class Skill:
-    """Compare a model's answers with answers that do not depend on the inputs.
-
-    Attributes:
-        figure: text with the model's figure and the number of samples, such as "top-1 is 12 % on 64 rows".
-        chance: the same figure of answers that ignore the inputs; 1 is perfect.
-        low, high: interval of the model's figure, `CONFIDENT` standard errors to each side.
-        shown_chance: `chance` as text.
-        fix: likely causes, and what to do about them.
-    """
-
-    figure: str
-    chance: float
-    low: float
-    high: float
-    shown_chance: str
-    fix: str
-
-    @property
-    def better(self) -> bool:
-        """Return whether the model is certainly better than chance."""
-        return self.low > self.chance
-
-    @property
-    def missing(self) -> bool:
-        """Return whether the model certainly lacks the skill of a model in use. On few samples, this is never certain,
-        because a hard set of samples may look the same.
-        """
-        return not self.better and self.high < self.chance + _LEAST_SKILL * (1 - self.chance)
-
-    @property
-    def doubt(self) -> str:
-        """Return a sentence for a model that is not certainly better than chance."""
-        return (
-            f"{self.figure}, no better than a guess ({self.shown_chance}): a loss against it proves nothing. {self.fix}"
-        )
-
-
-def score_interval(right: float, rows: int) -> tuple[float, float]:
-    """Return the interval of a share of which `right` of `rows` were seen (E. Wilson, 1927)."""
-    squared = CONFIDENT**2
-    centre = (right + squared / 2) / (rows + squared)
-    reach = CONFIDENT / (rows + squared) * math.sqrt(right * (rows - right) / rows + squared / 4)
-    return centre - reach, centre + reach
-
-
-def read_skill(meter: Meter) -> Skill | None:
-    """Return the comparison of a meter's figures with chance. Return None if the meter does not compare them."""
-    return meter.skill() if hasattr(meter, "skill") else None
-
-
-def find_doubts(meter: Meter) -> tuple[str, ...]:
-    """Return reasons to doubt a meter's figures, one sentence each."""
-    notes = tuple(meter.notes()) if hasattr(meter, "notes") else ()
-    skill = read_skill(meter)
-    return notes or ((skill.doubt,) if skill is not None and not skill.better else ())
-
-
 class Task(Protocol):
     """Define a kind of accuracy.
 
@@ -162,7 +81,11 @@ class Task(Protocol):
 
 
 _NUMBER = (numbers.Real, "a number from 0 to 1")
+
+
 _NAME = (str, "a name")
+
+
 # Field of TaskOptions → its type, and a readable name for that type.
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "class_offset": (numbers.Integral, "a whole number"),
@@ -279,212 +202,3 @@ def _check_task(task: Task, subject: str, fix: str) -> Task:
     if missing:
         raise UsageError(f"{subject} has no {missing[0]!r}", fix)
     return task
-
-
-def read_integer_labels(sample: Sample) -> NDArray[np.int64]:
-    """Return the sample's labels, [rows]. A single label gives one row.
-
-    Raises:
-        DataError: the sample has no label, or a label is not an integer.
-    """
-    if sample.label is None:
-        raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
-    labels = np.asarray(sample.label).reshape(-1)
-    if labels.dtype.kind not in "iub":
-        raise DataError(f"{sample.name}: label {sample.label!r} is not a class index", "Give integer labels")
-    return labels.astype(np.int64)
-
-
-def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[Any]:
-    """Return the output called `name`. Without a name, return the only output, or else the only floating-point output.
-
-    Raises:
-        UsageError: no output has the name, or no name is given and there is not exactly one floating-point output.
-    """
-    if name is not None:
-        if name not in outputs:
-            raise UsageError(f"the model has no output {name!r}", f"It has {', '.join(sorted(outputs))}")
-        return outputs[name]
-    floats = {output_name: array for output_name, array in outputs.items() if array.dtype.kind == "f"}
-    if len(outputs) != 1 and len(floats) == 1:
-        return next(iter(floats.values()))
-    if len(outputs) != 1:
-        listed = ", ".join(sorted(outputs)) or "none that is an array"
-        raise UsageError(
-            f"{sample.name}: the model's outputs are {listed}",
-            "Choose one with --task-output NAME",
-        )
-    return next(iter(outputs.values()))
-
-
-def pick_input(sample: Sample) -> NDArray[Any]:
-    """Return the sample's only input.
-
-    Raises:
-        UsageError: the model has several inputs.
-    """
-    if len(sample.inputs) != 1:
-        raise UsageError(
-            f"{sample.name} has {len(sample.inputs)} inputs, but this task takes one", "Write a task of your own"
-        )
-    return next(iter(sample.inputs.values()))
-
-
-_Pairs = tuple[list[NDArray[Any]], ...]
-
-
-class PairedMeter:
-    """Collect the model's result for each row together with the row's label. See `Meter`."""
-
-    def __init__(self) -> None:
-        self._results: list[NDArray[Any]] = []
-        self._labels: list[NDArray[Any]] = []
-
-    def add(self, results: NDArray[Any], labels: NDArray[Any]) -> None:
-        """Add the results and the labels of one sample, each [N]."""
-        self._results.append(results)
-        self._labels.append(labels)
-
-    def collected(self) -> _Pairs:
-        """Return the results and the labels, one array for each sample."""
-        return self._results, self._labels
-
-    def take(self, collected: _Pairs) -> None:
-        """Add the samples of another meter."""
-        self._results += collected[0]
-        self._labels += collected[1]
-
-    def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the results and the labels of all samples, each [N]."""
-        return np.concatenate(self._results), np.concatenate(self._labels)
-
-    def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield the `rows` of each half. `halves` is [H, samples]."""
-        results, labels = self.rows()
-        for half in np.repeat(halves, [len(sample_labels) for sample_labels in self._labels], axis=1):
-            yield results[half], labels[half]
-
-
-HALVES = 100
-METERED = 32
-"""Number of halves if the task's meter cannot compute the halves itself. Each half then has its own meter."""
-_FEWEST_HALVES = 8
-
-
-@dataclass(frozen=True)
-class RowMetrics:
-    """Hold one model's metrics over some rows, and the spread of the primary metric.
-
-    Attributes:
-        scores: score of each row. Their mean is the primary metric. None if the task has no such scores.
-        halves: primary metric over each half; NaN for a half for which it is undefined (such as the AUC of a single
-            class). Empty if there are `scores`.
-    """
-
-    metrics: Mapping[str, float]
-    scores: NDArray[np.float64] | None = None
-    halves: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-
-
-class ResampledMeter:
-    """Measure one model over the rows so far, and estimate the uncertainty of the figures. The argument is the task.
-
-    The estimate uses `scores()` or `resampled(halves)` of the task's meter (see `Meter`). If the meter has neither, a
-    separate meter is used for each half, which costs `METERED` / 2 updates for each row.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._meter = task.start()
-        alone = hasattr(self._meter, "scores") or hasattr(self._meter, "resampled")
-        self._halves: list[Meter] = [] if alone else [task.start() for _ in range(METERED)]
-        self._random = np.random.default_rng(0)
-        self._members = np.zeros(METERED, np.int64)
-        self.rows = 0
-
-    def update(self, outputs: Outputs, sample: Sample) -> None:
-        """Add one row: a model's outputs, and the sample with its label."""
-        self._meter.update(outputs, sample)
-        self.rows += 1
-        if self._halves:
-            for half in np.flatnonzero(self._random.random(METERED) < 0.5):
-                self._halves[half].update(outputs, sample)
-                self._members[half] += 1
-
-    def notes(self) -> tuple[str, ...]:
-        """Return reasons to doubt the figures of the rows so far."""
-        return find_doubts(self._meter)
-
-    def measured(self) -> RowMetrics:
-        """Return the metrics so far."""
-        if not self._halves:
-            metrics = measure_rows(self._meter, self.rows)
-            assert metrics is not None, "the meter has one of the two methods"
-            return metrics
-        values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
-        return RowMetrics(dict(self._meter.result()), None, np.asarray(values, np.float64))
-
-    def _value(self, half: Meter) -> float:
-        try:
-            return half.result()[self._task.primary]
-        except DataError:
-            return math.nan
-
-
-def measure_rows(meter: Any, rows: int) -> RowMetrics | None:
-    """Return the metrics of a meter over `rows` rows. Return None if the meter has neither `scores` nor `resampled`, so
-    that the spread of the metrics is not known.
-    """
-    if hasattr(meter, "scores"):
-        return RowMetrics(dict(meter.result()), np.asarray(meter.scores(), np.float64))
-    if hasattr(meter, "resampled"):
-        return RowMetrics(dict(meter.result()), None, np.asarray(meter.resampled(draw_halves(rows)), np.float64))
-    return None
-
-
-def draw_halves(rows: int) -> NDArray[np.bool_]:
-    """Draw the rows of each half, bool[HALVES, rows].
-
-    The halves are the same for every model. If there are more rows, the halves of the first rows do not change.
-    """
-    return (np.random.default_rng(0).random((rows, HALVES)) < 0.5).T
-
-
-def loss_error(reference: RowMetrics, candidate: RowMetrics, *, further: float) -> float | None:
-    """Return the standard error of the difference between two models' primary metrics on the same rows. Return None if
-    it is unknown.
-
-    Args:
-        further: standard error to add for differences that only other rows would show. Without it, the error would be 0
-            if the models agree on all measured rows.
-    """
-    if reference.scores is not None and candidate.scores is not None:
-        differences = reference.scores - candidate.scores
-        if len(differences) < 2:
-            return None
-        return math.hypot(float(differences.std(ddof=1)) / math.sqrt(len(differences)), further)
-    differences = reference.halves - candidate.halves
-    finite = differences[np.isfinite(differences)]
-    return math.hypot(float(finite.std(ddof=1)), further) if len(finite) >= _FEWEST_HALVES else None
-
-
-_SURE = 1.96  # two-sided 95 % of the normal distribution
-
-
-def loss_interval(task: Task, reference: Meter, candidate: Meter, rows: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of the loss of a model against a reference over many other samples, from the meters of
-    both over the same `rows` rows. Return None if it is not known.
-
-    A model that agrees with the reference on all rows may still lose one row on as many others.
-    """
-    reference_metrics, candidate_metrics = measure_rows(reference, rows), measure_rows(candidate, rows)
-    error = (
-        loss_error(reference_metrics, candidate_metrics, further=1 / rows)
-        if reference_metrics is not None and candidate_metrics is not None
-        else None
-    )
-    if reference_metrics is None or candidate_metrics is None or error is None:
-        return None
-    drop = reference_metrics.metrics[task.primary] - candidate_metrics.metrics[task.primary]
-    drop = drop if task.higher_is_better else -drop
-    return drop - _SURE * error, drop + _SURE * error

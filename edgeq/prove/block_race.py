@@ -15,8 +15,8 @@ from edgeq_device.measure.claim import SLOWER, UNKNOWN, claim
 
 from edgeq.backends.base import described
 from edgeq.data.samples import Samples, spread_over
-from edgeq.measure.bench import make_runners, race
-from edgeq.measure.latency import count_sessions
+from edgeq.measure.race import make_runners, race
+from edgeq.measure.timed_model import count_sessions
 from edgeq.model.load import read_model, save_model
 from edgeq.prove.job import Built, Job
 from edgeq.quantization.block_weights import DETAIL, BlockCompute, kinds_of, set_compute

@@ -33,16 +33,9 @@ from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, R
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.coverage import (
-    HALF,
-    ArtifactCheck,
-    Basis,
-    Coverage,
-    Explain,
-    count_macs,
-    forecast_coverage,
-    measure_coverage,
-)
+from edgeq.measure.checks import ArtifactCheck
+from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
+from edgeq.measure.node_runs import HALF, count_macs
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes, shared_model

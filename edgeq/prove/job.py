@@ -38,8 +38,8 @@ from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.basis import find_basis, sampled_basis
-from edgeq.measure.coverage import make_source_finder
 from edgeq.measure.find_task import find_annotations, find_classification, find_detection, infer_task_name
+from edgeq.measure.node_runs import make_source_finder
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options

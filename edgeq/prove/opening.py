@@ -24,9 +24,10 @@ from edgeq.data.records import Array, Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
-from edgeq.measure.agreement import Agreement, Outputs, Session, infer, run_samples
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.basis import sampled_basis
 from edgeq.measure.comparison import OutputSums
+from edgeq.measure.inference import Outputs, Session, infer, run_samples
 from edgeq.measure.paired import MOST_LOSS_DB, PairedEvaluation
 from edgeq.model.graph import every_node
 from edgeq.model.prepare import PreparedModel

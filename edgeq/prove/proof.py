@@ -15,13 +15,17 @@ from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples, spread_over
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
-from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
-from edgeq.measure.agreement import HEALTHY_DB, Agreement, Outputs, closeness, worst_db
+from edgeq.measure.accuracy import Accuracy, evaluate_sessions
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness, worst_db
 from edgeq.measure.baseline import LEAST_MARGIN_DB, BaselineMargin
-from edgeq.measure.bench import make_runners, race
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.latency import count_sessions
-from edgeq.measure.task import Task, score_interval
+from edgeq.measure.inference import Outputs
+from edgeq.measure.race import make_runners, race
+from edgeq.measure.shared_evaluation import ModelAt, evaluate_on
+from edgeq.measure.skill import score_interval
+from edgeq.measure.task import Task
+from edgeq.measure.timed_evaluation import evaluate_timed
+from edgeq.measure.timed_model import count_sessions
 from edgeq.model.load import own_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs

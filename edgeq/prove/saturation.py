@@ -21,7 +21,7 @@ from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
-from edgeq.measure.bench import open_model, refuse_ignored
+from edgeq.measure.loaded_model import open_model, refuse_ignored
 from edgeq.model.load import model_signature
 from edgeq.model.products import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table

@@ -16,7 +16,8 @@ from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionR
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.measure.coverage import ArtifactCheck, CheckKind, Coverage
+from edgeq.measure.checks import ArtifactCheck, CheckKind
+from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import split_task_options
 from edgeq.model.products import node_macs
 from edgeq.prove.builds import Builds, kernels_saturate, too_slow

@@ -21,9 +21,10 @@ from edgeq.bundle.plan import SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target
-from edgeq.measure.agreement import Session, infer
-from edgeq.measure.comparison import SliceSums
-from edgeq.measure.coverage import ArtifactCheck, CheckKind, Coverage
+from edgeq.measure.checks import ArtifactCheck, CheckKind
+from edgeq.measure.coverage import Coverage
+from edgeq.measure.inference import Session, infer
+from edgeq.measure.slices import SliceSums
 from edgeq.model.compatibility import Compatibility
 from edgeq.model.graph import drawn
 from edgeq.prove.job import Built, Job

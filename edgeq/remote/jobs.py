@@ -22,9 +22,10 @@ from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, BundleError, CheckFailedError, EdgeqError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, resolve
-from edgeq.measure.bench import LoadedModel, Workload
+from edgeq.measure.bench import Workload
 from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement, read_measurement
+from edgeq.measure.loaded_model import LoadedModel
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.prove.target_checks import verify_request
 from edgeq.remote import link

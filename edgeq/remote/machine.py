@@ -33,7 +33,7 @@ from edgeq.hardware import detect
 from edgeq.hardware.detect import PACKAGES, Machine, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.measure.comparison import decibels
+from edgeq.measure.power_ratios import decibels
 from edgeq.prove.engine_check import LEAST_DB, EngineDiagnosis
 from edgeq.remote import link
 from edgeq.remote.devices import Board

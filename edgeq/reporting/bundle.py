@@ -21,8 +21,9 @@ from edgeq_device.system.plainjson import MAX_BYTES, parse_json
 from edgeq.bundle.verify import opened
 from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.measure.bench import bench, is_bundle, variant_settings
-from edgeq.measure.coverage import kernel_times
+from edgeq.measure.bench import bench
+from edgeq.measure.kernel_times import kernel_times
+from edgeq.measure.loaded_model import is_bundle, variant_settings
 from edgeq.model.load import path_of, read_own
 from edgeq.reporting.figures import string
 from edgeq.reporting.page import RECORD, TUNING, render

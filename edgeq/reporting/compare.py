@@ -20,13 +20,15 @@ from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.basis import sampled_basis
-from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
+from edgeq.measure.bench import SAMPLES, Workload
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.find_task import infer_task_name
-from edgeq.measure.latency import Measurement, bench_model, count_sessions, measure_models, read_speed
+from edgeq.measure.latency import Measurement, measure_models, read_speed
+from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
+from edgeq.measure.timed_model import bench_model, count_sessions
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.run.session import Engines, SessionSettings

@@ -19,7 +19,7 @@ from edgeq_device.system.relay import printable
 
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
-from edgeq.measure.bench import is_bundle
+from edgeq.measure.loaded_model import is_bundle
 from edgeq.model.load import model_files, read_model, save_model
 from edgeq.reporting.compare import (
     HELD,

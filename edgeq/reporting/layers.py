@@ -25,10 +25,10 @@ from edgeq.calibration.statistics import Histogram, Statistics, TensorStatistics
 from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import EdgeqError
 from edgeq.measure.accuracy import compare_sessions
-from edgeq.measure.comparison import decibels
-from edgeq.measure.coverage import KernelTime
 from edgeq.measure.error_sources import ErrorSource
+from edgeq.measure.kernel_times import KernelTime
 from edgeq.measure.layers import LayerPair
+from edgeq.measure.power_ratios import decibels
 from edgeq.model.graph import GraphIndex, is_constant, name_of
 from edgeq.model.load import shared_model
 from edgeq.model.products import node_macs
@@ -82,7 +82,7 @@ class Saturated:
 @dataclass(frozen=True)
 class Activation:
     """Describe one activation as the report draws it. See
-    `edgeq.measure.error_sources.ActivationComparison`.
+    `edgeq.measure.layer_noise.ActivationComparison`.
     """
 
     name: str

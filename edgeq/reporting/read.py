@@ -16,7 +16,8 @@ from edgeq_device.measure.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
-from edgeq.measure.coverage import Coverage, KernelTime
+from edgeq.measure.coverage import Coverage
+from edgeq.measure.kernel_times import KernelTime
 from edgeq.reporting.figures import Pairs, pairs, string
 from edgeq.reporting.layers import LayersRecord, LayerView, TensorHistogram, layer_rows
 from edgeq.reporting.timing import (

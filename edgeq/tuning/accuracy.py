@@ -28,10 +28,13 @@ from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
-from edgeq.measure.agreement import Agreement, Outputs, Session, infer
-from edgeq.measure.bench import open_model
-from edgeq.measure.comparison import OutputSums, split_rows
-from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.comparison import OutputSums
+from edgeq.measure.inference import Outputs, Session, infer
+from edgeq.measure.loaded_model import open_model
+from edgeq.measure.resample import ResampledMeter, RowMetrics, loss_error
+from edgeq.measure.rows import split_rows
+from edgeq.measure.task import Task
 from edgeq.model.load import model_files
 from edgeq.prove.job import Job
 from edgeq.reporting.tuning_record import Assessment

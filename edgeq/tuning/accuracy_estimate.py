@@ -23,9 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
-from edgeq.measure.agreement import Outputs, is_class_scores, probabilities, worst_db
+from edgeq.measure.agreement import worst_db
+from edgeq.measure.class_scores import is_class_scores, probabilities
 from edgeq.measure.comparison import OutputSums
-from edgeq.measure.task import RowMetrics, Task, loss_error
+from edgeq.measure.inference import Outputs
+from edgeq.measure.resample import RowMetrics, loss_error
+from edgeq.measure.task import Task
 from edgeq.reporting.tuning_record import Assessment
 
 _TOP1 = "top1"

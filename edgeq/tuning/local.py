@@ -19,9 +19,11 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.coverage import count_macs, kernel_times, measure_coverage
-from edgeq.measure.latency import count_sessions
+from edgeq.measure.coverage import measure_coverage
+from edgeq.measure.kernel_times import kernel_times
+from edgeq.measure.node_runs import count_macs
 from edgeq.measure.task import Task
+from edgeq.measure.timed_model import count_sessions
 from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs

@@ -16,7 +16,7 @@ from edgeq_device.measure.latency import warm_up_all
 from edgeq_device.measure.scenarios import query_runner
 
 from edgeq.backends.base import Artifact
-from edgeq.measure.latency import measure_session_memory
+from edgeq.measure.timed_model import measure_session_memory
 from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_session
 

@@ -183,17 +183,7 @@ DECODERS = ExtensionGroup(
     },
     also="path.py:function",
 )
-TASKS = ExtensionGroup(
-    "task",
-    "edgeq.tasks",
-    own={
-        "anomaly": "edgeq.measure.tasks:ANOMALY",
-        "classification": "edgeq.measure.tasks:CLASSIFICATION",
-        "detection": "edgeq.measure.tasks:DETECTION",
-        "similarity": "edgeq.measure.tasks:SIMILARITY",
-    },
-    also="path.py:factory",
-)
+TASKS = ExtensionGroup("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
 STEPS = ExtensionGroup(
     "preprocessing step",
     "edgeq.preprocess_steps",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgeq.backends.cpu import CpuBackend
 from edgeq.emulate.audit import audit, largest_sums
 from edgeq.errors import UsageError
-from edgeq.measure.coverage import make_source_finder
+from edgeq.measure.node_runs import make_source_finder
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 from edgeq.quantization.qdq import fit_factors
 from edgeq.scheme import Scheme

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.errors import ModelError
-from edgeq.measure.bench import open_model
+from edgeq.measure.loaded_model import open_model
 from edgeq.model.load import load_runnable, model_bytes, signature_of
 
 SCALE, ZERO = 0.5, -3

@@ -17,7 +17,7 @@ from edgeq import errors
 from edgeq.bundle.plan import BundleSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
-from edgeq.measure.bench import open_model
+from edgeq.measure.loaded_model import open_model
 from edgeq.run.session import SessionSettings, open_session
 from tests import graphs
 

@@ -22,9 +22,9 @@ from edgeq.hardware.target import resolve
 from edgeq.jobs.calibrate import calibrate
 from edgeq.jobs.quantize import quantize
 from edgeq.measure.accuracy import RunningEvaluation
-from edgeq.measure.agreement import infer
-from edgeq.measure.bench import open_model
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
+from edgeq.measure.inference import infer
+from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import Task, make_task
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings

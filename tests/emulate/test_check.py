@@ -19,7 +19,7 @@ from edgeq.emulate.routes import Open, Simulator
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.agreement import Session
+from edgeq.measure.inference import Session
 from edgeq.measure.task import make_task
 from edgeq.model.load import signature_of
 from edgeq.run.session import SessionSettings, open_session

@@ -12,7 +12,7 @@ from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.measure.coverage import ArtifactCheck
+from edgeq.measure.checks import ArtifactCheck
 from edgeq.prove.builds import Builds
 from edgeq.prove.job import Job
 from edgeq.prove.saturation import Decision, MitigationTrial, decide

@@ -13,7 +13,8 @@ import pytest
 
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.coverage import HALF, NodeRun, coverage_of
+from edgeq.measure.coverage import coverage_of
+from edgeq.measure.node_runs import HALF, NodeRun
 from edgeq.prove import builds
 from edgeq.prove.builds import prove_built, simulated_proof, target_coverage
 from edgeq.prove.job import build

@@ -8,7 +8,8 @@ import pytest
 
 from edgeq.errors import CheckFailedError, DataError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, evaluate, evaluate_many, evaluate_sessions
-from edgeq.measure.tasks import Anomaly, Classification
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.records import plain
 from tests.measure.fakes import FakeSession, linear_model, vectors

@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
-from edgeq.measure.comparison import OutputComparison, OutputSums, decibels
+from edgeq.measure.comparison import OutputComparison, OutputSums
+from edgeq.measure.power_ratios import decibels
 from edgeq.util.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 

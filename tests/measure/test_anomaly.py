@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.errors import DataError
-from edgeq.measure.tasks import Anomaly, roc_auc
+from edgeq.measure.rank_statistics import roc_auc
+from edgeq.measure.tasks.anomaly import Anomaly
 from tests.measure.fakes import FakeSample
 
 

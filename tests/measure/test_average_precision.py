@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edgeq.measure import boxes as coco
-from edgeq.measure.boxes import Detections, mean_average_precisions
+from edgeq.measure.average_precision import mean_average_precisions
+from edgeq.measure.boxes import Detections
 
 CATEGORIES = (2, 3, 7)
 ANNOTATIONS = coco.CocoAnnotations("test", MappingProxyType({}), CATEGORIES)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from edgeq.measure.coverage import ArtifactCheck, keep_strongest, summarise
+from edgeq.measure.checks import ArtifactCheck, keep_strongest, summarise
 
 
 def test_what_is_nearest_to_the_hardware_counts() -> None:

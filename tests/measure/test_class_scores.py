@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.measure.agreement import is_class_scores, probabilities
+from edgeq.measure.class_scores import is_class_scores, probabilities
 from edgeq.measure.comparison import OutputSums
-from edgeq.measure.tasks import Anomaly, Classification
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
 
 RANDOM = np.random.default_rng(0)
 IMAGE = np.zeros((1, 3, 8, 8), np.float32)

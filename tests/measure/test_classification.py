@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError, EdgeqError, UsageError
-from edgeq.measure.tasks import Classification, rank_labels
+from edgeq.measure.tasks.classification import Classification, rank_labels
 from tests.measure.fakes import FakeSample
 
 

@@ -10,7 +10,7 @@ import pytest
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.measure.tasks import Detection, input_size
+from edgeq.measure.tasks.detection import Detection, input_size
 from tests.measure.fakes import FakeSample
 
 pytest.importorskip("faster_coco_eval", reason="the coco extra is not installed")

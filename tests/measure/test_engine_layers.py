@@ -1,75 +1,161 @@
-"""Test the comparison of a Q/DQ model in an engine, tensor by tensor: it shows the layer that is wrong."""
+"""Test that a plug-in's coverage is read from its layers in the profile, with the rules of its description."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
-from edgeq.measure.debug import EngineDifference, compare_engine
-from edgeq.model.load import read_model
-from edgeq.run.engines import EngineChoice, load_engines
-from edgeq.run.session import SessionSettings, open_session
-from tests.graphs import proto
-from tests.measure.fakes import FakeSample, FakeSamples
+from edgeq import demo
+from edgeq.measure.coverage import Coverage, measure_coverage
+from edgeq.measure.engine_layers import EngineLayer
+from edgeq.measure.node_runs import classify_layers
+from edgeq.model.prepare import prepare_model
+from edgeq.run.engines import Engine, ExecutionGraph, load_engines
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import parse, plain
+from tests.backends.build import Bench, bench, residual
+from tests.fake_engine import DESCRIPTION
+from tests.plugins import needs_plugin
 
-PAIRED = """g (float[1,64] x) => (float[1,64] y) <float s = {0.02}, uint8 z = {128}> {
-    xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
-    [first] a = Neg(xd) aq = QuantizeLinear(a, s, z) ad = DequantizeLinear(aq, s, z)
-    [second] b = Tanh(ad) bq = QuantizeLinear(b, s, z) bd = DequantizeLinear(bq, s, z)
-    [third] c = Abs(bd) cq = QuantizeLinear(c, s, z) cd = DequantizeLinear(cq, s, z)
-    [last] d = Add(ad, cd) dq = QuantizeLinear(d, s, z) y = DequantizeLinear(dq, s, z)
-}"""
-
-
-class Wrong:
-    """Imitate engines that compute Sin for Tanh."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def open(self, model: Path, settings: SessionSettings) -> Any:
-        if settings.engine is None:
-            return open_session(model, settings)
-        changed = onnx.load(model)
-        for node in changed.graph.node:
-            node.op_type = {"Tanh": "Sin"}.get(node.op_type, node.op_type)
-        onnx.save(changed, model.with_suffix(".wrong.onnx"))
-        return open_session(model.with_suffix(".wrong.onnx"))
+GRAPH = ExecutionGraph(
+    options={"config": {"CPU": {"COUNT": "YES"}}},
+    category="Kernel",
+    operator="type",
+    kernel="kernel",
+    precisions={"i8": "int8", "bf16": "bf16"},
+    conversions=("Reorder",),
+    renamed="/inner$",
+)
 
 
 @pytest.fixture
-def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, EngineDifference]:
-    monkeypatch.setattr("edgeq.measure.debug.Engines", Wrong)
-    onnx.save(proto(PAIRED), tmp_path / "m.onnx")
-    random = np.random.default_rng(0)
-    samples = FakeSamples([FakeSample(inputs={"x": random.normal(size=(1, 64)).astype(np.float32)}) for _ in range(3)])
-    engine = EngineChoice(load_engines()["onnxruntime"])
-    found = compare_engine(read_model(tmp_path / "m.onnx"), samples, engine, tmp_path, limit=2)
-    assert [layer.name for layer in found] == ["x", "a", "b", "c", "d"]
-    return {layer.name: layer for layer in found}
+def fake(tmp_path: Path) -> Engine:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "fake.toml").write_text(DESCRIPTION)
+    return dataclasses.replace(load_engines(tmp_path / "engines")["fake"], graph=GRAPH)
 
 
-def test_the_layer_that_parts_stands_out(layers: dict[str, EngineDifference]) -> None:
-    assert layers["x"].op_type == "Input"
-    assert layers["x"].sqnr_db == layers["a"].sqnr_db == math.inf
-    worst = max(layers.values(), key=lambda layer: layer.lost_db)
-    assert (worst.name, worst.node, worst.op_type) == ("b", "second", "Tanh")
-    assert worst.inputs_db == math.inf
-    assert worst.alone_db is not None
-    assert worst.alone_db < 30
-    assert worst.steps > 1
+@pytest.fixture
+def net(tmp_path: Path) -> Bench:
+    return bench(tmp_path, residual())
 
 
-def test_what_inherits_an_error_is_right_alone(layers: dict[str, EngineDifference]) -> None:
-    assert layers["c"].sqnr_db < 30
-    assert layers["d"].inputs_db == layers["c"].sqnr_db
-    behind = [layers[name] for name in "cd" if layers[name].alone_db is not None]
-    assert all(layer.alone_db == math.inf for layer in behind)
+class Session:
+    """Hold a made-up profile: the engine ran all layers but the last, which onnxruntime ran."""
+
+    layers = (
+        ("first/inner", "Convolution", "jit_amx_i8"),
+        ("first/inner", "Convolution", "jit_amx_i8"),
+        ("r1_reorder", "Reorder", "jit_i8"),
+        ("depthwise", "Convolution", "jit_BF16"),
+        ("c3", "Convolution", "gemm_i8"),
+        ("shape", "ShapeOf", "ref_i64"),
+        ("p", "Pooling", "ref_i64"),
+    )
+
+    def __init__(self, settings: SessionSettings) -> None:
+        assert settings.profile_prefix is not None
+        assert settings.engine is not None
+        self.options, self._file = settings.engine.options, Path(f"{settings.profile_prefix}.json")
+
+    def run(self, names: None, feed: Mapping[str, Any]) -> None:
+        events: list[dict[str, Any]] = [
+            {"cat": "Kernel", "name": name, "dur": 1, "args": {"type": kind, "kernel": kernel}}
+            for name, kind, kernel in self.layers
+        ]
+        events.append({"cat": "Kernel", "name": "another provider's", "dur": 1, "args": {}})
+        for name, op_type, provider in (("all of it", "Fused", "FakeExecutionProvider"), ("exp", "Exp", "CPU")):
+            shapes = {"input_type_shape": [{"float": [1, 5]}], "output_type_shape": [{"float": [1, 5]}]}
+            args = {"op_name": op_type, "provider": provider, **shapes}
+            events.append({"cat": "Node", "name": f"{name}_kernel_time", "dur": 1, "args": args})
+        self._file.write_text(json.dumps(events))
+
+    def end_profiling(self) -> str:
+        return str(self._file)
+
+    def close(self) -> None:
+        pass
+
+
+def measured(net: Bench, engine: Engine) -> tuple[Coverage, list[Session]]:
+    opened: list[Session] = []
+
+    def opener(model: Path, settings: SessionSettings) -> Session:
+        opened.append(Session(settings))
+        return opened[0]
+
+    feed = next(iter(net.samples)).inputs
+    settings = SessionSettings(engine=engine, precision="bf16")
+    found = measure_coverage(
+        net.prepared.path, settings, feed, net.prepared.model, lambda *node: "because", how="a guest", opener=opener
+    )
+    return found, opened
+
+
+def test_layers_count_by_what_they_compute_in(net: Bench, fake: Engine) -> None:
+    found, (session,) = measured(net, fake)
+    assert session.options["config"]["CPU"] == {"HINT": "{precision}", "THREADS": "{threads}", "COUNT": "YES"}
+    kinds = {run.name: (run.source, run.op_type, run.kind) for run in found.nodes}
+    assert kinds == {
+        "first": ("first", "Conv", "int8"),
+        "r1_reorder": ("r1_reorder", "Reorder", "conversion"),
+        "depthwise": ("depthwise", "Conv", "float"),
+        "c3": ("last", "Conv", "int8"),
+        "shape": ("shape", "ShapeOf", "conversion"),
+        "p": ("pool", "GlobalAveragePool", "other"),
+        "fc": ("fc", "Gemm", "float"),
+        "exp": ("exp", "Exp", "float"),
+    }
+    assert found.precisions == {"int8": 2 * 8 * 64 * 72, "bf16": 8 * 64 * 9}
+    assert found.int8_mac_share == pytest.approx(73728 / (73728 + 4608 + 40))
+    assert found.summary() == "94.1% of the multiply-accumulates (5.9% bf16): measured on a guest"
+    assert [(n.name, n.precision, n.reason) for n in found.float_nodes] == [
+        ("depthwise", "bf16", "because"),
+        ("fc", "", "because"),
+        ("exp", "", "because"),
+    ]
+    record = plain(found)
+    assert parse(record, Coverage, "a record").precisions == found.precisions
+
+
+def test_an_engine_that_shows_nothing_is_not_guessed_at(net: Bench, fake: Engine) -> None:
+    found, opened = measured(net, dataclasses.replace(fake, graph=ExecutionGraph()))
+    assert (found.basis, found.int8_mac_share, opened) == ("unknown", None, [])
+    assert found.summary() == "not known: fake does not show what it executes"
+
+
+def test_a_layer_without_a_name_of_the_model_stands_for_what_was_merged_into_it(net: Bench) -> None:
+    layers = [
+        EngineLayer("Multiply_7", "Convolution", "jit_f32", "f32", ("norm", "relu")),
+        EngineLayer("Multiply_8", "Convolution", "jit_bf16", "bf16", ("add",)),
+        EngineLayer("Multiply_9", "Convolution", "jit_f32", "f32", ("unknown",)),
+        EngineLayer("flatten", "Subgraph", "jit_f32", "f32", ("last", "pool", "flatten")),
+        EngineLayer("y", "Reorder", "jit_f32", "f32", ("fc",)),
+    ]
+    macs = {"first": 10, "depthwise": 2, "last": 3, "fc": 5}
+    runs = classify_layers(layers, ("Reorder",), net.prepared.model, macs, {})
+    assert [(run.name, run.source, run.kind, run.macs) for run in runs] == [
+        ("Multiply_7", "first", "float", 10),
+        ("Multiply_8", "depthwise", "float", 2),
+        ("Multiply_9", "Multiply_9", "conversion", 0),
+        ("flatten", "last", "float", 3),
+        ("y", "y", "conversion", 0),
+        ("fc", "fc", "float", 5),
+    ]
+
+
+@needs_plugin("openvino")
+def test_the_graph_of_an_installed_engine(tmp_path: Path) -> None:
+    engine = load_engines()["openvino"]
+    source = prepare_model(demo.MODEL, tmp_path).model
+    with np.load(demo.CALIBRATION) as samples:
+        feed = {"image": samples["image"][:1]}
+    found = measure_coverage(demo.MODEL, SessionSettings(engine=engine), feed, source, lambda *node: "because")
+    assert found.float_macs == sum(found.precisions.values()) == found.precisions["f32"] > 0
+    assert found.origin == "measured on openvino, this machine"

@@ -15,8 +15,8 @@ from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import BundleError, DataError, EdgeqError, ModelError, UsageError
 from edgeq.measure.accuracy import evaluate
-from edgeq.measure.bench import open_model
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
+from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import TaskOptions
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from edgeq.backends.cpu import CpuBackend
 from edgeq.cli import group
 from edgeq.measure.debug import debug
-from edgeq.measure.exclusions import keep_nodes_float
+from edgeq.measure.float_nodes import keep_nodes_float
 from edgeq.measure.layers import instrumented_session
-from edgeq.measure.match_layers import match_activations
+from edgeq.measure.match_activations import match_activations
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 from edgeq.run.session import SessionSettings

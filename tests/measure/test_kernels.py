@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.measure.coverage import kernel_times, read_kernel_runs, summarise_runs
+from edgeq.measure.kernel_times import kernel_times
+from edgeq.measure.kernels import read_kernel_runs, summarise_runs
 from edgeq.model.load import read_model
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain

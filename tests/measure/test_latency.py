@@ -10,7 +10,8 @@ from edgeq_device.measure.bench import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.measure.latency import Measurement, bench_model, measure_models
+from edgeq.measure.latency import Measurement, measure_models
+from edgeq.measure.timed_model import bench_model
 from edgeq.run.session import SessionSettings
 from edgeq.util.display import Advance
 from edgeq.util.records import plain

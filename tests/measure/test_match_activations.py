@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.measure.match_layers import ActivationMatch, match_activations
+from edgeq.measure.match_activations import ActivationMatch, match_activations
 from edgeq.model.graph import GraphIndex
 from tests.graphs import model
 from tests.measure.quantized_models import Quantized, read_graph

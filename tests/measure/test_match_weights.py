@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgeq.measure.layers import instrumented_session
-from edgeq.measure.match_layers import (
+from edgeq.measure.match_weights import (
     WeightComparison,
     compare_weights,
     count_quantized_weights,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from edgeq.measure.coverage import classify, map_kernel_names, read_kernel_runs
+from edgeq.measure.kernels import read_kernel_runs
+from edgeq.measure.node_runs import classify, map_kernel_names
 from edgeq.model.edit import from_proto
 from edgeq.model.products import node_macs
 from tests.measure.test_coverage import float_source

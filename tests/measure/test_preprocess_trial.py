@@ -15,8 +15,9 @@ from edgeq.data.open_source import Data
 from edgeq.data.preprocess import candidates, choices, names
 from edgeq.data.samples import SourceSamples, open_samples
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.evaluation import PLAIN, EvalRequest, try_preprocess
+from edgeq.measure.evaluation import EvalRequest
 from edgeq.measure.preprocess_search import BITS, open_or_search, search
+from edgeq.measure.preprocess_trial import PLAIN, try_preprocess
 from edgeq.model.load import model_signature
 from edgeq.run.session import open_session
 from edgeq.util.display import Silent

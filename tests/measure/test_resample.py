@@ -10,9 +10,12 @@ import pytest
 from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.agreement import Outputs
-from edgeq.measure.task import HALVES, ResampledMeter, Task, draw_halves, loss_error
-from edgeq.measure.tasks import Anomaly, Classification, Similarity
+from edgeq.measure.inference import Outputs
+from edgeq.measure.resample import HALVES, ResampledMeter, draw_halves, loss_error
+from edgeq.measure.task import Task
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks.similarity import Similarity
 from tests.measure.fakes import FakeSession, vectors
 
 

@@ -6,8 +6,8 @@ import pytest
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import evaluate, evaluate_sessions
-from edgeq.measure.comparison import split_rows
-from edgeq.measure.tasks import Classification
+from edgeq.measure.rows import split_rows
+from edgeq.measure.tasks.classification import Classification
 from edgeq.signature import Signature, TensorSpec
 from tests.measure.fakes import FakeSample, FakeSession
 

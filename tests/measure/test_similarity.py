@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.errors import DataError
+from edgeq.measure.rank_statistics import mean_ranks
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.measure.tasks import Similarity, mean_ranks, pool_embeddings
+from edgeq.measure.tasks.similarity import Similarity, pool_embeddings
 from tests.measure.fakes import FakeSample
 
 

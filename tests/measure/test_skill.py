@@ -14,11 +14,15 @@ import pytest
 from edgeq.data.open_source import Data
 from edgeq.errors import CheckFailedError
 from edgeq.jobs.quantize import quantize
-from edgeq.measure.boxes import Detections, load_annotations
+from edgeq.measure.boxes import Detections
+from edgeq.measure.coco import load_annotations
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.settle import check_skill
-from edgeq.measure.task import find_doubts
-from edgeq.measure.tasks import Anomaly, Classification, Detection, Similarity
+from edgeq.measure.skill import find_doubts
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks.detection import Detection
+from edgeq.measure.tasks.similarity import Similarity
 from tests.graphs import proto
 from tests.measure.fakes import FakeSample, FakeSamples, FakeSession
 

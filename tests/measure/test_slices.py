@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.comparison import ExactSums, OutputSums, SliceSums, like_slices
+from edgeq.measure.comparison import OutputSums
+from edgeq.measure.exact_sums import ExactSums
+from edgeq.measure.slices import SliceSums, like_slices
 
 Array = NDArray[np.float32]
 IMAGE = {"images": np.zeros((1, 3, 8, 8), np.float32)}
@@ -64,7 +66,7 @@ def test_scores_beside_pixels_are_judged_by_themselves(outputs: list[Array], exp
     assert found.sqnr_db == min(part.sqnr_db for part in output.slices) < 10
     assert found.cosine < 0.9
     worst = min(output.slices, key=lambda part: part.least_db)
-    assert f"output 'y', {worst.where}: " in output.level_note
+    assert f"output 'y', {worst.location}: " in output.level_note
 
 
 def test_regression_targets_of_six_scales() -> None:

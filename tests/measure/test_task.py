@@ -7,7 +7,7 @@ import pytest
 
 from edgeq.errors import UsageError
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.measure.tasks import Classification
+from edgeq.measure.tasks.classification import Classification
 from edgeq.util.registry import TASKS
 
 

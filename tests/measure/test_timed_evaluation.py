@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from edgeq.errors import DataError
 from edgeq.measure import accuracy
-from edgeq.measure.accuracy import evaluate_sessions, evaluate_timed
-from edgeq.measure.agreement import infer
-from edgeq.measure.tasks import Classification
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.inference import infer
+from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.timed_evaluation import evaluate_timed
 from edgeq.util.display import SILENT
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import BoardError, EdgeqError
-from edgeq.measure.coverage import profile
+from edgeq.measure.kernels import profile
 from edgeq.remote import link as bounds
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board

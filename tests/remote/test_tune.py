@@ -13,7 +13,7 @@ import pytest
 
 import edgeq
 from edgeq.errors import BoardError, UsageError
-from edgeq.measure.coverage import profile
+from edgeq.measure.kernels import profile
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board

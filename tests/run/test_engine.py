@@ -15,7 +15,7 @@ from edgeq_device.measure.scenarios import query_runner
 from edgeq import demo
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.measure.bench import bench
-from edgeq.measure.coverage import EngineLayer, read_layers
+from edgeq.measure.engine_layers import EngineLayer, read_layers
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings, open_session, start_engine
 from tests import fake_engine

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from edgeq.data.records import Sample
-from edgeq.measure.agreement import Outputs, probabilities
+from edgeq.measure.class_scores import probabilities
 from edgeq.measure.comparison import OutputSums
-from edgeq.measure.task import ResampledMeter, RowMetrics
-from edgeq.measure.tasks import Anomaly, Classification
+from edgeq.measure.inference import Outputs
+from edgeq.measure.resample import ResampledMeter, RowMetrics
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.accuracy_estimate import AgreementEstimate, Regret, assess, further_error, loses_more

@@ -41,8 +41,9 @@ from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import Session
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.inference import Session
+from edgeq.measure.node_runs import NodeRun
 from edgeq.model.graph import is_op, name_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import read_model, read_own, save_model

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgeq.backends.litert.network import Port, TfliteNetwork
 from edgeq.data.samples import Samples
 from edgeq.errors import DataError, EngineError, RuntimeUnavailableError
-from edgeq.measure.agreement import infer
+from edgeq.measure.inference import infer
 from edgeq.run.engines import Engine
 from edgeq.run.session import Engines, SessionSettings
 

@@ -26,8 +26,9 @@ from edgeq.calibration.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import Session
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, find_source_name
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.inference import Session
+from edgeq.measure.node_runs import NodeRun, find_source_name
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.edit import part_of
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes

@@ -42,7 +42,8 @@ from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
-from edgeq.measure.coverage import HALF, Coverage, NodeRun, coverage_of
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.node_runs import HALF, NodeRun
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import model_digest, own_signature, save_model

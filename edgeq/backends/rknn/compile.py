@@ -29,7 +29,7 @@ from edgeq.backends.rknn.worker import REASON
 from edgeq.data.samples import Sample
 from edgeq.errors import CheckFailedError, EngineError, HardwareError, ModelError, one_line
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import Session, infer
+from edgeq.measure.inference import Session, infer
 from edgeq.measure.paired import measure_paired_losses
 from edgeq.model.load import own_signature
 from edgeq.run.session import SessionSettings, open_session

@@ -25,7 +25,8 @@ from typing import Any
 
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Program, Step, Weighted
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.node_runs import NodeRun
 from edgeq.model.edit import from_bytes
 from edgeq.util.records import written
 

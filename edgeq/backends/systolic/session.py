@@ -13,7 +13,7 @@ from edgeq.backends.systolic.simulate import Simulator
 from edgeq.bundle.plan import FILES
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import Session
+from edgeq.measure.inference import Session
 from edgeq.run.session import SessionSettings
 
 

@@ -37,7 +37,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.measure.coverage import Coverage, coverage_of
+from edgeq.measure.node_runs import NodeRun
 from edgeq.model.clean import name_nodes
 from edgeq.model.edit import Editor, insert_behind, replace_node
 from edgeq.model.fold import raise_opset

@@ -19,7 +19,7 @@ from edgeq.backends.base import Artifact
 from edgeq.backends.web.preprocessing import web_recipe
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
-from edgeq.measure.agreement import infer
+from edgeq.measure.inference import infer
 from edgeq.model.graph import drawn
 from edgeq.model.load import model_files, own_signature, read_model
 from edgeq.run.session import Engines

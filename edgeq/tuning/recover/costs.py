@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
-from edgeq.measure.agreement import Outputs
-from edgeq.measure.coverage import KernelRun, time_kernels
+from edgeq.measure.inference import Outputs
+from edgeq.measure.kernels import KernelRun, time_kernels
 from edgeq.measure.layers import MEMORY, LayerPair
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_own

@@ -19,7 +19,8 @@ from edgeq_device.measure.scenarios import query_runner
 import edgeq
 from edgeq import demo
 from edgeq.errors import EngineError
-from edgeq.measure.coverage import kernel_times, profile
+from edgeq.measure.kernel_times import kernel_times
+from edgeq.measure.kernels import profile
 from edgeq.model.load import read_model
 from edgeq.run.session import Engines, SessionSettings, open_session
 

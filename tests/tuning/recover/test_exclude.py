@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.measure.coverage import kernel_times
+from edgeq.measure.kernel_times import kernel_times
 from edgeq.model.load import read_model
 from edgeq.model.products import node_macs
 from edgeq.tuning.float_layers import MacCosts, RankedLayer, affordable, select_float_layers

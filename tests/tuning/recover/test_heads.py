@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.calibration.ranges import Range
-from edgeq.measure.coverage import kernel_times
+from edgeq.measure.kernel_times import kernel_times
 from edgeq.tuning.recover.methods.float_head import find_heads
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, run, target

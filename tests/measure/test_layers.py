@@ -12,9 +12,9 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
-from edgeq.measure.error_sources import ActivationComparison
+from edgeq.measure.layer_noise import ActivationComparison
 from edgeq.measure.layers import collect_activations, compare_activations, compare_layers
-from edgeq.measure.match_layers import match_activations
+from edgeq.measure.match_activations import match_activations
 from edgeq.model.edit import from_proto, to_bytes, with_outputs
 from edgeq.model.graph import GraphIndex
 from edgeq.model.quant_params import dynamic_params

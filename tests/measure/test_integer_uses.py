@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.measure.match_layers import find_activation_params, find_integer_uses
+from edgeq.measure.integer_uses import find_activation_params, find_integer_uses
 from edgeq.model.edit import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.quant_params import QuantParams, dynamic_params
