@@ -69,12 +69,11 @@ def _brief_timings() -> None:
     """
     from edgeq_device.measure.latency import WarmUp
 
-    from edgeq.measure import bench as race
-    from edgeq.measure import latency
+    from edgeq.measure import race, timed_model
 
     race._TIMED_SECONDS = race._TIMED_SECONDS_IN_SEVERAL = 0.05
     race._PATIENCE_SECONDS = 0.0
-    latency.SESSIONS = 1  # a process for each session takes longer than most tests
+    timed_model.SESSIONS = 1  # a process for each session takes longer than most tests
     race._WARM_UP = WarmUp(window=3, min_s=0.0, max_s=0.05)
     WarmUp.__init__.__defaults__ = (10, 0.05, 0.0, 0.05, 100_000)
 

@@ -72,6 +72,7 @@ class Accuracy(Displayed):
                 f"{self.task} {self.primary} cannot be compared with {reference.task} {reference.primary}",
                 "Evaluate both with the same task",
             )
+        # A loss is positive if the model is worse, whichever way the metric points.
         difference = reference.value - self.value
         return difference if self.higher_is_better else -difference
 
@@ -155,6 +156,7 @@ class RunningEvaluation:
             raise UsageError(f"no session is called {reference!r}", f"The sessions are {', '.join(names)}")
         self._task, self._reference = task, reference
         self._meters = {name: task.start() for name in names} if task is not None else {}
+        # The reference compared with itself would only report a perfect agreement.
         compared = [name for name in names if name != reference] if reference is not None else []
         self._comparisons = {name: OutputSums(task, basis) for name in compared}
         self._baselines = {name: BaselineSums() for name in compared}
@@ -162,6 +164,7 @@ class RunningEvaluation:
 
     def update(self, sample: Sample, outputs: dict[str, Outputs]) -> None:
         """Add a sample and each model's outputs for it."""
+        # The rows of a gathered batch have labels of their own, and the last rows may be padding.
         for row, row_outputs in split_rows(sample, outputs):
             self._row_count += 1
             for name, meter in self._meters.items():
@@ -186,6 +189,8 @@ class RunningEvaluation:
                     "Give them `collected` and `take` (docs/eval.md), or leave --workers out",
                 )
             meters[name] = meter.collected()
+        # The sums travel without the task: a user's task may not be picklable, and the receiver has the same task and
+        # basis.
         bare = {
             name: replace(comparison, task=None, basis=EVERYTHING) for name, comparison in self._comparisons.items()
         }
@@ -213,6 +218,7 @@ class RunningEvaluation:
         for name, meter in self._meters.items():
             assert self._task is not None
             metrics = MappingProxyType(dict(meter.result()))
+            # A comparison with NaN is always false, so a NaN would pass every limit on the loss.
             bad = [metric for metric, value in metrics.items() if not math.isfinite(value)]
             if bad:
                 fix = "Look for NaN in the model's outputs"
@@ -228,12 +234,14 @@ class RunningEvaluation:
             )
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
         intervals: dict[str, tuple[float, float]] = {}
+        # Both meters have seen the same rows, so the losses of single rows are paired.
         for name in agreement if self._task is not None and self._reference is not None else ():
             assert self._task is not None
             assert self._reference is not None
             interval = loss_interval(self._task, self._meters[self._reference], self._meters[name], self._row_count)
             if interval is not None:
                 intervals[name] = interval
+        # Most outputs do not resemble an input and have no margin.
         margins = {name: margin for name, sums in self._baselines.items() if (margin := sums.result()) is not None}
         return Evaluation(
             MappingProxyType(accuracy),
@@ -313,13 +321,16 @@ def evaluate(
     with ExitStack() as stack:
         name, session_settings = "the model", settings or SessionSettings()
         signature, preprocess, model_path = None, None, None
+        # A serialized model has no folder, so no preprocess.toml can be next to it.
         if isinstance(model, bytes):
             session = open_session(model, session_settings)
             signature = None if isinstance(samples, Samples) else own_signature(model, Path(name))
+        # What is neither a path nor a session goes this way too, because `path_of` refuses it with a useful message.
         elif isinstance(model, (str, os.PathLike)) or not hasattr(model, "get_outputs"):
             loaded = stack.enter_context(open_model(path_of(model), session_settings))
             name, session_settings, session = loaded.name, loaded.settings, loaded.session
             signature, preprocess = loaded.signature, loaded.preprocess
+            # A bundle contains its own preprocessing.
             model_path = loaded.path if loaded.variant is None else None
         else:
             session = model

@@ -150,6 +150,7 @@ class OutputAgreement:
     def _levels(self) -> Iterator[tuple[float, str]]:
         """Yield each level in dB with the words that describe it."""
         overall = f"({self.sqnr_db:.1f} dB SQNR over the whole output)"
+        # The SQNR of the whole output comes first: it wins a tie, and then needs no words.
         yield self.sqnr_db, ""
         for part in self.slices:
             highest_peak = max(peer.peak for peer in self.slices if peer.axis == part.axis)
@@ -197,6 +198,7 @@ class OutputAgreement:
         """Return the lowest cosine among the output and its slices. Noise with a power of n times the signal's gives a
         cosine of about 1 - n / 2; levels without a cosine count as such noise.
         """
+        # Above 300 dB, the noise is far below the resolution of a float64.
         noise = 10 ** (-self.least_db / 10) if self.least_db < min(self.sqnr_db, 300.0) else 0.0
         return min(self.cosine, *(part.cosine for part in self.slices), max(-1.0, 1 - noise / 2))
 
@@ -275,6 +277,7 @@ class Agreement(Displayed):
         truth values.
         """
         shares = [output.same for output in self.outputs if output.same is not None]
+        # If any output has a level in dB, that level describes the model better than a share of equal elements.
         return min(shares) if shares and len(shares) == len(self.outputs) else None
 
     @property
@@ -289,9 +292,11 @@ class Agreement(Displayed):
         # An output may be empty in every sample, for example if a detector finds nothing. It then carries no
         # information about the other outputs.
         nonempty = [output for output in self.outputs if output.elements or output.nonfinite or output.mismatched]
+        # The SQNR of indices and truth values means nothing, but some models have no other output.
         return [output for output in nonempty if output.same is None] or nonempty
 
 
+# A factor of two in power. A smaller difference between two levels does not change a judgement.
 _HALF_DB = 3.0
 
 
@@ -319,6 +324,7 @@ def closeness(agreement: Agreement) -> Closeness:
     level = worst_db(agreement)
     if not level >= POOR_DB:  # The condition is also true for NaN.
         return "poor"
+    # Nothing is known of the samples that were left out.
     all_compared = not any(output.mismatched for output in agreement.outputs)
     return "healthy" if level >= HEALTHY_DB and all_compared else "noisy"
 
@@ -327,4 +333,5 @@ def worst_db(agreement: Agreement) -> float:
     """Return the lowest level in dB. Return minus infinity if the NaN or infinities of an output differ from
     float32's.
     """
+    # NaN or infinities in one model alone outweigh the level of all other elements.
     return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.least_db

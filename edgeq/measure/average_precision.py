@@ -29,9 +29,11 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0.0, 1.0, 101)
 
 
+# COCO's packages use the square of 1e5 pixels as the upper limit of the area "all".
 _LARGEST_AREA = 1e10
 
 
+# COCO's packages lower a threshold of 1 to this value, so that rounding does not lose a perfect overlap.
 _CERTAIN = 1 - 1e-10
 
 
@@ -64,8 +66,10 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
         objects: boxes of the objects, [G, 4] in the same form.
         crowd: whether each object is marked as crowd, [G].
     """
+    # The packages sort stably too, which decides among equal scores.
     order = np.argsort(-scores, kind="stable")
     boxes, scores = boxes[order], scores[order]
+    # Crowds come last, because a detection goes to a crowd only if no single object is free.
     crowd_order = np.argsort(crowd, kind="stable")
     objects, crowd = objects[crowd_order], crowd[crowd_order]
     area = boxes[:, 2] * boxes[:, 3]
@@ -74,6 +78,7 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
     overlaps = _compute_overlaps(boxes, objects, crowd) if len(objects) else np.zeros((len(boxes), 0))
     for row, threshold in enumerate(THRESHOLDS if (overlaps >= THRESHOLDS[0]).any() else ()):
         free = np.ones(len(objects), np.bool_)
+        # Most detections overlap no object, so only a few reach this slow loop.
         for d in np.flatnonzero((overlaps >= min(threshold, _CERTAIN)).any(axis=1)):
             usable = (overlaps[d] >= min(threshold, _CERTAIN)) & (free | crowd)
             if (usable & ~crowd).any():
@@ -103,6 +108,7 @@ def mean_average_precisions(images: Sequence[Mapping[int, Matches]], selections:
             total += np.where(
                 objects > 0, _average_precision([m for _, m in matches], selections[:, places], objects), 0.0
             )
+            # A category without an object in a selection has no average precision, and does not count in its mean.
             category_count += objects > 0
     precision: Floats = np.divide(total, category_count, out=np.full(len(selections), np.nan), where=category_count > 0)
     return precision
@@ -112,6 +118,7 @@ def _average_precision(matches: Sequence[Matches], selections: Flags, objects: N
     """Return the average precision of one category for each selection, [choices]. It is the mean over the
     thresholds.
     """
+    # The detections of all images share one ranking by score.
     order = np.argsort(-np.concatenate([m.scores for m in matches]), kind="stable")
     place = np.repeat(np.arange(len(matches)), [len(m.scores) for m in matches])[order]
     right = np.concatenate([m.right for m in matches], axis=1)[:, order]
@@ -127,6 +134,7 @@ def _average_precision(matches: Sequence[Matches], selections: Flags, objects: N
         detection_count = np.cumsum(selected & ~dropped, axis=1) if dropped.any() else selected_count
         selected_hits = selected[:, at]
         count = np.cumsum(selected_hits, axis=1)
+        # The packages add the same spacing, so the figures are equal to the last bit.
         precision = np.where(selected_hits, count / (detection_count[:, at] + np.spacing(1)), 0.0)
         best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         # The best precision for each number of objects found so far; 0 for numbers that are never reached.
@@ -142,6 +150,7 @@ def _count_required(objects: int) -> NDArray[np.int64]:
     """Return, for each of the 101 recalls, how many of `objects` must be found. The number is at least one."""
     if not objects:
         return np.ones(len(_RECALLS), np.int64)
+    # Also a recall of 0 asks for one correct detection: the packages take the best precision of all there.
     return np.maximum(np.searchsorted(np.arange(objects + 1) / objects, _RECALLS), 1)
 
 

@@ -30,7 +30,9 @@ Floats = NDArray[np.float64]
 
 LEAST_MARGIN_DB = 6.0
 """Below this margin, a quarter or more of what the model adds to its input is lost in noise."""
+# Bounds the time for the interpolation in float64. Further rows are ignored.
 _MOST_ROWS = 32
+# An image has two axes and at least one of rows or channels. A larger ratio of sizes is not taken for an enlargement.
 _LEAST_RANK, _MOST_FACTOR = 3, 8
 # Share of the variance of float32's output that the interpolated input explains if the output resembles it.
 _RESEMBLES = 0.5
@@ -86,6 +88,7 @@ class BaselineSums:
             candidate_array = candidate.get(name)
             if array.dtype.kind != "f" or candidate_array is None or candidate_array.shape != array.shape:
                 continue
+            # One input is enough: the first with the output's form is taken for the one that the output resembles.
             for input_array in inputs.values():
                 factor = _find_factor(input_array.shape, array.shape)
                 if factor and input_array.dtype.kind in "fiu":
@@ -96,6 +99,7 @@ class BaselineSums:
         self, name: str, copy: Floats, reference: NDArray[np.generic], candidate: NDArray[np.generic], factor: int
     ) -> None:
         u, f, q = (array.astype(np.float64).ravel() for array in (copy, reference, candidate))
+        # A single NaN would turn the sums of the whole output into NaN.
         finite = np.isfinite(u) & np.isfinite(f) & np.isfinite(q)
         u, f, q = u[finite], f[finite], q[finite]
         sums = self.outputs.setdefault(name, _BaselineSums(factor))
@@ -125,9 +129,11 @@ def _find_margin(name: str, sums: _BaselineSums) -> BaselineMargin | None:
         return None
     u, f, uu, uf, ff = sums.moments / sums.count
     spread, power = uu - u * u, ff - f * f
+    # A constant input or output cannot be fitted.
     if spread <= 0 or power <= 0:
         return None
     added = power - (uf - u * f) ** 2 / spread
+    # An output that the input hardly explains is a result of its own, such as a mask.
     if added <= 0 or added > (1 - _RESEMBLES) * power:
         return None
     noise = sums.noise / sums.count
@@ -162,12 +168,14 @@ def enlarge(array: Floats, factor: int) -> Floats:
 
 def _enlarge_axis(array: Floats, factor: int, axis: int) -> Floats:
     length = array.shape[axis]
+    # The centres of pixels are aligned, not their corners.
     at = (np.arange(length * factor) + 0.5) / factor - 0.5
     below = np.floor(at).astype(np.int64)
     shape = [-1 if k == axis else 1 for k in range(array.ndim)]
     total = np.zeros_like(np.repeat(array, factor, axis))
     for tap in range(-1, 3):
         weight = _weigh_cubic(np.abs(at - (below + tap)))
+        # Beyond the edge, the pixels at the edge are repeated.
         total += weight.reshape(shape) * array.take(np.clip(below + tap, 0, length - 1), axis)
     return total
 

@@ -38,6 +38,7 @@ def sampled_basis(graph: GraphIndex, session: Session, samples: Samples) -> Basi
         graph: the model. If it has tensors of unknown rank, their shapes are inferred in a copy.
         session: a session of the model.
     """
+    # Padding and rows without a fixed place are found by shapes. The caller's model stays as it is.
     if unknown_shapes(graph.model):
         described = graph.model.clone()
         write_shapes(described, None)
@@ -45,6 +46,7 @@ def sampled_basis(graph: GraphIndex, session: Session, samples: Samples) -> Basi
     tensors: dict[str, TensorStatistics] = {}
     for sample in itertools.islice(samples, _SAMPLES):
         for name, array in {**sample.inputs, **infer(session, sample)}.items():
+            # Statistics are float32, which values of float64 may exceed.
             if array.dtype.kind == "f" and array.dtype.itemsize <= 4:
                 array_statistics = _statistics_of(array)
                 tensors[name] = tensors[name].merge(array_statistics) if name in tensors else array_statistics

@@ -111,12 +111,14 @@ def bench(
     if settings is not None and not isinstance(settings, BenchSettings):
         raise UsageError(f"the settings are given as {type(settings).__name__}", "Give edgeq.BenchSettings(...)")
     settings, data = settings or BenchSettings(), data if isinstance(data, BenchData) else BenchData(data)
+    # An option without an effect is refused before minutes of measuring.
     _refuse_unused(data)
     if is_bundle(path):
         if against is not None:
             raise UsageError("--against compares model files, but a bundle has its own float32 model", "Leave it out")
         if engines:
             raise UsageError(f"{path} is a bundle, whose variants bring their engine", "Leave --engine out")
+        # The options of a variant are part of the artifact.
         refuse_ignored(SessionSettings(config=session_options or {}), path)
         return _bench_bundle(path, variant, data, settings, place, progress)
     if variant is not None:
@@ -132,6 +134,7 @@ def bench(
     if against is not None:
         model_signature(against)
         name, reference_name = (path.name, against.name) if path.name != against.name else (str(path), str(against))
+        # With engines, the two differ by the engine's name in the label.
         if name == reference_name and not engines:
             raise UsageError(f"{path} would be compared with itself", "Name another model")
         models[reference_name] = (against, base_settings)
@@ -143,6 +146,7 @@ def bench(
         label: (file, in_own_engine(file, session_settings)) for label, (file, session_settings) in models.items()
     }
     if against is not None or len(models) > 1:
+        # `against` was added first. Without it, the first engine is the baseline of the others.
         settings = replace(settings, baseline=next(iter(models)))
     samples = _open_feeds(data, signature, path, progress) if data.source is not None else None
     if place is not None:
@@ -171,10 +175,12 @@ def _bench_bundle(
     progress: Progress,
 ) -> Measurement:
     with device_errors(), open_bundle(path) as bundle:
+        # A bundle is untrusted input: it is checked before a session opens one of its models.
         check_models(bundle)
         if place is None:
             variants, notes = bundle_variants(bundle, read_device(), variant)
         else:
+            # The other machine chooses among all variants itself.
             variants, notes = list(bundle.components[MAIN]), ()
         samples = None
         if data.source is not None:

@@ -60,6 +60,7 @@ _LARGEST_SHARE = 2.0
 _FAR_OUTSIDE = 8.0
 
 
+# On smaller inputs, boxes in pixels hardly reach further than shares do.
 _SMALLEST_SIDE = 16
 
 
@@ -68,11 +69,13 @@ def find_box_unit(boxes: NDArray[Any], size: tuple[int, int]) -> BoxUnit | None:
 
     Return None if no box shows the unit: there are none, or all are empty.
     """
+    # Infinite boxes come from the exponents of a raw head, and do not show its unit.
     reach = np.abs(np.asarray(boxes, np.float64)[np.isfinite(boxes).all(axis=1)]).reshape(-1, 2, 2).max(axis=1)
     if min(size) < _SMALLEST_SIDE or not reach.any():
         return None
     if reach.max() <= _LARGEST_SHARE:
         return "shares"
+    # The median, because single boxes of a right decoder may reach far outside the image too.
     return "pixels, scaled" if np.median((reach / size).max(axis=1)) > _FAR_OUTSIDE else "pixels"
 
 
@@ -109,6 +112,7 @@ def suppress_overlaps(detections: Detections, iou: float, limit: int) -> NDArray
     boxes, classes = detections.boxes[order], detections.classes[order]
     pending = np.arange(len(order))
     kept_indices: list[int] = []
+    # Each round removes what the best pending box suppresses, so a suppressed box suppresses nothing itself.
     while pending.size and len(kept_indices) < limit:
         best, remaining = pending[0], pending[1:]
         kept_indices.append(int(order[best]))

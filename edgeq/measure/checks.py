@@ -9,6 +9,7 @@ from typing import Literal, get_args
 CheckKind = Literal["native", "emulated", "modelled", "none"]
 
 
+# The kinds are listed from the target's hardware down, so a smaller position is a stronger check.
 _STRENGTH = {kind: place for place, kind in enumerate(get_args(CheckKind))}
 
 
@@ -51,5 +52,6 @@ def summarise(checks: Iterable[ArtifactCheck]) -> str:
     """Return the checks, grouped by kind, in one line."""
     by_kind: dict[str, list[str]] = {}
     for check in checks:
+        # Checks on other kernels prove nothing about the target, and the text says so.
         by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items())

@@ -30,18 +30,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Parts of names that exporters and authors give to class scores.
 _NAMED = re.compile(r"logit|prob|softmax|class|score", re.IGNORECASE)
 
 
+# Boxes have four columns of one scale, so fewer than five prove nothing.
 _FEWEST_COLUMNS = 5
 
 
+# Share of the way from a guess to certainty. Embeddings and recurrent states stay below it.
 _LEAST_CONFIDENCE = 0.1
 
 
+# In fewer rows, one class may come first each time by chance.
 _FEW_ROWS = 8
 
 
+# A composition, such as that of a soil, has fewer parts.
 _MOST_PARTS = 64
 
 
@@ -81,10 +86,12 @@ class ClassScores:
         scores = output.reshape(len(output), -1)
         best: NDArray[np.int64] = scores.argmax(1)
         shapes = [array.shape for array in inputs.values()]
+        # Scores have a row for each row of an input. Rows of anchors or tokens have none.
         batched = len(output) == 1 or any(shape[:1] == output.shape[:1] for shape in shapes)
         self.alone = self.alone and output.dtype.kind == "f" and batched and output.shape not in shapes
         scores = scores.astype(np.float64)
         p = probabilities(scores)
+        # `probabilities` returns its argument itself if all rows sum to one.
         self.summed = self.summed and p is scores
         self.bounded = self.bounded and bool(scores.min() >= 0 and scores.max() <= 1)
         self.rows += len(p)
@@ -138,8 +145,10 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return `scores` [N, C] unchanged if no row has negative values and all rows sum to one. Otherwise return the
     softmax of each row, [N, C].
     """
+    # The tolerances allow for the rounding of a softmax in float16.
     if scores.min() >= -1e-6 and np.abs(scores.sum(1) - 1).max() <= 1e-3:
         return scores
+    # NaN becomes the lowest score, so that it neither wins nor spreads to the whole row.
     finite = np.nan_to_num(scores, nan=np.finfo(np.float64).min, posinf=1e30)
     raised = np.exp(finite - finite.max(1, keepdims=True))
     spread: NDArray[np.float64] = raised / raised.sum(1, keepdims=True)

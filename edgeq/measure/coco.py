@@ -25,6 +25,7 @@ from edgeq.measure.average_precision import Matches, match
 from edgeq.measure.boxes import Detections
 from edgeq.util.records import is_longer
 
+# COCO's own training annotations have 448 MB. A larger file would fill the memory when it is parsed.
 MAX_FILE_BYTES = 512 << 20
 
 
@@ -69,6 +70,7 @@ class CocoAnnotations:
             DataError: no image fits, or several do.
         """
         name = PurePath(path).name
+        # Two folders may contain files of the same name, so the path decides first.
         listed = [path] if path in self.images else self._files_by_name.get(name, [])
         if len(listed) != 1:
             ambiguity = f" but {', '.join(map(repr, listed[:2]))}" if listed else ""
@@ -121,6 +123,7 @@ def _parse_annotations(path: Path, content: Any) -> CocoAnnotations:
             raise ValueError(f"annotation of unknown category {category}")
         if not all(map(math.isfinite, (x, y, width, height))) or min(width, height) < 0:
             raise ValueError(f"annotation of image {image} with a box of {annotation['bbox']}")
+        # Only the keys that the packages read are kept. Segmentations would take many times the memory.
         objects.setdefault(image, []).append(
             {
                 "image_id": image,
@@ -205,6 +208,7 @@ def score_results(
     if all(annotation["iscrowd"] for annotation in truth):
         raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise --count")
     if not results:
+        # pycocotools fails on an empty list of results.
         return dict.fromkeys(SUMMARY, 0.0)
     image_ids = {image.id for image in images}
     for result in results:
@@ -212,6 +216,7 @@ def score_results(
             raise DataError(f"{result!r} is not a detection", "Give {image_id, category_id, bbox, score}")
         if result["image_id"] not in image_ids:
             raise DataError(f"{annotations.source} has no image {result['image_id']}", "Give the images' annotations")
+    # The data set contains only images that were run, because the objects of all others would count as missed.
     dataset = {
         "info": {},
         "images": [

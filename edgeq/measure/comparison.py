@@ -34,6 +34,7 @@ _UNIT = 2**1074
 _NO_INPUTS: Outputs = MappingProxyType({})
 
 
+# Bounds the size of records. The worst slices, which decide, are kept.
 _MOST_SLICES = 64
 
 
@@ -96,6 +97,7 @@ class OutputComparison:
         for count in ("hidden", "nothing", "strays", "nonfinite", "rows", "rows_found"):
             setattr(self, count, getattr(self, count) + getattr(pair, count))
         self.ranked |= pair.ranked is not None
+        # Without a counterpart, no element can be subtracted. Such a sample still counts against the shares.
         if reference.shape != candidate.shape:
             self.mismatched += 1
             self.unmatched_rows += len(reference) if reference.ndim else 1
@@ -104,6 +106,7 @@ class OutputComparison:
         if pair.ranked is not None:
             columns = math.prod(reference.shape[pair.ranked + 1 :])
             self.unmatched_elements += (pair.rows - pair.rows_found) * columns
+        # Rows without a fixed place have no counterpart whose arg-max could agree.
         best = self.classes.update(reference, inputs) if pair.ranked is None else None
         self.classes.shaped = self.classes.shaped and pair.ranked is None
         if best is not None:
@@ -115,6 +118,7 @@ class OutputComparison:
         error = r - c
         self.elements += elements
         self.equal_elements += elements - int(np.count_nonzero(error))
+        # Each row is summed by itself, so that the sums are those of rows that come one by one.
         for a, b, e in zip(r.reshape(rows, -1), c.reshape(rows, -1), error.reshape(rows, -1), strict=True):
             self.signal += _units(_dot(a, a))
             self.noise += _units(_dot(e, e))
@@ -128,6 +132,7 @@ class OutputComparison:
     def merge(self, chunk: OutputComparison) -> None:
         """Add the sums of later samples."""
         for total in dataclasses.fields(self):
+            # Annotations are texts here. Every count and every power is an int.
             if total.type == "int":
                 setattr(self, total.name, getattr(self, total.name) + getattr(chunk, total.name))
         self.max_abs_error = max(self.max_abs_error, chunk.max_abs_error)
@@ -146,6 +151,7 @@ class OutputComparison:
         rows = self.classes.rows + self.unmatched_rows
         powers = (self.signal, self.noise, self.product, self.candidate_power)
         signal, noise, product, candidate_power = (power / _UNIT for power in powers)
+        # The column of a class that hardly ever occurs may become constant without a loss.
         columns = self.slices.lost() if self.slices is not None and not classes else (0, 0)
         return OutputAgreement(
             name=self.name,

@@ -48,6 +48,7 @@ class OperatorCoverage:
     float_kernels: Count = 0
 
 
+# Marks a share that is still to be computed. No share is negative, and None means "unknown".
 _DERIVED = -1.0
 
 
@@ -88,6 +89,7 @@ class Coverage(Displayed):
     precisions: Mapping[str, Count] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # A record contains these figures, but not the nodes, so they are fields and not properties.
         if self.int8_mac_share == _DERIVED:
             total = self.int8_macs + self.float_macs
             kinds = ("int8", "float", "conversion")
@@ -118,6 +120,7 @@ class Coverage(Displayed):
         about = "about " if self.basis == "forecast" else ""
         text = f"{about}{self.int8_mac_share:.1%} of the multiply-accumulates"
         total = sum(self.precisions.values())
+        # The share of int8 is the figure of the sentence itself.
         shares = [f"{macs / total:.1%} {name}" for name, macs in self.precisions.items() if name != "int8" and macs]
         text += f" ({', '.join(shares)})" if shares else ""
         return f"{text}: {self.origin}" if self.origin else text
@@ -187,17 +190,20 @@ def measure_coverage(
         opener: function that opens the session. None opens it here; a plug-in then runs in a separate process.
     """
     file_engine = engine_of_file(model.name)
+    # Such a file contains no graph that onnxruntime could profile.
     if file_engine is not None:
         return Coverage(basis="unknown", how=f"the work of a {file_engine.suffix} file's operators is not counted")
     macs = {name: count for name, count in (macs or count_macs(source, feed)).items() if count}
     source_by_kernel = map_kernel_names(source, macs)
     engine = described(settings.engine) if settings.engine is not None else None
     if engine is not None:
+        # An opener belongs to another machine, which `how` describes completely.
         how = f"{engine.name}, {how}" if opener is None else how
         if not engine.graph.category:
             return Coverage(basis="unknown", how=f"{engine.name} does not show what it executes")
         layers, kernels = profile_engine(model, settings, engine, feed, opener=opener)
         elsewhere = classify(kernels, {}, macs, source_by_kernel)
+        # Nodes that the engine left to onnxruntime must not count as nodes of the engine that are missing.
         inside = {name: count for name, count in macs.items() if name not in {run.source for run in elsewhere}}
         nodes = (*classify_layers(layers, engine.graph.conversions, source, inside, source_by_kernel), *elsewhere)
     else:
@@ -214,5 +220,6 @@ def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, in
         how, reason: see `Coverage`.
     """
     nodes = [NodeRun(n.name, n.name, n.op_type, n.verdict, macs.get(n.name, n.macs)) for n in predicted]
+    # Rules give the reason together with the prediction.
     reasons = {n.name: n.reason for n in predicted}
     return coverage_of(nodes, lambda node: reasons[node.name], basis="forecast", how=how, reason=reason)

@@ -41,12 +41,14 @@ SAMPLES = 32
 _OPTIMISER_LOSS_DB = 3.0
 
 
+# The session option that switches optimisers off, and the one optimiser that is known to lose accuracy.
 _DISABLED = "optimization.disable_specified_optimizers"
 
 
 _REQUANTIZER = "WeightBiasQuantization"
 
 
+# A warning names this many weights. The record contains all of them.
 _LISTED = 3
 
 
@@ -102,6 +104,7 @@ class Diagnosis(Page):
     def verdict_text(self) -> str:
         """Return the verdict as a sentence."""
         worst = self.optimised.worst
+        # An output that was never compared has no level, and must not be passed over.
         missing = [output.name for output in self.optimised.outputs if output.mismatched and not output.compared]
         if missing or worst is None:
             figure = f"output {missing[0]!r} could not be compared" if missing else "no output could be compared"
@@ -210,12 +213,14 @@ def debug(
     float_model, quantized = path_of(float_model, "float model"), path_of(quantized, "quantized model")
     choice = as_engine(engine) if engine else None
     settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
+    # Options without an effect are refused before any model is opened.
     refuse_ignored(settings, quantized)
     with (
         open_model(quantized, settings, variant=variant) as loaded,
         scratch_folder("edgeq-debug-") as workdir,
     ):
         file_engine = engine_of_file(loaded.model.name)
+        # A compiled file contains no graph whose tensors could become outputs.
         if file_engine is not None:
             fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made from"
             raise UsageError(f"{loaded.name} is a {file_engine.suffix} file: its layers cannot be compared", fix)
@@ -235,12 +240,15 @@ def debug(
             progress=progress,
         )
         pair = LayerPair(reference.graph, graph, settings=loaded.settings, memory=memory or MEMORY, progress=progress)
+        # Layers are compared on the graph as written, because fusions would remove the tensors between them.
         comparison = pair.compare(samples)
+        # The float model alone decides which elements count, so all sessions below have one basis.
         with progress.stage("Opening the float model"):
             basis = sampled_basis(reference.graph, open_session(reference.path), samples)
         outputs = _compare_outputs(reference.path, loaded, samples, basis, progress)
         comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, limit=worst)
         exclusions: tuple[Exclusion, ...] = ()
+        # The search runs dozens of models, so it starts only if there is something to gain.
         if closeness(outputs["optimised"]) != "healthy":
             subset = spread_over(samples, FEW)
             exclusions = find_exclusions(
@@ -279,6 +287,7 @@ def _compare_outputs(
     to cause such a loss.
     """
     settings = loaded.settings
+    # The float model runs on the CPU's own kernels, whatever runs the quantized model.
     reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))
 
     def compare(**sessions: Any) -> dict[str, Agreement]:
@@ -292,6 +301,7 @@ def _compare_outputs(
     disabled = settings.config.get(_DISABLED, "")
     if _optimiser_loss(agreements) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
         config = {**settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
+        # One more session shows whether this optimiser alone explains the loss.
         without = replace(settings, config=config)
         agreements |= compare(
             without=instrumented_session(loaded.graph, optimization=settings.optimization, settings=without)
@@ -308,6 +318,7 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
     """Return a warning if the outputs of the optimised session differ from those of the graph as written. Otherwise
     return None.
     """
+    # Written so that NaN, the difference of two infinities, gives no warning.
     if not abs(_optimiser_loss(outputs)) > _OPTIMISER_LOSS_DB:
         return None
     optimised, as_written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db

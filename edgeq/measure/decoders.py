@@ -137,6 +137,7 @@ def decode_yolov3(outputs: Outputs, size: tuple[int, int]) -> Detections:
     """
     boxes, scores = [], []
     for array in outputs.values():
+        # The stride identifies a level, because models list the levels in any order.
         stride = size[0] // array.shape[3] if array.ndim == 4 and array.shape[3] else 0
         channels = array.shape[1] if array.ndim == 4 else 0
         fits = stride in ANCHORS and array.shape[0] == 1 and array.shape[2] * stride == size[1]
@@ -156,6 +157,7 @@ def _decode_level(level: Floats, stride: int) -> Floats:
     """
     anchors = np.array(ANCHORS[stride], np.float64)
     height, width = level.shape[1:]
+    # The copy is needed because a view would write into the model's output.
     values: NDArray[Any] = level.reshape(3, -1, height, width).transpose(0, 2, 3, 1).copy()
     rows, columns = np.mgrid[:height, :width]
     with np.errstate(over="ignore"):  # an infinite box is dropped later; an infinite exponent is a probability of 0
@@ -187,6 +189,7 @@ def decode_yolov3_nms(outputs: Outputs, size: tuple[int, int]) -> Detections:
         raise _wrong_head(outputs, "yolov3-nms", YOLOV3_NMS.title)
     image, classes, places = integers[0].reshape(-1, 3).astype(np.int64).T
     limits = (1, len(scores), len(boxes))
+    # A negative index would silently count from the end.
     if any(((part < 0) | (part >= limit)).any() for part, limit in zip((image, classes, places), limits, strict=True)):
         raise _wrong_head(outputs, "yolov3-nms", "indices of its own boxes and classes")
     corners = np.asarray(boxes[places][:, [1, 0, 3, 2]], np.float64)
@@ -236,6 +239,7 @@ def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
         raise _wrong_head(outputs, "nanodet", layout)
     grid, stride = anchors(size, cells[len(head)], up=True)
     logits = head[:, -4 * _BINS :].astype(np.float64).reshape(-1, 4, _BINS)
+    # Subtracting the maximum keeps the exponentials finite and does not change the softmax.
     weights = np.exp(logits - logits.max(axis=2, keepdims=True))
     distance = (weights @ np.arange(_BINS)) / weights.sum(axis=2) * stride
     corners = np.concatenate([grid * stride - distance[:, :2], grid * stride + distance[:, 2:]], axis=1)
@@ -255,7 +259,9 @@ def decode_detections(outputs: Outputs, size: tuple[int, int]) -> Detections:
     return Detections(boxes, np.asarray(head[:, 4], np.float64), head[:, 5].astype(np.int64))
 
 
+# NanoDet-Plus has distances of 0 to 7 strides.
 _BINS = 8
+# The larger variants have a level more.
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
@@ -325,6 +331,7 @@ def _are_scores(values: NDArray[Any]) -> bool:
     return bool(values.size and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING)
 
 
+# Rounding may take a score after a sigmoid outside 0 to 1 by up to this much.
 _ROUNDING = 1e-3
 # The largest logarithm of a box's width or height in strides. e to this power exceeds any image size.
 _MOST_LOGARITHM = 12.0
@@ -346,13 +353,16 @@ def _fits_yolox(outputs: Outputs, size: tuple[int, int]) -> bool:
     cells = {len(anchors(size, strides)[0]) for strides in _STRIDES}
     if head is None or len(head) not in cells or _are_normalised(head[:, :4]):
         return False
+    # Sizes are logarithms here, which tells YOLOX from YOLOv5 with the same columns.
     return float(np.abs(head[:, 2:4]).max()) < _MOST_LOGARITHM and _are_scores(head[:, 4:])
 
 
 def _fits_yolov5(outputs: Outputs, size: tuple[int, int]) -> bool:
     head = _find_float_head(outputs, 5)
+    # More columns than rows is the layout of YOLOv8, where each box is a column.
     if head is None or head.shape[1] >= len(head) or not _are_scores(head[:, 4:]):
         return False
+    # Sizes in pixels reach values that the logarithm of a size never has.
     pixels = float(head[:, 2:4].min()) >= 0 and float(head[:, 2:4].max()) >= _MOST_LOGARITHM
     return pixels or _are_normalised(head[:, :4])
 
@@ -374,6 +384,7 @@ def _fits_detections(outputs: Outputs, size: tuple[int, int]) -> bool:
     head = _find_float_head(outputs, 5)
     if head is None or head.shape[1] != 6:
         return False
+    # One pixel, in pixels or in shares: the corners of a thin box may swap by rounding.
     rounding = 1.0 if float(np.abs(head[:, :4]).max(initial=0.0)) > _LARGEST_SHARE else 1 / min(size)
     corners = bool((head[:, 2:4] >= head[:, :2] - rounding).all())
     return corners and _are_scores(head[:, 4]) and bool((head[:, 5] == np.round(head[:, 5])).all())

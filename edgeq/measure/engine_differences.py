@@ -27,6 +27,7 @@ from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Progress
 
+# Suffix of the outputs that show the quantized tensors in float.
 _SEEN = "/seen"
 
 
@@ -100,14 +101,17 @@ def compare_engine(
         for sample in subset:
             cpu_outputs = infer(cpu, sample, model="the quantized model")
             engine_outputs = infer(engine, sample, model="the engine")
+            # Single layers run on the first sample only, because the tensors of all samples may not fit into memory.
             first_outputs = first_outputs or cpu_outputs
             for name, tensor_sums in sums.items():
                 tensor_sums.update(cpu_outputs[name + _SEEN], engine_outputs[name + _SEEN])
             advance(1)
         layers = {name: place.layer(name, sums) for name, place in places.items()}
+        # When the whole model runs, an inherited error looks like the layer's own. A run of the layer alone decides.
         suspects = sorted((x for x in layers.values() if x.lost_db > 0), key=lambda x: -x.lost_db)[:limit]
         for number, layer in enumerate(suspects):
             place = places[layer.name]
+            # A layer can run alone only if all that it reads are quantized tensors or constants.
             if place.node is None or not place.reads or place.open:
                 continue
             fed = replace(subset[0], inputs={name: first_outputs[name + _SEEN] for name in place.reads})
@@ -170,6 +174,7 @@ def _observe_activations(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
         outputs.append(
             editor.node("DequantizeLinear", operands, name, like=tensor, dtype=ir.DataType.FLOAT, domain=node.domain)
         )
+    # The model's own outputs would be fetched without being compared.
     observed.graph.outputs[:] = outputs
     return observed, places
 
@@ -191,6 +196,7 @@ def _find_reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
     """
     reads: list[str] = []
     floats = False
+    # A node that dequantizes reads one tensor. Its scale and zero point are no activations.
     restores = is_op(node, "DequantizeLinear")
     for value in node.inputs[:1] if restores else node.inputs:
         maker = node if restores or value is None else value.producer()

@@ -56,11 +56,13 @@ def profile_engine(
         EngineError: the engine crashes or refuses the model.
     """
     with scratch_folder("edgeq-profile-") as folder, ExitStack() as stack:
+        # An engine writes its layers to the profile only if its options ask for them.
         watched = replace(settings, engine=engine.watched(), profile_prefix=Path(folder) / "profile", draws=True)
         session = (opener or stack.enter_context(Engines()).open)(model, watched)
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         session.close()
+    # Nodes that the engine refused ran in onnxruntime, whose kernels are in the same profile.
     fallback_events = [event for event in events if event.get("args", {}).get("provider") != engine.provider]
     return read_layers(events, engine.graph), read_kernel_runs(fallback_events)
 
@@ -76,5 +78,6 @@ def read_layers(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> t
         precision = graph.precisions.get(kernel.rpartition("_")[2].lower(), "")
         name = re.sub(graph.renamed, "", str(event["name"])) if graph.renamed else str(event["name"])
         merged = tuple(filter(None, str(args.get(graph.merged, "")).split(",")))
+        # A layer that ran several times has several events.
         layers.setdefault(str(event["name"]), EngineLayer(name, str(args[graph.operator]), kernel, precision, merged))
     return tuple(layers.values())

@@ -64,6 +64,7 @@ def rank_candidates(activations: Sequence[ActivationComparison], outputs: Iterab
     traced = _trace_noise(activations, added_noise, frozenset(outputs))
     rankings = [sorted((n for n in by if by[n] > 0), key=lambda n: -by[n]) for by in (added_noise, traced)]
     ranked: dict[str, None] = {}
+    # The rankings alternate, so that each contributes half of the candidates.
     for pair in itertools.zip_longest(*rankings):
         ranked.update(dict.fromkeys(name for name in pair if name is not None))
     selected = set(itertools.islice(ranked, limit))
@@ -82,6 +83,7 @@ def find_error_sources(
         outputs: agreement of the whole quantized model's outputs.
     """
     by_name = {a.name: a for a in activations}
+    # Of several weights of a node, the dict keeps the last one, which is the worst. Vectors are biases.
     by_node = {w.node: w for w in sorted(weights, key=lambda w: -w.sqnr_db) if len(w.shape) > 1}
     sources = []
     for a in activations:
@@ -132,9 +134,11 @@ def _trace_noise(
         a.name: accumulated[a.name] if a.name in outputs or a.name not in read_names else 0.0 for a in activations
     }
     layer_parts = {}
+    # From the outputs back, because a tensor's part is complete only when all of its readers have passed theirs on.
     for a in reversed(activations):
         total = accumulated[a.name]
         sources = {name: accumulated[name] for name in a.reads if accumulated.get(name, 0.0) > 0}
+        # Errors may cancel, so the noise of a layer may exceed what accumulates.
         share = min(1.0, added_noise[a.name] / total) if total > 0 else 0.0
         layer_parts[a.name] = attributed[a.name] * (share if sources else 1.0)
         for name, part in sources.items():

@@ -157,6 +157,7 @@ def run_evaluation(
         EdgeqError: an error in the model, the bundle or the data.
     """
     name, options = infer_task_name(request.task, request.options), request.options
+    # Data sets usually keep the annotations next to the images.
     if name == "detection" and options.annotations is None:
         options = dataclasses.replace(options, annotations=find_annotations(request.data))
     task = make_task(name, options) if name is not None else None
@@ -170,13 +171,16 @@ def run_evaluation(
         )
         loaded_models, model_settings = {"model": loaded}, {"model": request.settings}
         if request.reference is not None:
+            # The reference runs on onnxruntime's own kernels, so that errors of the engine show in the difference.
             model_settings["reference"] = dataclasses.replace(request.settings, engine=None, precision=FLOAT)
             loaded_models["reference"] = stack.enter_context(open_model(request.reference, model_settings["reference"]))
             _check_same_inputs(loaded, loaded_models["reference"])
         preprocess = request.preprocess if request.preprocess is not None else loaded.preprocess
+        # Labels and preprocessing are judged by the reference if there is one, because it is usually the float model.
         judge = (loaded_models.get("reference") or loaded).session
         if task is None and request.reference is None:
             task = find_detection(Data(request.data), loaded.signature, judge, progress)
+        # Samples are opened by the model's signature. The reference has the same inputs.
         samples = open_or_search(
             in_role(as_data(request.data) or Data(request.data), "validation"),
             loaded.signature,
@@ -197,8 +201,10 @@ def run_evaluation(
                 fix = "Give a --task for labelled data, or a --reference to compare with"
                 raise UsageError("nothing to measure: the data have no labels that the model's outputs fit", fix)
         if task is not None:
+            # Open choices are made once, so that both models are measured with the same ones.
             task = settle(task, judge, samples, progress=progress)
         settings = {key: s.settings for key, s in loaded_models.items()}
+        # Without a reference, nothing is compared.
         basis = EVERYTHING
         if request.reference is not None:
             judged_by = loaded_models["reference"]
@@ -210,6 +216,7 @@ def run_evaluation(
                 sessions, samples, task=task, reference=compared, settings=settings, basis=basis, progress=progress
             )
         else:
+            # A task from a user's file cannot be pickled, so each worker makes it itself.
             is_user_task = name is not None and names_function(name)
             evaluation = evaluate_on(
                 pool,
@@ -223,6 +230,7 @@ def run_evaluation(
                 progress=progress,
             )
         coverage = None
+        # Only a plug-in engine on this machine shows its execution graph.
         if opener is None and described(loaded.settings.engine) is not None:
             feed = next(iter(samples)).inputs
             coverage = measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")

@@ -76,6 +76,7 @@ def find_exclusions(
     matches = match_activations(float_graph, quantized_graph)
     macs = {name: work for name, work in node_macs(float_graph.model).items() if work}
     reference = instrumented_session(float_graph, optimization="all", settings=pair.settings)
+    # The float model runs each sample once, and not once for each set of nodes.
     float_outputs = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
 
     def measure_model(model: GraphIndex | Loadable) -> float:
@@ -92,6 +93,7 @@ def find_exclusions(
         the unchanged model.
         """
         key = frozenset(nodes)
+        # The same nodes in another order build the same model.
         if key not in exclusions:
             model, sqnr_db = keep_nodes_float(float_graph, quantized_graph, matches, nodes), plain_db
             try:

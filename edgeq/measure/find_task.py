@@ -25,7 +25,9 @@ from edgeq.measure.tasks.classification import infer_task
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 
+# So many rows show whether scores predict the labels better than a guess.
 _FEW = 64
+# A folder may contain any JSON files. These limits bound the time for reading them.
 _MOST_FILES = 16
 _LARGEST = 64 << 20
 

@@ -36,6 +36,7 @@ def keep_nodes_float(
     splicer = _Splicer(float_graph, GraphIndex(model), by_name, region)
     for node in (node for node in float_graph.graph if node.name in region):
         splicer.add(node)
+    # The float nodes were appended after the nodes that read them.
     model.graph.sort()
     return Loadable.of(model).only(name_of(value) for value in model.graph.outputs)
 
@@ -46,9 +47,11 @@ def _close_region(
     """Return `nodes`, and all nodes that cannot be separated from them in the quantized model. Return None if the whole
     set cannot be separated from the rest.
     """
+    # The region grows until each tensor at its border has a counterpart in the quantized model.
     region, waiting = set(nodes), list(nodes)
     while waiting:
         node = float_graph.nodes.get(waiting.pop())
+        # Bodies read tensors of the graph by name, which the connections below do not cover.
         if node is None or list(bodies(node)) or set(map(name_of, node.outputs)) & float_graph.captured:
             return None
         neighbours: list[ir.Node | None] = []
@@ -64,6 +67,7 @@ def _close_region(
             elif quantized_graph.values[match.computed].dtype not in _FLOAT_TYPES and not match.integer:
                 return None
         for neighbour in neighbours:
+            # The border has reached an input or output of the model, which no node can join.
             if neighbour is None:
                 return None
             if neighbour.name not in region:
@@ -114,6 +118,7 @@ class _Splicer:
         if match is None:
             return self._values[name]
         computed = self._values[match.computed]
+        # A build without these nodes does not quantize an input that only they read.
         alone = match.is_input and self._all_inside(name)
         return computed if alone else self._rounded(match, computed)
 

@@ -51,6 +51,7 @@ def find_integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
             value = node_input(node, places.value)
             if value is None:
                 continue
+            # ConvInteger and MatMulInteger have no scale. The nodes after them apply it.
             if places.scale is None:
                 params = _find_weight_params(node, value, places.zero_point)
             else:
@@ -75,6 +76,7 @@ def find_activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
             params = params_at(node, *places, integers=node.outputs[0])
             if params is not None:
                 params_by_tensor.setdefault(name_of(node.outputs[0]), params)
+        # Operators that only move data keep the scale of their input.
         elif node.op_type in DATA_MOVEMENT and node.inputs:
             moved = params_by_tensor.get(name_of(node.inputs[0]))
             if moved is not None:
@@ -91,10 +93,12 @@ def _find_weight_params(node: ir.Node, weight: ir.Value, zero_point: int) -> Qua
     tensor = constant_tensor(weight)
     if tensor is None or tensor.dtype not in LIMITS:
         return None
+    # Quantizers write a Cast and a product after the operator. Three nodes allow for one Cast more.
     scale, zero_value = _find_constant_factor(node.outputs[0], depth=3), node_input(node, zero_point)
     zeros = constant(zero_value)
     if scale is None or (zero_value is not None and zeros is None):
         return None
+    # A missing zero point is 0, by the definition of the operators.
     zero = np.zeros((), np.int64) if zeros is None else zeros.astype(np.int64)
     return QuantParams(scale.astype(np.float32), zero, tensor.dtype, axis=channel_axis(node))
 

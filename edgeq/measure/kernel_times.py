@@ -61,5 +61,6 @@ def kernel_times(
     node_runs = classify(profiled.kernels, profiled.weights, macs, map_kernel_names(source, macs))
     return tuple(
         KernelTime(nodes.get(run.source, run.source), run.op_type, run.kind, kernel.us)
+        # The profile has each kernel once, so `classify` returns one run for each.
         for run, kernel in zip(node_runs, profiled.kernels, strict=True)
     )

@@ -25,9 +25,11 @@ RUNS = 20
 """Number of runs that count when kernels are timed, after the warm-up."""
 
 
+# The first runs allocate memory, so their times do not count.
 _WARM_UP = 5
 
 
+# ONNX Runtime writes several events for a node. Only the one with this ending is its kernel.
 _SUFFIX = "_kernel_time"
 
 
@@ -97,6 +99,7 @@ def profile(
         # Some engines write no optimised graph.
         graph = onnx.load(optimized, load_external_data=False).graph if optimized.exists() else onnx.GraphProto()
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    # The MACs follow from the largest constant. The others are biases, scales and zero points.
     weights = {
         node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())
         for node in graph.node
@@ -134,6 +137,7 @@ def summarise_runs(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, 
     for kernel in kernels:
         kernel_by_name.setdefault(kernel.name, kernel)
         times.setdefault(kernel.name, []).append(kernel.us)
+    # If a kernel ran several times in a run, its times cannot be assigned to the runs.
     once = {name: len(durations) == runs and runs > _WARM_UP for name, durations in times.items()}
     us = {
         n: statistics.median(durations[_WARM_UP:]) if once[n] else sum(durations) / runs

@@ -106,6 +106,7 @@ def measure_models(
         DataError: a model refuses the samples, or the models have different inputs.
         RuntimeUnavailableError: onnxruntime is missing or refuses a model.
     """
+    # If onnxruntime is missing, this fails with advice, before anything is measured.
     onnxruntime()
     settings = settings or BenchSettings()
     with device_errors(), _show_progress(progress, settings) as on_progress:

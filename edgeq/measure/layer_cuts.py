@@ -24,6 +24,7 @@ def cut_layers(
     Args:
         exact: (tensor, node) pairs from `exact_readers`. These nodes read `exact_entry_name(match)` instead.
     """
+    # Bodies of If, Loop and Scan read a tensor by its name, so the tensor cannot be replaced for them.
     match_by_tensor = {m.computed: m for m in matches if m.computed not in graph.captured}
     types = element_types(graph)
     cut = graph.model.clone()
@@ -31,12 +32,14 @@ def cut_layers(
     first_node = next(iter(cut.graph), None)
     for name, match in match_by_tensor.items():
         entries: dict[str, ir.Value] = {}
+        # The list is a copy, because each replacement changes the uses.
         for node, place in list(values[name].uses()):
             entry = exact_entry_name(match) if (match.name, node.name) in exact else entry_name(match)
             if entry not in entries:
                 entries[entry] = _float_input(cut.graph, entry, types.get(name))
                 if match.integer:
                     assert match.params is not None, "integers that are matched have a scale"
+                    # In front of all nodes, because any of them may read the integers.
                     entries[entry] = editor.quantize(
                         entries[entry], match.params, f"{entry}/integers", before=first_node
                     )
@@ -82,6 +85,7 @@ def add_disturbances(
         maker = value.producer()
         next_node = following[maker] if maker is not None else nodes[0]
         uses = [(use, entry_of(name, use.node.name or "")) for use in value.uses() if use.node.graph is graph]
+        # The readers are listed before the Add is made, because the Add reads the tensor too.
         outputs = [(place, entry_of(name, "")) for place, output in enumerate(graph.outputs) if output is value]
         sums = {}
         for entry in dict.fromkeys(entry for _, entry in [*uses, *outputs]):

@@ -162,10 +162,12 @@ class ActivationSums:
             real: function that removes the padding from an array.
         """
         match = self.match
+        # Padding would count as perfect agreement.
         exact = real(layers.exact[match.name])
         self.accumulated.update(exact, match.as_read(real(accumulated)))
         self.layer.update(exact, real(layers.alone[match.name]))
         self.inputs.update(exact, real(layers.from_rounded[match.name]))
+        # A tensor that stays float is not rounded.
         if match.kind != "float":
             self.rounding.update(exact, match.as_read(exact))
         self.elements += exact.size
@@ -204,6 +206,7 @@ class ActivationSums:
 def noise_ratio(agreement: OutputAgreement | None) -> float:
     if agreement is None:
         return 0.0
+    # An output of NaN alone has no level, but it is as bad as any ratio.
     if not agreement.compared or agreement.least_db == math.inf:
         return _MOST if agreement.nonfinite else 0.0
     return float(min(_MOST, 10 ** (-agreement.least_db / 10)))

@@ -196,15 +196,18 @@ class LayerPair:
     ) -> None:
         self.float_graph, self.quantized_graph = float_graph, quantized_graph
         self.settings, self.memory, self.progress = settings or SessionSettings(), memory, progress
+        # Indices and other integers have no rounding error.
         self.matches = self._floats_only(
             match_activations(float_graph, quantized_graph) if matches is None else matches
         )
         self.exact = find_exact_readers(float_graph, quantized_graph, self.matches)
         # In the float model, the computed tensor has the same name as the match.
         counterparts = [replace(match, computed=match.name, integer=False) for match in self.matches]
+        # Both models are cut at the same tensors, so their layers can run on the same inputs.
         self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
         self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
         self.entries = {entry_name(match): (match, False) for match in self.matches}
+        # If all tensors fit into the memory, `group_effects` uses these sessions again.
         self._whole_runs: LayerRuns | None = None
         pairs = list(zip(counterparts, self.matches, strict=True))
         self.float_entries = {entry_name(counterpart): (match, True) for counterpart, match in pairs}
@@ -331,10 +334,12 @@ class LayerPair:
         group_of = {name: group for group, names in groups.items() for name in names}
         places = {group: place for place, group in enumerate(groups)}
         connected = [m for m in self.matches if m.name in group_of and m.name not in self.float_graph.captured]
+        # The tensors of a group become neighbours, so that one part contains them all if the memory allows.
         ordered = sorted(connected, key=lambda match: places[group_of[match.name]])
         first_sample = next(iter(samples), None)
         if not ordered or first_sample is None:
             return {}
+        # One session with an input for every disturbance serves all groups.
         disturbed = _Disturbed(self, [match.name for match in ordered])
         accumulators: dict[str, list[T]] = {}
         with self.progress.stage("Following errors to the outputs", min(count, len(samples)) * len(ordered)) as advance:
@@ -346,11 +351,13 @@ class LayerPair:
                 sums: dict[str, T] = {}
                 for sample in _pick_spread(samples, count):
                     layer_arrays = runs.run(sample)
+                    # The same session runs without errors, so that fusions are the same in both runs.
                     undisturbed = disturbed.run(sample, {})
                     for group, names in tensors.items():
                         errors = {
                             entry: e for name in names for entry, e in disturbed.errors(layer_arrays, name).items()
                         }
+                        # Without an error nothing changes, and a run of the float model takes time.
                         if any(error.any() for error in errors.values()):
                             sums.setdefault(group, accumulator()).update(undisturbed, disturbed.run(sample, errors))
                         advance(len(names))
@@ -433,6 +440,7 @@ class LayerRuns:
         Raises:
             DataError: a model refuses the sample.
         """
+        # The float model's tensors are the inputs of the layers of both models.
         exact = _run(self._float, sample, "the float model")
         alone = _run(self._layers, sample, "a layer of the quantized model", self._entries, exact)
         from_rounded = _run(self._float_layers, sample, "a layer of the float model", self._float_entries, exact)
@@ -463,6 +471,7 @@ def _run(
     for name, (match, rounded, kind) in (entries or {}).items():
         assert exact is not None
         values = exact[match.name]
+        # An input of a cut model may be float16.
         fed[name] = (match.as_read(values) if rounded else values).astype(kind, copy=False)
     outputs = infer(session, replace(sample, inputs={**sample.inputs, **fed}), model=model)
     return {**sample.inputs, **outputs}
@@ -473,11 +482,14 @@ class _Disturbed:
 
     def __init__(self, pair: LayerPair, names: Sequence[str]) -> None:
         model = add_disturbances(pair.float_graph, names, pair.exact)
+        # Only outputs are fetched here, so the runtime may fuse what it likes.
         self._session = instrumented_session(model, optimization="all", settings=pair.settings)
         output_names = (output.name for output in self._session.get_outputs())
+        # An output that is disturbed has the name of the sum, at its old position.
         self._outputs = dict(zip(output_names, pair.float_graph.outputs, strict=True))
         types = {value.name: _FLOAT_TYPES.get(value.type, np.float32) for value in self._session.get_inputs()}
         entries = {entry for name in names for entry in (disturbance_name(name), exact_disturbance_name(name))}
+        # A zero without axes can be added to a tensor of any shape.
         self._zeros = {entry: np.zeros((), types[entry]) for entry in entries if entry in types}
 
     def run(self, sample: Sample, errors: Mapping[str, NDArray[Any]]) -> Outputs:

@@ -129,7 +129,9 @@ def open_model(
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
     proto = load_runnable(path)
+    # A small file can declare tensors that fill the memory when a session opens it.
     check_declared_sizes(proto, path.parent, path)
+    # A file can carry session options that it needs, and a compiled file runs only in its own engine.
     settings = with_carried(path, in_own_engine(path, settings))
     with Engines() as engines:
         yield LoadedModel(
@@ -165,6 +167,7 @@ def _open_variant(
         with Engines() as engines:
             if (
                 opener is None
+                # Outputs can be compared only if random operators give the same numbers in each session.
                 and random_names(best_variant.model)
                 and (settings.engine or not best_variant.provider_options)
             ):
@@ -191,6 +194,7 @@ def check_models(bundle: Bundle) -> None:
         ModelError: for the same reasons as `edgeq.model.load.check_declared_sizes`.
     """
     variants = [variant for variants in bundle.components.values() for variant in variants]
+    # Several variants may share a model file, which is checked once.
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
     for model, folder in places.items():
         check_declared_sizes(own_runnable(model), folder, bundle.source)
@@ -203,6 +207,7 @@ def variant_settings(variant: Variant, settings: SessionSettings | None = None) 
         settings or SessionSettings(),
         engine=engine,
         precision=precision_of(variant, engine) if engine is not None else FLOAT,
+        # The CPU runs the nodes that the provider refuses. For a CPU variant, the two are the same.
         providers=tuple(dict.fromkeys((variant.ep, "CPUExecutionProvider"))),
         config=dict(variant.session_options),
         optimization=variant.info.get("optimization", "all"),
@@ -218,6 +223,7 @@ def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
     if not isinstance(preprocessing, Mapping):
         return None
     source = preprocessing.get("source")
+    # Labels in the names of the samples read no other file.
     if not isinstance(source, Mapping) or str(source.get("labels", "")).startswith("name:"):
         return preprocessing
     return {**preprocessing, "source": {key: value for key, value in source.items() if key != "labels"}}

@@ -36,6 +36,7 @@ _CLIPPING = frozenset({"Relu", "Clip"})
 _DYNAMIC = "DynamicQuantize"
 
 
+# None stands for a type that shape inference did not find.
 _ACTIVATION_TYPES = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
@@ -117,6 +118,8 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
             if counterpart is not None:
                 matches[name] = matcher.describe(name, counterpart, node)
             elif previous is not None and matcher.is_folded(previous, node):
+                # The quantized layer computes the result of the activation function, so the tensor before it has no
+                # counterpart.
                 del matches[previous.name]
                 matches[name] = matcher.describe(name, previous.computed, node)
     return tuple(matches.values())
@@ -132,6 +135,7 @@ def find_exact_readers(
     """
     pairs = set()
     for match in matches:
+        # Integers are read only in rounded form, and a tensor that stays float has no other form.
         if match.integer or (match.params is None and not match.dynamic):
             continue
         for reader, _ in consumers(quantized_graph.values[match.computed]):
@@ -155,6 +159,7 @@ class _Matcher:
         """
         if self._maker(name) is not None:
             return name
+        # ONNX Runtime's quantizer gives this name to the integers of a tensor in QOperator format.
         if f"{name}_quantized" in self._integers:
             return f"{name}_quantized"
         for candidate in (node.name, f"{node.name}_quant") if node.name else ():

@@ -39,5 +39,6 @@ class PairedMeter:
     def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield the `rows` of each half. `halves` is [H, samples]."""
         results, labels = self.rows()
+        # A sample may have several rows. They stay together, because they are not independent.
         for half in np.repeat(halves, [len(sample_labels) for sample_labels in self._labels], axis=1):
             yield results[half], labels[half]

@@ -41,7 +41,9 @@ _ROUNDS = (16, 64, 256, 1024)
 """Number of samples in each round."""
 _SURE = 2.5
 """Number of standard errors of the difference. A candidate that is worse than the best by more than this is dropped."""
+# A class offset shows only on rows of several classes.
 _SETTLED_ON = 64
+# A question that lists more candidates is hard to read.
 _SHOWN = 4
 BITS = "bits"
 """Name of the metric that is used without labels."""
@@ -195,12 +197,14 @@ def search(
                         figures[name], _, doubts[name] = _measure(session, samples_by_name[name], task)
                     except (DataError, CheckFailedError, UsageError):  # Another head fits these outputs.
                         del figures[name]
+        # An error counts only if no candidate fits. Wrong candidates often fail.
         if failure is not None and not figures:
             raise failure
         fitting = fitting or tuple(figures)
         tied = _find_tied(figures, task, metric, count)
         remaining = {name: remaining[name] for name in tied}
         best = max(remaining, key=lambda name: sign * figures[name].metrics[metric], default="")
+        # After the second round, the usual preprocessing wins if it leads. More samples do not cure doubtful labels.
         sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in remaining))
         if len(remaining) < 2 or count < size or sure:
             break
@@ -328,6 +332,7 @@ def open_or_search(
     """
     try:
         return open_samples(data, signature, progress=progress, **options)
+    # Only images need a preprocessing. Arrays are taken as they are.
     except NoPreprocessingError as error:
         if len(signature.inputs) > 1:
             fix = (
@@ -338,11 +343,13 @@ def open_or_search(
             raise DataError(f"{data.source} contains images, but the model takes {inputs}", fix) from error
         if fallback is not None:
             return open_samples(data, signature, progress=progress, **{**options, "preprocess": fallback})
+        # The model is opened only now, because most callers name a preprocessing.
         float_session, labelled = session(), labelled_data or data
         task = task or find_detection(labelled, signature, float_session)
         result = search(float_session, signature, labelled, task=task, progress=progress)
         if task is None and result.decided is None and (heads := find_heads(signature, float_session)):
             usual = heads[0].preprocess if len(heads) == 1 else ""
+            # What the head suggests must also fit the images.
             if usual and _open_fitting(labelled, signature, load_preprocess(usual), 1) is None:
                 usual = ""
             result = replace(result, usual=usual, heads=tuple(head.name for head in heads))

@@ -118,6 +118,7 @@ def _load_candidates(request: EvalRequest, names: Sequence[str] | None) -> Mappi
     preprocesses: dict[str, Preprocess] = {requested.name: requested}
     for name in listed:
         preprocess = load_preprocess(name)
+        # A user's function has no options of a source, so it cannot read the data differently.
         if preprocess.spec is not None:
             spec = dataclasses.replace(preprocess.spec, source=requested.source)
             preprocesses.setdefault(name, dataclasses.replace(preprocess, spec=spec, source=requested.source))

@@ -20,6 +20,7 @@ def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
     n = len(labels) - p
     if not p or not n:
         return float("nan")
+    # p (p + 1) / 2 is the least sum of ranks that p positives can have.
     return float((mean_ranks(scores)[positives].sum() - p * (p + 1) / 2) / (p * n))
 
 
@@ -37,5 +38,6 @@ def mean_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     if np.isnan(values).any():
         return np.full(values.shape, np.nan)
     _, place, times = np.unique(values, return_inverse=True, return_counts=True)
+    # The cumulated count is the last rank of a tie. Its mean rank lies half of the tie before it.
     ranks: NDArray[np.float64] = (np.cumsum(times) - (times - 1) / 2)[place]
     return ranks

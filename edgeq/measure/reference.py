@@ -59,6 +59,7 @@ def find_reference(
     missing = sorted(set(quantized.inputs) - set(original.inputs))
     if missing:
         raise UsageError(f"{path} has no input {missing[0]!r}, which {name} takes", _ORIGIN)
+    # The number of matches shows whether the quantizer has prepared the model first.
     weights, activations = _find_matches(original, quantized)
     named = all(node.name for node in original.graph) and len(original.nodes) == len(original.graph)
     # If the name of a layer is missing in the quantized model, another node was quantized, such as a Gemm that was made

@@ -25,6 +25,7 @@ from edgeq.measure.inference import Outputs
 from edgeq.measure.skill import find_doubts
 from edgeq.measure.task import Meter, Task
 
+# With so many halves, the standard error itself is known to about 7 %.
 HALVES = 100
 
 
@@ -32,6 +33,7 @@ METERED = 32
 """Number of halves if the task's meter cannot compute the halves itself. Each half then has its own meter."""
 
 
+# With fewer halves, the standard error would be wrong by more than a quarter.
 _FEWEST_HALVES = 8
 
 
@@ -62,6 +64,7 @@ class ResampledMeter:
         self._meter = task.start()
         alone = hasattr(self._meter, "scores") or hasattr(self._meter, "resampled")
         self._halves: list[Meter] = [] if alone else [task.start() for _ in range(METERED)]
+        # The fixed seed gives every model the same halves.
         self._random = np.random.default_rng(0)
         self._members = np.zeros(METERED, np.int64)
         self.rows = 0
@@ -85,6 +88,7 @@ class ResampledMeter:
             metrics = measure_rows(self._meter, self.rows)
             assert metrics is not None, "the meter has one of the two methods"
             return metrics
+        # A half without rows has no metric.
         values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
         return RowMetrics(dict(self._meter.result()), None, np.asarray(values, np.float64))
 
@@ -124,10 +128,12 @@ def loss_error(reference: RowMetrics, candidate: RowMetrics, *, further: float) 
     """
     if reference.scores is not None and candidate.scores is not None:
         differences = reference.scores - candidate.scores
+        # A single difference has no spread.
         if len(differences) < 2:
             return None
         return math.hypot(float(differences.std(ddof=1)) / math.sqrt(len(differences)), further)
     differences = reference.halves - candidate.halves
+    # Halves without a metric, such as those with a single class, are left out.
     finite = differences[np.isfinite(differences)]
     return math.hypot(float(finite.std(ddof=1)), further) if len(finite) >= _FEWEST_HALVES else None
 

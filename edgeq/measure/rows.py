@@ -32,12 +32,14 @@ def split_rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sa
     size = len(next(iter(sample.inputs.values())))
     for session_outputs in outputs.values():
         for name, array in session_outputs.items():
+            # Only an output with an entry for each row can be split.
             if array.ndim == 0 or len(array) != size:
                 raise DataError(
                     f"{sample.name}: a batch of {size}, but output {name!r} has shape {list(array.shape)}",
                     "Export the model with a free batch or a batch of 1",
                 )
     for row, context in enumerate(contexts):
+        # A slice keeps the axis of the batch, which tasks and comparisons expect.
         row_slice = slice(row, row + 1)
         yield (
             dataclasses.replace(

@@ -15,6 +15,7 @@ from edgeq.measure.skill import find_doubts, read_skill
 from edgeq.measure.task import Task
 from edgeq.util.display import SILENT, Progress
 
+# Enough rows of several classes to recognise a class offset or a head.
 _FEW = 64
 _ROUNDS = (16, 64, 256, 1024)
 """Number of samples in each round of `check_skill`. Most models are certainly better than chance after the first."""
@@ -78,6 +79,7 @@ def check_skill(task: Task, session: Session, samples: Samples, *, progress: Pro
         skill = read_skill(meter)
         if skill is None or skill.better:
             return
+        # The first samples may be hard ones, so only the last round refuses.
         if skill.missing and (count >= len(samples) or count == _ROUNDS[-1]):
             problem = f"the labels cannot judge the model: in float32, {find_doubts(meter)[0]}"
             fix = (
@@ -93,6 +95,7 @@ def check_folders(samples: SourceSamples) -> tuple[str, ...]:
     from the model's number of classes.
     """
     scores, folders = score_count(samples.signature), samples.opened.sorted_classes
+    # One score more than folders is a class for the background.
     if scores is None or not folders or samples.labels is not None or scores in (folders, folders + 1):
         return ()
     return (

@@ -55,6 +55,7 @@ class EvaluationJob:
         task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
         sessions = {}
         for name, (files, model) in self.models.items():
+            # The workers of a machine share its cores.
             settings = replace(model.settings, intra_op_threads=model.settings.intra_op_threads or 1)
             context = open_model(files.place(stack), settings, variant=model.variant)
             sessions[name] = stack.enter_context(context).session
@@ -91,11 +92,14 @@ def evaluate_on(
         EdgeqError: for the same reasons as `evaluate_sessions`, or if a worker fails.
     """
     running = RunningEvaluation(tuple(models), task, reference, basis)
+    # A shard names samples of the source if workers can read them, and contains them otherwise.
     sharded = Sharded(samples, workers, count)
+    # Workers may be on other machines, so the job names every file that a model needs.
     job_models = {
         name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
         for name, m in models.items()
     }
+    # A task from a user's file cannot be pickled. The worker makes it from its name.
     job = EvaluationJob(job_models, sharded.reference, made_of or task, reference, basis)
     sample_count = 0
     with progress.stage("Evaluating", sharded.total) as advance:

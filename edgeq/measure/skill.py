@@ -57,6 +57,7 @@ class Skill:
 def score_interval(right: float, rows: int) -> tuple[float, float]:
     """Return the interval of a share of which `right` of `rows` were seen (E. Wilson, 1927)."""
     squared = CONFIDENT**2
+    # Wilson's interval stays inside 0 to 1, also if all rows or none are right.
     centre = (right + squared / 2) / (rows + squared)
     reach = CONFIDENT / (rows + squared) * math.sqrt(right * (rows - right) / rows + squared / 4)
     return centre - reach, centre + reach
@@ -71,4 +72,5 @@ def find_doubts(meter: Meter) -> tuple[str, ...]:
     """Return reasons to doubt a meter's figures, one sentence each."""
     notes = tuple(meter.notes()) if hasattr(meter, "notes") else ()
     skill = read_skill(meter)
+    # A note names the cause, and the comparison with chance only the effect.
     return notes or ((skill.doubt,) if skill is not None and not skill.better else ())

@@ -120,8 +120,10 @@ class TaskOptions(Displayed):
     def __post_init__(self) -> None:
         for name, value in self.given().items():
             kind, description = _KINDS[name]
+            # Python counts True as a number.
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise UsageError(f"the task option {name} is {value!r}", f"Give {description}")
+        # The class is frozen, but callers may give the path as text.
         if self.annotations is not None:
             object.__setattr__(self, "annotations", Path(self.annotations))
 
@@ -178,6 +180,7 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
         task: Task = load_function(name, "task", UsageError)(options)
         return _check_task(task, f"what {name} returns", "Return an object like edgeq.measure.task.Task")
     kind = REGISTRY.load(name)
+    # A task would silently ignore an option of another task.
     foreign = sorted(set(options.given()) - kind.takes)
     if foreign:
         option = option_of(foreign[0])

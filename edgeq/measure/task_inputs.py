@@ -21,6 +21,7 @@ def read_integer_labels(sample: Sample) -> NDArray[np.int64]:
     if sample.label is None:
         raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
     labels = np.asarray(sample.label).reshape(-1)
+    # Labels in float belong to another task. Rounding them would hide this.
     if labels.dtype.kind not in "iub":
         raise DataError(f"{sample.name}: label {sample.label!r} is not a class index", "Give integer labels")
     return labels.astype(np.int64)
@@ -36,6 +37,7 @@ def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[A
         if name not in outputs:
             raise UsageError(f"the model has no output {name!r}", f"It has {', '.join(sorted(outputs))}")
         return outputs[name]
+    # Beside scores, models often return integers such as an index or a count.
     floats = {output_name: array for output_name, array in outputs.items() if array.dtype.kind == "f"}
     if len(outputs) != 1 and len(floats) == 1:
         return next(iter(floats.values()))

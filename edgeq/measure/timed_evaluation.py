@@ -107,6 +107,7 @@ class _Line:
     ) -> None:
         self._known_outputs, self._joined = known_outputs, itertools.count()
         self._sessions = {name: model_sessions[0] for name, model_sessions in sessions.items()}
+        # A session in another process times its own runs, so that the transfer of samples does not count.
         self._remote_names = {
             name for name, model_sessions in self._sessions.items() if hasattr(model_sessions, "query_runner")
         }
@@ -135,6 +136,7 @@ class _Line:
             if name not in waiting.outputs:
                 waiting.outputs[name] = infer(session, waiting.sample, model=name)
                 return
+        # Every timed run must be a full inference, also if no sample waits.
         session.run(None, self._spare_feed)
 
     def move_on(self) -> None:
@@ -155,6 +157,7 @@ class _Line:
     def _join(self, sample: Sample) -> None:
         place = next(self._joined)
         self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known_outputs.items()}))
+        # A run on other shapes takes another time.
         untimed = self._remote_names if shapes_of(sample.inputs) == self._shapes else self._sessions
         self._complete(self._waiting[-1], untimed)
 

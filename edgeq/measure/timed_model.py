@@ -13,6 +13,7 @@ from edgeq_device.measure.memory import MemoryUse, measure_memory
 from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_request, open_session, with_carried
 
+# Each session holds a copy of the weights, so larger models are timed in a single one.
 _SMALL_BYTES = 2**25
 
 
@@ -38,6 +39,7 @@ def bench_model(
         engines: opens the further sessions, each in a process of its own; None opens them with `open_it`.
         sessions: number of sessions in which the model is timed.
     """
+    # Random operators draw as they do on a device, because drawing takes time.
     base = replace(with_carried(model, settings or SessionSettings()), draws=True)
 
     def open_with(threads: int) -> Any:

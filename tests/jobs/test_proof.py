@@ -16,8 +16,7 @@ from onnx import numpy_helper
 
 from edgeq.backends.base import Artifact
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
-from edgeq.measure import bench as race
-from edgeq.measure import latency
+from edgeq.measure import race, timed_model
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.baseline import BaselineMargin
@@ -318,7 +317,7 @@ def test_a_layer_that_onnxruntime_requantizes_is_caught(tmp_path: Path) -> None:
 
 def test_a_small_model_is_timed_in_several_processes(net: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of one process would not show how the next process differs."""
-    monkeypatch.setattr(latency, "SESSIONS", 3)
+    monkeypatch.setattr(timed_model, "SESSIONS", 3)
     timed: list[dict[str, list[Any]]] = []
     measure = race.measure_interleaved
 

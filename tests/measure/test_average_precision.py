@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from edgeq.measure import boxes as coco
+from edgeq.measure import coco
 from edgeq.measure.average_precision import mean_average_precisions
 from edgeq.measure.boxes import Detections
 

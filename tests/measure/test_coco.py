@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeq.errors import DataError, RuntimeUnavailableError
-from edgeq.measure import boxes as coco
+from edgeq.measure import coco
 from edgeq.measure.boxes import Detections
 
 GOOD: dict[str, Any] = {

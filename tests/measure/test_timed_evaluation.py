@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.errors import DataError
-from edgeq.measure import accuracy
+from edgeq.measure import timed_evaluation
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.inference import infer
 from edgeq.measure.tasks.classification import Classification
@@ -75,7 +75,7 @@ def test_the_figures_are_those_of_a_plain_evaluation(
     samples, models = made_up(count, lengths), sessions(each=2)
     before = [infer(sessions()["float32"][0], sample) for sample in made_up(count, lengths)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accuracy, "race", race_of(seed, rounds))
+        patch.setattr(timed_evaluation, "race", race_of(seed, rounds))
         given_before = {"float32": before} if known else {}
         found, latency = evaluate_timed(models, samples, known_outputs=given_before, **options)
     plain = evaluate_sessions({name: own[0] for name, own in sessions().items()}, made_up(count, lengths), **options)
@@ -97,7 +97,7 @@ def test_the_race_is_real() -> None:
 
 def test_large_outputs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     sample_bytes = 20 + 2 * 40  # float32[5] as the input, and float64[5] from each of two models
-    monkeypatch.setattr(accuracy, "_MOST_BYTES", 3 * sample_bytes)
+    monkeypatch.setattr(timed_evaluation, "_MOST_BYTES", 3 * sample_bytes)
     samples, ahead = made_up(30, [5]), []
 
     def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> dict[str, str]:
@@ -108,7 +108,7 @@ def test_large_outputs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
             ahead.append(samples.decoded)
         return {}
 
-    monkeypatch.setattr(accuracy, "race", race)
+    monkeypatch.setattr(timed_evaluation, "race", race)
     evaluate_timed(sessions(), samples, reference="float32")
     assert ahead == [min(30, 4 + i) for i in range(20)]
 
@@ -122,7 +122,7 @@ def test_a_session_in_another_process_is_timed_there(monkeypatch: pytest.MonkeyP
     timed: list[float] = []
     samples, models = made_up(10, [5]), sessions()
     models["int8"] = [Elsewhere(np.ones(5))]
-    monkeypatch.setattr(accuracy, "race", race_of(0, 5))
+    monkeypatch.setattr(timed_evaluation, "race", race_of(0, 5))
     evaluate_timed(models, samples, reference="float32")
     assert set(models["int8"][0].seen.values()) == {1}, "evaluated once each"
     assert set(timed) == {float(next(iter(samples)).inputs["x"][0, 0])}
@@ -155,7 +155,7 @@ def test_what_meters_note_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         def note(self, text: str) -> None:
             self.seen.append(text)
 
-    monkeypatch.setattr(accuracy, "race", race_of(0, 3))
+    monkeypatch.setattr(timed_evaluation, "race", race_of(0, 3))
     arrays = [np.eye(5, dtype=np.float32)[[(i + 1) % 5]] for i in range(40)]
     one_behind = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
     found, _ = evaluate_timed(

@@ -64,11 +64,13 @@ class AnomalyMeter(PairedMeter):
                 f"{sample.name}: input {list(original.shape)}, but output {list(reconstruction.shape)}",
                 "Give an autoencoder: its output has its input's shape",
             )
+        # Any other number of labels could not be assigned to rows.
         if len(labels) not in (1, len(original)):
             raise DataError(
                 f"{sample.name}: {len(labels)} labels for a batch of {len(original)}",
                 "Give one label, or one for each row",
             )
+        # A single label stands for the whole batch, so the batch has a single score.
         self.add(((original - reconstruction) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
 
     def result(self) -> Mapping[str, float]:
@@ -78,6 +80,7 @@ class AnomalyMeter(PairedMeter):
             DataError: all samples have the same label.
         """
         scores, labels = self.rows()
+        # The AUC compares anomalous samples with normal ones, so both must be present.
         if not 0 < labels.sum() < len(labels):
             raise DataError(
                 f"all {len(labels)} samples are labelled {labels[0]}", "AUC needs both; raise --count or use --stride"
@@ -92,6 +95,7 @@ class AnomalyMeter(PairedMeter):
         scores, labels = self.rows()
         p, n = int(labels.sum()), int((1 - labels).sum())
         auc = roc_auc(scores, labels)
+        # Labels of one kind, or a score of NaN, leave nothing to compare.
         if not math.isfinite(auc):
             return None
         reach = CONFIDENT * math.sqrt((p + n + 1) / (12 * p * n))

@@ -60,11 +60,13 @@ class Classification(Displayed):
         for sample, outputs in pairs:
             labels = read_integer_labels(sample)
             scores = _read_class_scores(pick_output(outputs, self.output, sample), len(labels), sample)
+            # Without a spare score, there is no class before the labels'.
             if scores.shape[1] < max(3, int(labels.max(initial=0)) + 2):
                 return replace(self, class_offset=0), ""
             rows += len(labels)
             for offset in (0, 1):
                 right[offset] += int((scores[:, offset:].argmax(axis=1) == labels).sum())
+        # Neighbouring classes are often alike, so shifted labels are right now and then.
         if right[1] < _LEAST_BESIDE or right[1] <= 4 * right[0]:
             return replace(self, class_offset=0), ""
         choice = f"class offset 1, with which {right[1]} of {rows} samples are right, and {right[0]} without"
@@ -89,6 +91,7 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
     shape = floats[0].shape
     if len(shape) < 2 or shape[0] != len(label) or shape[1] < 2 or any(size != 1 for size in shape[2:]):
         return None
+    # A label without a score belongs to another task, or to another model.
     return Classification() if label.min() >= 0 and label.max() < shape[1] else None
 
 
@@ -123,11 +126,13 @@ class ClassificationMeter:
         if not scores.shape[1]:
             raise UsageError(f"class offset {self._task.offset} leaves no class", "Give a smaller --class-offset")
         if scores.shape[1] == 1:
+            # An integer score is a logit or a share in an unknown scale.
             if scores.dtype.kind != "f":
                 raise DataError(
                     f"{sample.name}: one integer score for each row",
                     "Export a float score: integers do not show where one half is",
                 )
+            # The score and its complement make two classes, whose arg-max changes at one half.
             scores = np.concatenate([1 - scores, scores], axis=1)
         self._classes = scores.shape[1]
         outside = labels[(labels < 0) | (labels >= self._classes)]
@@ -167,6 +172,7 @@ class ClassificationMeter:
             for sign, shift, fix in fixes
             if (hits := int((best == labels + shift).sum())) >= _LEAST_BESIDE and hits > 4 * right
         )
+        # With two classes, a shifted label is simply the other class.
         if warnings and self._classes > 2:
             return warnings
         skill = self.skill()
@@ -205,6 +211,7 @@ def estimate_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes:
     agreement by chance in Cohen's kappa. If all labels are the same class, the share is 1 / `classes`.
     """
     values, counts = np.unique(labels, return_counts=True)
+    # A model that always answers the only class of the labels would have a chance of 1.
     if len(values) < 2:
         return 1 / max(2, classes)
     answered = np.array([(best == value).mean() for value in values])
@@ -220,6 +227,7 @@ def rank_labels(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.i
     precedes = np.arange(scores.shape[1])[None] < labels[:, None]
     rank = ((scores > label_scores) | ((scores == label_scores) & precedes)).sum(axis=1)
     if scores.dtype.kind == "f":
+        # Comparisons with NaN are false, so the label would otherwise rank first.
         rank[np.isnan(scores).any(axis=1)] = scores.shape[1]
     label_ranks: NDArray[np.int64] = rank
     return label_ranks

@@ -63,6 +63,7 @@ class Detection(Displayed):
     unit: BoxUnit | None = None
 
     def __post_init__(self) -> None:
+        # A threshold outside this range would keep everything or nothing.
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
             if not 0 <= value <= 1:
                 raise UsageError(f"--{option} is {value}", "Give a number from 0 to 1")
@@ -85,10 +86,12 @@ class Detection(Displayed):
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         decided = f"the outputs {shapes}"
         rows = [first_pair]
+        # Several heads have outputs of the same form. Only the boxes on labelled samples tell them apart.
         if len(decoders) > 1:
             rows += pairs
             values = {decoder.name: self._precision(decoder, rows) for decoder in decoders}
             best, second, *_ = sorted(values.values(), reverse=True)
+            # A smaller lead may be chance on so few samples.
             if best > 2 * second:
                 decoders = [decoder for decoder in decoders if values[decoder.name] == best]
                 decided = f"its mAP of {best:.4f} on {len(rows)} samples (the next {second:.4f})"
@@ -112,6 +115,7 @@ class Detection(Displayed):
         for sample, outputs in pairs:
             size = input_size(sample)
             candidates = self.decoder(outputs, size)
+            # Candidates with low scores may lie anywhere.
             unit = find_box_unit(candidates.take(candidates.scores > self.confidence).boxes, size)
             if unit is not None:
                 return replace(self, unit=unit)
@@ -182,6 +186,7 @@ class DetectionMeter:
         assert self._task.decoder is not None, "the task made sure"
         candidates = in_pixels(self._task.decoder(outputs, size), self._task.unit or "pixels", size)
         categories = len(self._task.annotations.categories)
+        # Such a class shows that the annotations are not those of the model's training.
         if len(candidates) and candidates.classes.max() >= categories:
             raise DataError(
                 f"{self._task.annotations.source} has {categories} categories, but the model's classes go up to "
@@ -221,6 +226,7 @@ class DetectionMeter:
         hits, objects = self._overlapping(0)
         if not objects:
             return None
+        # Objects of a data set have usual sizes and places, so boxes of other images overlap some of them by chance.
         shifts = range(1, min(len(self._detections), _SHIFTS + 1))
         chance = sum(self._overlapping(shift)[0] for shift in shifts) / (objects * max(1, len(shifts)))
         images = sum(any(match.objects for match in image.values()) for image in self._matched())
@@ -246,6 +252,7 @@ class DetectionMeter:
 
     def _matched(self) -> list[Mapping[int, Matches]]:
         """Return the matches of each image with its own objects."""
+        # Matches are kept, because skill and halves both need them.
         self._matches += [
             match_image(self._task.annotations, *image_detections)
             for image_detections in self._detections[len(self._matches) :]
@@ -298,6 +305,7 @@ def input_size(sample: Sample) -> tuple[int, int]:
 def _map_to_image(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
     """Convert boxes [N, 4] from pixels of the model's input to pixels of the original image."""
     original = sample.context.get("original_size")
+    # An image of another size is another image with the same name.
     if image.size is not None and original is not None and tuple(original) != image.size:
         raise DataError(
             f"{sample.name} is {original[0]}x{original[1]}, but annotated as {image.size[0]}x{image.size[1]}",

@@ -67,6 +67,7 @@ class SimilarityMeter(PairedMeter):
                 "Give two rows and one score for each pair",
             )
         length = np.linalg.norm(embedded, axis=1, keepdims=True)
+        # An embedding of zeros has no direction. Its cosine becomes 0.
         unit = embedded / np.where(length > 0, length, 1)
         self.add((unit[0::2] * unit[1::2]).sum(axis=1), scores)
 
@@ -100,6 +101,7 @@ class SimilarityMeter(PairedMeter):
         """
         values = []
         for cosines, scores in self.halves(halves):
+            # Equal scores have no order that could correlate.
             varied = len(np.unique(scores)) > 1
             values.append(correlation(mean_ranks(cosines), mean_ranks(scores)) if varied else np.nan)
         return np.array(values)
@@ -117,9 +119,11 @@ def pool_embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]
             f"{sample.name}: an output of shape {list(values.shape)} is not an embedding",
             "Choose one of [rows, width] or [rows, positions, width] with --task-output",
         )
+    # Tokenizers call the input attention_mask. Its shape tells it from masks of pairs of positions.
     fitting = [np.asarray(v) for n, v in sorted(sample.inputs.items()) if "mask" in n and v.shape == values.shape[:2]]
     mask = (fitting[0] != 0)[..., None] if fitting else np.ones((*values.shape[:2], 1), bool)
     summed: NDArray[np.float64] = np.where(mask, values, 0.0).sum(axis=1)
+    # A mask may hide all positions of a row.
     summed /= np.maximum(mask.sum(axis=1), 1)
     return summed
 
