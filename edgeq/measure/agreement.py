@@ -86,7 +86,7 @@ class OutputAgreement:
             them is, or if nothing was compared.
         max_abs_error: largest absolute difference, in the output's own unit.
         top1: share of rows with equal arg-max, 0 to 1; None if the output does not contain class scores: see
-            `Comparison`.
+            `edgeq.measure.class_scores`.
         nonfinite: number of pairs left out because one element is NaN or infinite and the other is not the same.
         mismatched: number of samples left out because the shapes differ. This happens if the size of an output depends
             on the values.
@@ -298,20 +298,12 @@ class Agreement(Displayed):
 
 # A factor of two in power. A smaller difference between two levels does not change a judgement.
 _HALF_DB = 3.0
-
-
 POOR_DB = 10.0
 """Below this SQNR in dB, more than a tenth of the output's power is quantization noise."""
-
-
 HEALTHY_DB = 20.0
 """At this SQNR in dB or above, at most a hundredth of the output's power is quantization noise."""
-
-
 GOOD_DB = 30.0
 """Above this SQNR in dB, a higher value hardly changes an answer."""
-
-
 Closeness = Literal["healthy", "noisy", "poor"]
 
 

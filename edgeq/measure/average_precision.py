@@ -24,19 +24,11 @@ from numpy.typing import NDArray
 from edgeq.measure.boxes import Floats
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
-
-
 _RECALLS = np.linspace(0.0, 1.0, 101)
-
-
 # COCO's packages use the square of 1e5 pixels as the upper limit of the area "all".
 _LARGEST_AREA = 1e10
-
-
 # COCO's packages lower a threshold of 1 to this value, so that rounding does not lose a perfect overlap.
 _CERTAIN = 1 - 1e-10
-
-
 Flags = NDArray[np.bool_]
 
 

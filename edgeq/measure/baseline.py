@@ -27,7 +27,6 @@ from edgeq.measure.inference import Outputs
 from edgeq.util.records import NullIsInfinite
 
 Floats = NDArray[np.float64]
-
 LEAST_MARGIN_DB = 6.0
 """Below this margin, a quarter or more of what the model adds to its input is lost in noise."""
 # Bounds the time for the interpolation in float64. Further rows are ignored.

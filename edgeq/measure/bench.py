@@ -139,12 +139,9 @@ def bench(
             raise UsageError(f"{path} would be compared with itself", "Name another model")
         models[reference_name] = (against, base_settings)
     in_engines = {f"{name}, {e.name}": replace(base_settings, engine=e.engine, precision=e.precision) for e in engines}
-    models |= {
-        label: (path, session_settings) for label, session_settings in (in_engines or {name: base_settings}).items()
-    }
-    models = {
-        label: (file, in_own_engine(file, session_settings)) for label, (file, session_settings) in models.items()
-    }
+    for label, session_settings in (in_engines or {name: base_settings}).items():
+        models[label] = (path, session_settings)
+    models = {label: (file, in_own_engine(file, base)) for label, (file, base) in models.items()}
     if against is not None or len(models) > 1:
         # `against` was added first. Without it, the first engine is the baseline of the others.
         settings = replace(settings, baseline=next(iter(models)))

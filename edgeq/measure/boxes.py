@@ -50,16 +50,10 @@ BoxUnit = Literal["pixels", "shares", "pixels, scaled"]
 """Unit of decoded boxes: pixels of the model's input, shares of its width and height, or pixels that a decoder for
 shares has multiplied by the size.
 """
-
-
 # Shares are at most 1, apart from boxes that reach over the edge. Boxes in pixels reach much further than two pixels.
 _LARGEST_SHARE = 2.0
-
-
 # Boxes whose median reaches further than this many widths or heights of the image are not in pixels.
 _FAR_OUTSIDE = 8.0
-
-
 # On smaller inputs, boxes in pixels hardly reach further than shares do.
 _SMALLEST_SIDE = 16
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 CheckKind = Literal["native", "emulated", "modelled", "none"]
-
-
 # The kinds are listed from the target's hardware down, so a smaller position is a stronger check.
 _STRENGTH = {kind: place for place, kind in enumerate(get_args(CheckKind))}
 

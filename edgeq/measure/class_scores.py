@@ -32,20 +32,12 @@ from numpy.typing import NDArray
 
 # Parts of names that exporters and authors give to class scores.
 _NAMED = re.compile(r"logit|prob|softmax|class|score", re.IGNORECASE)
-
-
 # Boxes have four columns of one scale, so fewer than five prove nothing.
 _FEWEST_COLUMNS = 5
-
-
 # Share of the way from a guess to certainty. Embeddings and recurrent states stay below it.
 _LEAST_CONFIDENCE = 0.1
-
-
 # In fewer rows, one class may come first each time by chance.
 _FEW_ROWS = 8
-
-
 # A composition, such as that of a soil, has fewer parts.
 _MOST_PARTS = 64
 

@@ -27,15 +27,11 @@ from edgeq.util.records import is_longer
 
 # COCO's own training annotations have 448 MB. A larger file would fill the memory when it is parsed.
 MAX_FILE_BYTES = 512 << 20
-
-
 # (class for the annotations, class for the evaluation), in order of preference.
 PACKAGES = (
     ("faster_coco_eval:COCO", "faster_coco_eval:COCOeval_faster"),
     ("pycocotools.coco:COCO", "pycocotools.cocoeval:COCOeval"),
 )
-
-
 # Metric → its index in COCO's twelve summary figures.
 SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from edgeq_device.measure.basis import EVERYTHING, Basis
@@ -21,19 +21,13 @@ from numpy.typing import NDArray
 from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.class_scores import ClassScores
 from edgeq.measure.inference import Outputs
-
-if TYPE_CHECKING:
-    from edgeq.measure.task import Task
 from edgeq.measure.power_ratios import cosine, decibels
 from edgeq.measure.slices import LEAST_VALUES, ROUNDED, SliceSums
+from edgeq.measure.task import Task
 
 _UNIT = 2**1074
 """The reciprocal of the smallest positive float64. Every float64 is a multiple of that number."""
-
-
 _NO_INPUTS: Outputs = MappingProxyType({})
-
-
 # Bounds the size of records. The worst slices, which decide, are kept.
 _MOST_SLICES = 64
 

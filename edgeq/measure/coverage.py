@@ -50,8 +50,6 @@ class OperatorCoverage:
 
 # Marks a share that is still to be computed. No share is negative, and None means "unknown".
 _DERIVED = -1.0
-
-
 HERE = "this machine"
 """`Coverage.how` for the kernels of this machine. These are onnxruntime's own kernels, unless the name of an engine
 precedes this text."""

@@ -35,23 +35,13 @@ from edgeq.util.records import plain
 
 SAMPLES = 32
 """Default number of samples. Sums over all elements of a tensor become stable after a few samples."""
-
-
 # Fusions change how results are rounded. A loss of more decibels than this means that they also changed the outputs.
 _OPTIMISER_LOSS_DB = 3.0
-
-
 # The session option that switches optimisers off, and the one optimiser that is known to lose accuracy.
 _DISABLED = "optimization.disable_specified_optimizers"
-
-
 _REQUANTIZER = "WeightBiasQuantization"
-
-
 # A warning names this many weights. The record contains all of them.
 _LISTED = 3
-
-
 _VERDICTS: Mapping[Closeness, str] = {
     "healthy": "the outputs follow float32 closely; there is nothing to fix",
     "noisy": "the outputs follow float32, with noise; measure the task's metric with `edgeq eval`",

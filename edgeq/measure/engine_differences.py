@@ -29,13 +29,9 @@ from edgeq.util.display import SILENT, Progress
 
 # Suffix of the outputs that show the quantized tensors in float.
 _SEEN = "/seen"
-
-
 # Number of samples to run in a simulator, which takes seconds for each. Two are enough, because a tensor has thousands
 # of elements.
 _SIMULATED = 2
-
-
 # If 8-bit tensors are this close, they differ only by a few roundings.
 _CLEAN_DB = 60.0
 

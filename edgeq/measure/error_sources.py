@@ -22,8 +22,6 @@ from edgeq.util.records import NullIsInfinite
 
 # A layer is an error source if it alone causes at least this share of the noise in the outputs.
 _STANDS_OUT = 0.05
-
-
 # If the ratio is this large or larger, channels are so unequal that a message mentions their shared scale.
 _UNEQUAL = 4.0
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    pass
-
-
 Floats = NDArray[np.float64]
-
-
 # Each summand keeps 40 bits. A block covers 8 exponents, so an int64 can hold the sum of 2^14 summands and a part that
 # is not full.
 _BITS, _BLOCK, _FULL = 40, 8, 61

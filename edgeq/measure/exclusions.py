@@ -25,20 +25,12 @@ from edgeq.model.sessions import Loadable
 from edgeq.util.records import NullIsInfinite
 
 SAMPLES = 4
-
-
 # Number of nodes from the worst sets that are also tried one by one.
 _SINGLES = 8
-
-
 # Maximum number of nodes of the best set to try in integers again. If integers cost at most `_WORTH_DB` for a node, it
 # stays in integers.
 _PUT_BACK = 4
-
-
 _FLOAT = "float32"
-
-
 # Smallest gain that counts, in dB.
 _WORTH_DB = 1.0
 

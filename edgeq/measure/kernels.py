@@ -23,20 +23,12 @@ from edgeq.run.session import SessionSettings, open_session
 
 RUNS = 20
 """Number of runs that count when kernels are timed, after the warm-up."""
-
-
 # The first runs allocate memory, so their times do not count.
 _WARM_UP = 5
-
-
 # ONNX Runtime writes several events for a node. Only the one with this ending is its kernel.
 _SUFFIX = "_kernel_time"
-
-
 # At this accuracy level, a product with weights in blocks multiplies integers.
 _INTEGER_LEVEL = 4
-
-
 TypedShape = tuple[str, list[int]]
 
 

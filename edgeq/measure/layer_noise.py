@@ -17,8 +17,6 @@ from edgeq.util.records import NOT_WRITTEN, plain, written
 from edgeq.util.records import computed as written_too  # Here, `computed` is the name of a field.
 
 Cause = Literal["weights", "range"]
-
-
 # If the reference is zero, the ratio of the noise to it is infinite. Ratios of this value or more count as equally bad.
 _MOST = 1e4
 
@@ -204,6 +202,7 @@ class ActivationSums:
 
 
 def noise_ratio(agreement: OutputAgreement | None) -> float:
+    """Return the power of the noise in relation to the signal's. Return 0 without an agreement."""
     if agreement is None:
         return 0.0
     # An output of NaN alone has no level, but it is as bad as any ratio.

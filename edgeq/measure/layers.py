@@ -82,24 +82,14 @@ __all__ = [
     "weight_values",
     "with_outputs",
 ]
-
-
 MEMORY = 2**29
 """Limit in bytes for fetched tensors in memory. If a model needs more, edgeq compares it in several passes."""
-
-
 # Number of copies of each tensor in memory. They are the float model's tensor, the quantized model's, the layer's in
 # integers and in float, the rounded input, and one copy in float64, which counts twice.
 _COPIES = 7
-
-
 _FLOAT_TYPES: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-
-
 # Number of tensors to try for each error source that may be named at the end.
 _CANDIDATES = 4
-
-
 # Number of samples for each of these tensors. If there is an effect on the outputs, a few samples show it.
 _FOLLOWED = 4
 

@@ -165,12 +165,9 @@ def _open_variant(
         model = own_runnable(best_variant.model)
         settings = variant_settings(best_variant, settings)
         with Engines() as engines:
-            if (
-                opener is None
-                # Outputs can be compared only if random operators give the same numbers in each session.
-                and random_names(best_variant.model)
-                and (settings.engine or not best_variant.provider_options)
-            ):
+            # Outputs can be compared only if random operators give the same numbers in each session.
+            is_random = opener is None and bool(random_names(best_variant.model))
+            if is_random and (settings.engine or not best_variant.provider_options):
                 session = engines.open(best_variant.model, settings)
             yield LoadedModel(
                 path=path,

@@ -30,19 +30,11 @@ from edgeq.model.shapes import element_types
 
 # Activation functions that an integer range can replace, because the range clips all values outside anyway.
 _CLIPPING = frozenset({"Relu", "Clip"})
-
-
 # Prefix of operators that quantize their first input themselves.
 _DYNAMIC = "DynamicQuantize"
-
-
 # None stands for a type that shape inference did not find.
 _ACTIVATION_TYPES = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
-
-
 INPUT = "Input"
-
-
 Kind = Literal["static", "dynamic", "float"]
 
 

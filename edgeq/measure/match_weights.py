@@ -31,26 +31,14 @@ from edgeq.util.records import written
 
 # Suffixes that quantizers append to the names of weights and nodes.
 _WEIGHT_SUFFIX = re.compile(r"(_DequantizeLinear_Output|_quantized|_QuantizeLinear_Output)$")
-
-
 NODE_SUFFIX = re.compile(r"(_MatMul)?_quant$")
-
-
 # Operators that look up rows of a weight.
 _LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization"})
-
-
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-
-
 _WORST_CHANNELS = 3
-
-
 # Largest change of a weight, in steps, that rounding can explain. Rounding to nearest moves a weight by at most half a
 # step. Other rounding methods (AdaRound) move it by less than one and a half steps.
 _LARGEST_ROUNDING = 1.5
-
-
 # The steps of an int32 bias are so small that a correction moves it by many steps.
 _WEIGHT_BITS = 16
 

@@ -17,40 +17,23 @@ import onnx_ir as ir
 
 from edgeq.measure.engine_layers import EngineLayer
 from edgeq.measure.kernels import KernelRun, TypedShape
-from edgeq.model.graph import (
-    consumers,
-    name_of,
-)
+from edgeq.model.graph import consumers, name_of
 from edgeq.model.products import node_macs, sized
 from edgeq.util.records import Count
 
 Kind = Literal["int8", "float", "conversion", "other"]
-
-
 # Kernels that read floats and convert them to integers themselves.
 _DYNAMIC_INTEGER = re.compile(r"^(DynamicQuantize(MatMul|LSTM)|MatMulNBits)$")
-
-
 # Control flow does not multiply. The kernels of its bodies are counted separately.
 _CONTROL = frozenset({"If", "Loop", "Scan"})
-
-
 _CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-
-
 _MOVES_DATA = frozenset({"Shape", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost"})
-
-
 _ELEMENT_WISE = frozenset({"Add", "Cast", "Mul"})
-
-
 # Suffixes that ONNX Runtime appends to a node's name when a fusion, the layout optimiser or the quantizer replaces the
 # node.
 _RENAMED = re.compile(
     r"(_token_\d+|_nchwc|_Q[48]|_quant|_quant_scales_mul|/duplicated|_matmul|_MatMul|/MatMulAddFusion|/MatMulScaleFusion/)$"
 )
-
-
 HALF = "f16"
 """The precision of a kernel that computes in 16-bit floats."""
 
@@ -151,41 +134,29 @@ def classify_layers(
     A layer without a source node counts as a conversion.
     """
     types = {str(node.name): node.op_type for node in source.graph}
-    maker_by_tensor = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
+    makers = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
     # For each node, the node itself and the nodes that compute its inputs. A layer may have the name of a bias Add
     # instead of the name of the product that was merged with it.
     neighbours = {
-        str(node.name): (
-            str(node.name),
-            *(maker_by_tensor[name_of(value)] for value in node.inputs if name_of(value) in maker_by_tensor),
-        )
+        str(node.name): (str(node.name), *(makers[name_of(v)] for v in node.inputs if name_of(v) in makers))
         for node in source.graph
     }
     runs = []
-    pending_macs = dict(macs)
+    pending = dict(macs)
     for layer in layers:
-        name = (
-            layer.name
-            if layer.name in types
-            else maker_by_tensor.get(layer.name, find_source_name(layer.name, source_by_kernel))
-        )
+        # Engines name a layer after a node, after a tensor, or by ONNX Runtime's name of a fused kernel.
+        name = layer.name if layer.name in types else makers.get(layer.name, "")
+        name = name or find_source_name(layer.name, source_by_kernel)
         node = name if name in types else source_by_kernel.get(name, name)
         kind: Kind = "int8" if layer.precision == "int8" else "float" if layer.precision else "other"
-        merged = [
-            inside
-            for merged_name in layer.merged
-            for inside in neighbours.get(merged_name, ())
-            if inside in pending_macs
-        ]
-        nodes = (
-            [node] if node in pending_macs or layer.op_type in conversions else list(dict.fromkeys(merged)) or [node]
-        )
+        merged = [inside for member in layer.merged for inside in neighbours.get(member, ()) if inside in pending]
+        nodes = [node] if node in pending or layer.op_type in conversions else list(dict.fromkeys(merged)) or [node]
         for node in nodes:
             if layer.op_type in conversions or node not in types:
                 runs.append(NodeRun(layer.name, layer.name, layer.op_type, "conversion", 0, layer.precision))
             else:
-                runs.append(NodeRun(layer.name, node, types[node], kind, pending_macs.pop(node, 0), layer.precision))
-    runs += [NodeRun(name, name, types[name], "float", count) for name, count in pending_macs.items() if name in types]
+                runs.append(NodeRun(layer.name, node, types[node], kind, pending.pop(node, 0), layer.precision))
+    runs += [NodeRun(name, name, types[name], "float", count) for name, count in pending.items() if name in types]
     return tuple(runs)
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -17,6 +13,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def cosine(product: float, a: float, b: float) -> float:
+    """Return the cosine of two vectors from the sum of their products and their powers `a` and `b`."""
     if a == 0 or b == 0:
         return 1.0 if a == b else 0.0
     # Rounding can place the quotient a few ulp outside -1..1.

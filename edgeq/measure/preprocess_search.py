@@ -176,8 +176,14 @@ def search(
             for name, preprocess in remaining.items():
                 advance(1)
                 samples = _open_fitting(data, signature, preprocess, size)
-                if samples is None or (size == _ROUNDS[0] and _is_repeated(samples, tried_inputs)):
+                if samples is None:
                     continue
+                if size == _ROUNDS[0]:
+                    # Two names may mean the same inputs for this model, and would then tie in every round.
+                    inputs = [sample.inputs for sample in islice(samples, 2)]
+                    if any(_are_equal(inputs, previous) for previous in tried_inputs):
+                        continue
+                    tried_inputs.append(inputs)
                 if task is None:
                     task = infer_task(sample := next(iter(samples)), infer(session, sample))
                 try:
@@ -233,15 +239,10 @@ def _open_fitting(data: Data, signature: Signature, preprocess: Preprocess, size
     return samples
 
 
-def _is_repeated(samples: Samples, tried_inputs: list[list[Mapping[str, NDArray[Any]]]]) -> bool:
-    """Return whether an earlier candidate gives the same inputs. If not, remember the inputs."""
-    inputs = [sample.inputs for sample in islice(samples, 2)]
-    for previous in tried_inputs:
-        pairs = [(a[name], b.get(name)) for a, b in zip(inputs, previous, strict=False) for name in a]
-        if all(b is not None and a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs):
-            return True
-    tried_inputs.append(inputs)
-    return False
+def _are_equal(inputs: Sequence[Mapping[str, NDArray[Any]]], previous: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
+    """Return whether two candidates give a model the same inputs, up to rounding."""
+    pairs = [(a[name], b.get(name)) for a, b in zip(inputs, previous, strict=False) for name in a]
+    return all(b is not None and a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs)
 
 
 def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[RowMetrics, Task | None, str]:

@@ -9,22 +9,14 @@ from edgeq_device.measure.latency import Distribution, Runner, WarmUp, measure_i
 from edgeq_device.measure.scenarios import query_runner
 
 _TIMED_SECONDS = 0.5
-
-
 # The same duration for models that have several sessions. Less time is enough, because claims about such models compare
 # pairs of sessions, and sessions differ more than the runs of one session do.
 _TIMED_SECONDS_IN_SEVERAL = 0.25
-
-
 # On a busy machine, timing continues for up to this many seconds until enough runs were undisturbed.
 _PATIENCE_SECONDS = 8.0
-
-
 # Minimum number of runs. It is the smallest number of pairs that gives a 95 % interval for their median. With a larger
 # minimum, timing a model that takes seconds would take minutes.
 _TIMED_RUNS = 6
-
-
 # On a busy machine no latency is steady, so a longer warm-up would not help.
 _WARM_UP = WarmUp(window=3, min_s=0.1, max_s=0.5)
 

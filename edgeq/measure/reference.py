@@ -14,8 +14,6 @@ from edgeq.model.prepare import prepare_model
 from edgeq.util.display import SILENT, Progress
 
 ORDER = "Give the float model first, then its int8 form"
-
-
 _ORIGIN = "Give the float model that it was made from"
 
 

@@ -27,12 +27,8 @@ from edgeq.measure.task import Meter, Task
 
 # With so many halves, the standard error itself is known to about 7 %.
 HALVES = 100
-
-
 METERED = 32
 """Number of halves if the task's meter cannot compute the halves itself. Each half then has its own meter."""
-
-
 # With fewer halves, the standard error would be wrong by more than a quarter.
 _FEWEST_HALVES = 8
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
-
-if TYPE_CHECKING:
-    pass
 
 
 def split_rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:

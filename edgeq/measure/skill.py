@@ -9,8 +9,6 @@ from edgeq.measure.task import Meter
 
 CONFIDENT = 2.0
 """Number of standard errors between a figure and the ends of its interval."""
-
-
 _LEAST_SKILL = 0.25
 """The least share of the way from chance to perfection that a model in use covers."""
 

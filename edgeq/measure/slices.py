@@ -40,49 +40,30 @@ import copy
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.agreement import SliceAgreement
-
-if TYPE_CHECKING:
-    pass
 from edgeq.measure.exact_sums import ExactSums, Floats
 from edgeq.measure.power_ratios import cosine, decibels
 
 Run = tuple[int, int]
 """First and last index of a slice."""
-
-
 # Ratio of two scales that lies between two levels. It is 24 dB, half of what 8 bits give at best.
 _UNLIKE = 16.0
-
-
 # Axes with more indices are channels or positions, which fill a wide range of scales evenly.
 _FEW_INDICES = 12
-
-
 # A level with this part of the indices or less may consist of channels that are hardly ever active.
 _SCARCE = 8
-
-
 # The resolution of a float32.
 _NEGLIGIBLE = 2.0**-24
-
-
 # These two bound the memory and time for sums. Longer axes are positions or a vocabulary.
 _MOST_INDICES = 4096
-
-
 _MOST_COLUMNS = 256
-
-
 # Fewer values have a mean and a spread by chance.
 LEAST_VALUES = 8
-
-
 # A smaller share of a sum of squares is not known, because the summands are rounded to 40 bits.
 ROUNDED = 2.0**-38
 
@@ -168,10 +149,8 @@ class AxisSums:
     def merge(self, chunk: AxisSums) -> None:
         """Add the sums of other samples."""
         self.low, self.high = np.minimum(self.low, chunk.low), np.maximum(self.high, chunk.high)
-        self.candidate_low, self.candidate_high = (
-            np.minimum(self.candidate_low, chunk.candidate_low),
-            np.maximum(self.candidate_high, chunk.candidate_high),
-        )
+        self.candidate_low = np.minimum(self.candidate_low, chunk.candidate_low)
+        self.candidate_high = np.maximum(self.candidate_high, chunk.candidate_high)
         self.max_abs_error = np.maximum(self.max_abs_error, chunk.max_abs_error)
         self.count += chunk.count
         self.powers.merge(chunk.powers)

@@ -81,11 +81,7 @@ class Task(Protocol):
 
 
 _NUMBER = (numbers.Real, "a number from 0 to 1")
-
-
 _NAME = (str, "a name")
-
-
 # Field of TaskOptions → its type, and a readable name for that type.
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "class_offset": (numbers.Integral, "a whole number"),

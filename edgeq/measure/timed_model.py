@@ -15,8 +15,6 @@ from edgeq.run.session import Engines, SessionSettings, open_request, open_sessi
 
 # Each session holds a copy of the weights, so larger models are timed in a single one.
 _SMALL_BYTES = 2**25
-
-
 SESSIONS = 6
 """Number of sessions in which a small model is timed, each in a process of its own."""
 

@@ -97,8 +97,6 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
 
 _LEAST_BESIDE = 8
 """If labels shifted by one make at least this many rows correct, edgeq does not attribute this to chance."""
-
-
 _LEAST_JUDGED = 10
 """Smallest number of rows for which the share of correct answers is compared with that of guesses."""
 

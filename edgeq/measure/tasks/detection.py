@@ -143,8 +143,6 @@ _UNITS: Mapping[BoxUnit, str] = {
     "shares": "the model's boxes are shares of the image's size (0 to 1), not pixels",
     "pixels, scaled": "the model's boxes are pixels, not shares of the image's size",
 }
-
-
 _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 
 
