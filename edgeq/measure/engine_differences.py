@@ -111,14 +111,10 @@ def compare_engine(
             if place.node is None or not place.reads or place.open:
                 continue
             fed = replace(subset[0], inputs={name: first_outputs[name + _SEEN] for name in place.reads})
+            sessions = open_pair(_extract_layer(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx")
+            cpu_output, engine_output = (infer(s, fed, model="a layer")[layer.name + _SEEN] for s in sessions)
             alone = OutputComparison(layer.name)
-            answers = [
-                infer(session, fed, model="a layer")[layer.name + _SEEN]
-                for session in open_pair(
-                    _extract_layer(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx"
-                )
-            ]
-            alone.update(answers[0], answers[1])
+            alone.update(cpu_output, engine_output)
             layers[layer.name] = replace(layer, alone_db=alone.result().sqnr_db, steps=place.steps(alone))
     return tuple(layers.values())
 

@@ -80,7 +80,7 @@ def find_exclusions(
     plain_db = measure_model(quantized_graph)
     exclusions: dict[frozenset[str], Exclusion] = {}
 
-    def measure(nodes: tuple[str, ...]) -> float:
+    def measure_nodes(nodes: tuple[str, ...]) -> float:
         """Return the SQNR with `nodes` in float. If these nodes cannot be separated from the model, return the SQNR of
         the unchanged model.
         """
@@ -99,18 +99,18 @@ def find_exclusions(
     order = [nodes for nodes in dict.fromkeys(sets) if nodes]
     with pair.progress.stage("Trying nodes in float", len(singles) + len(order)) as advance:
         for nodes in (*singles, *order):
-            measure(nodes)
+            measure_nodes(nodes)
             advance(1)
-        by_gain = sorted(order, key=lambda nodes: -measure(nodes))
+        by_gain = sorted(order, key=lambda nodes: -measure_nodes(nodes))
         for count in itertools.takewhile(lambda count: count < 2 * len(order), (2**k for k in range(32))):
-            measure(_join_sets(order[:count]))
-            measure(_join_sets(by_gain[:count]))
-            measure(_add_neighbours(float_graph, _join_sets(by_gain[:count]), macs))
+            measure_nodes(_join_sets(order[:count]))
+            measure_nodes(_join_sets(by_gain[:count]))
+            measure_nodes(_add_neighbours(float_graph, _join_sets(by_gain[:count]), macs))
         best = min(exclusions.values(), key=_rank_exclusion, default=Exclusion((), plain_db, plain_db))
         reduced = best.nodes
         for name in sorted(reduced, key=lambda node: -macs.get(node, 0))[:_PUT_BACK]:
             fewer = tuple(node for node in reduced if node != name)
-            if fewer and min(measure(fewer), GOOD_DB) >= min(best.sqnr_db, GOOD_DB) - _WORTH_DB:
+            if fewer and min(measure_nodes(fewer), GOOD_DB) >= min(best.sqnr_db, GOOD_DB) - _WORTH_DB:
                 reduced = fewer
     worth = [
         exclusion

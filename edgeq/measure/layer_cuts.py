@@ -22,7 +22,7 @@ def cut_layers(
     alone, on exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
 
     Args:
-        exact: (tensor, node) pairs from `exact_readers`. These nodes read `exact_entry_name(match)` instead.
+        exact: (tensor, node) pairs from `find_exact_readers`. These nodes read `exact_entry_name(match)` instead.
     """
     # Bodies of If, Loop and Scan read a tensor by its name, so the tensor cannot be replaced for them.
     match_by_tensor = {m.computed: m for m in matches if m.computed not in graph.captured}
@@ -66,7 +66,7 @@ def add_disturbances(
     broadcasts to it. If the tensor is an output, the sum replaces it at the same position under another name.
 
     Args:
-        exact: (tensor, node) pairs from `exact_readers`. For these nodes, the input is `exact_disturbance_name(name)`.
+        exact: (tensor, node) pairs from `find_exact_readers`. For these nodes, the input is `exact_disturbance_name(name)`.
     """
     types = element_types(float_graph)
     disturbed = float_graph.model.clone()
@@ -99,7 +99,7 @@ def add_disturbances(
 
 
 def disturbance_name(name: str) -> str:
-    """Return the name of the input that is added to a tensor for all readers except those in `exact_readers`."""
+    """Return the name of the input that is added to a tensor for all readers except those in `find_exact_readers`."""
     return f"{name}/disturbance"
 
 

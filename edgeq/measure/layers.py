@@ -159,7 +159,7 @@ class LayerPair:
 
     Attributes:
         matches: the float activations that both models have.
-        exact: the result of `exact_readers`.
+        exact: the result of `find_exact_readers`.
         layers, float_layers: the two models cut by `cut_layers`.
         entries, float_entries: inputs of the cut models, each with its match and whether the tensor is rounded first.
 

@@ -145,12 +145,10 @@ def loss_interval(task: Task, reference: Meter, candidate: Meter, rows: int) -> 
     A model that agrees with the reference on all rows may still lose one row on as many others.
     """
     reference_metrics, candidate_metrics = measure_rows(reference, rows), measure_rows(candidate, rows)
-    error = (
-        loss_error(reference_metrics, candidate_metrics, further=1 / rows)
-        if reference_metrics is not None and candidate_metrics is not None
-        else None
-    )
-    if reference_metrics is None or candidate_metrics is None or error is None:
+    if reference_metrics is None or candidate_metrics is None:
+        return None
+    error = loss_error(reference_metrics, candidate_metrics, further=1 / rows)
+    if error is None:
         return None
     drop = reference_metrics.metrics[task.primary] - candidate_metrics.metrics[task.primary]
     drop = drop if task.higher_is_better else -drop

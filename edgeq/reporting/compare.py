@@ -407,7 +407,7 @@ class CompareRequest:
         duration_s: the minimum time for each model, in seconds.
         attempts: the maximum number of speed measurements. Each measurement takes twice as long as the one before.
             edgeq stops measuring when the limit on speed is settled.
-        sessions: the number of sessions in which small models are timed; None means the result of `sessions_to_time`.
+        sessions: the number of sessions in which small models are timed; None means the result of `count_sessions`.
         session_options: session options for model files. They take precedence over options in the files.
     """
 

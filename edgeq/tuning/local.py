@@ -398,7 +398,7 @@ def slow_layers(
         feed: the inputs of one query.
         float_threads, threads: threads of the float model and of the artifact.
         backend: the backend that built the artifact; its engine runs the float model as well.
-        opener: see `edgeq.measure.node_runs.profile`.
+        opener: see `edgeq.measure.kernels.profile`.
     """
     settings, quantized = float_settings(backend, float_threads), artifact.settings(threads=threads)
     spent: list[dict[str, float]] = []

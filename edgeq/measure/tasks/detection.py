@@ -96,11 +96,8 @@ class Detection(Displayed):
                 decoders = [decoder for decoder in decoders if values[decoder.name] == best]
                 decided = f"its mAP of {best:.4f} on {len(rows)} samples (the next {second:.4f})"
         if len(decoders) != 1:
-            several = (
-                f"{' and '.join(decoder.name for decoder in decoders)} both fit"
-                if decoders
-                else "no decoder is known for"
-            )
+            names = " and ".join(decoder.name for decoder in decoders)
+            several = f"{names} both fit" if names else "no decoder is known for"
             raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
         settled_task = replace(self, decoder=decoders[0].decode, usual=decoders[0].preprocess)._with_unit(
             chain(rows, pairs)
