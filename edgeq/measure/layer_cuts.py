@@ -66,7 +66,8 @@ def add_disturbances(
     broadcasts to it. If the tensor is an output, the sum replaces it at the same position under another name.
 
     Args:
-        exact: (tensor, node) pairs from `find_exact_readers`. For these nodes, the input is `exact_disturbance_name(name)`.
+        exact: (tensor, node) pairs from `find_exact_readers`. For these nodes, the input is
+            `exact_disturbance_name(name)`.
     """
     types = element_types(float_graph)
     disturbed = float_graph.model.clone()

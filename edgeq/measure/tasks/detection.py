@@ -99,11 +99,10 @@ class Detection(Displayed):
             names = " and ".join(decoder.name for decoder in decoders)
             several = f"{names} both fit" if names else "no decoder is known for"
             raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
-        settled_task = replace(self, decoder=decoders[0].decode, usual=decoders[0].preprocess)._with_unit(
-            chain(rows, pairs)
-        )
+        (decoder,) = decoders
+        settled_task = replace(self, decoder=decoder.decode, usual=decoder.preprocess)._with_unit(chain(rows, pairs))
         unit = _UNITS[settled_task.unit or "pixels"]
-        choice = f"decoder {decoders[0].name}, by {decided}; --decoder sets another"
+        choice = f"decoder {decoder.name}, by {decided}; --decoder sets another"
         return settled_task, f"{choice}; {unit}" if unit else choice
 
     def _with_unit(self, pairs: Iterable[tuple[Sample, Outputs]]) -> Detection:
