@@ -52,15 +52,15 @@ class FakeSession:
         return [SimpleNamespace(name=name) for name in self._names]
 
     def run(self, names: Sequence[str] | None, feed: Mapping[str, np.ndarray]) -> list[Any]:
-        made = self._function(feed)
-        return [made[name] for name in names or self._names]
+        outputs = self._function(feed)
+        return [outputs[name] for name in names or self._names]
 
 
 def vectors(arrays: Sequence[np.ndarray], labels: Sequence[Any] | None = None) -> FakeSamples:
     """Return one sample for each array, with the names sample0, sample1, …"""
-    chosen = labels if labels is not None else [None] * len(arrays)
+    sample_labels = labels if labels is not None else [None] * len(arrays)
     return FakeSamples(
-        [FakeSample(f"sample{i}", {"x": a}, y) for i, (a, y) in enumerate(zip(arrays, chosen, strict=True))]
+        [FakeSample(f"sample{i}", {"x": a}, y) for i, (a, y) in enumerate(zip(arrays, sample_labels, strict=True))]
     )
 
 

@@ -28,8 +28,8 @@ def test_a_model_file_bytes_and_session_give_the_same(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
     settings = SessionSettings(intra_op_threads=1)
-    for given in (path, str(path), model.SerializeToString(), open_session(path)):
-        accuracy = evaluate(given, vectors(SAMPLES, LABELS), Classification(), settings=settings)
+    for model_form in (path, str(path), model.SerializeToString(), open_session(path)):
+        accuracy = evaluate(model_form, vectors(SAMPLES, LABELS), Classification(), settings=settings)
         assert accuracy.metrics == {"top1": 0.75}
         assert accuracy.value == 0.75
         assert accuracy.samples == 4
@@ -49,30 +49,32 @@ def test_several_sessions_share_the_decoded_samples() -> None:
         "float32": FakeSession(lambda feed: {"y": feed["x"]}, ["y"]),
         "int8": FakeSession(lambda feed: {"y": -feed["x"]}, ["y"]),
     }
-    found = evaluate_many(sessions, samples, Classification(), settings={"int8": SessionSettings(optimization="none")})
+    accuracies = evaluate_many(
+        sessions, samples, Classification(), settings={"int8": SessionSettings(optimization="none")}
+    )
     assert samples.decoded == 4
-    assert found["float32"].value == 0.75
-    assert found["int8"].value == 0.25
-    assert found["int8"].settings.optimization == "none"
-    assert found["int8"].loss_against(found["float32"]) == 0.5
+    assert accuracies["float32"].value == 0.75
+    assert accuracies["int8"].value == 0.25
+    assert accuracies["int8"].settings.optimization == "none"
+    assert accuracies["int8"].loss_against(accuracies["float32"]) == 0.5
 
 
 def test_one_pass_gives_accuracy_and_agreement() -> None:
     samples = vectors(SAMPLES, LABELS)
-    same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    found = evaluate_sessions({"a": same, "b": same}, samples, task=Classification(), reference="a")
+    identity = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    evaluation = evaluate_sessions({"a": identity, "b": identity}, samples, task=Classification(), reference="a")
     assert samples.decoded == 4
-    assert set(found.accuracy) == {"a", "b"}
-    assert set(found.agreement) == {"b"}
-    assert found.agreement["b"].top1 == 1.0
-    assert found.samples == 4
+    assert set(evaluation.accuracy) == {"a", "b"}
+    assert set(evaluation.agreement) == {"b"}
+    assert evaluation.agreement["b"].top1 == 1.0
+    assert evaluation.samples == 4
 
 
 def test_agreement_needs_no_labels() -> None:
-    same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    found = evaluate_sessions({"a": same, "b": same}, vectors(SAMPLES), reference="a")
-    assert not found.accuracy
-    assert found.agreement["b"].outputs[0].equal
+    identity = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    evaluation = evaluate_sessions({"a": identity, "b": identity}, vectors(SAMPLES), reference="a")
+    assert not evaluation.accuracy
+    assert evaluation.agreement["b"].outputs[0].equal
 
 
 def test_an_unknown_reference_is_refused() -> None:

@@ -31,23 +31,23 @@ def test_streaming_equals_brute_force(samples: list[tuple[np.ndarray, np.ndarray
     comparison = OutputComparison("y")
     for r, c in samples:
         comparison.update(r, c)
-    found = comparison.result(classes=True)
+    agreement = comparison.result(classes=True)
 
     r = np.concatenate([r for r, _ in samples]).astype(np.float64)
     c = np.concatenate([c for _, c in samples]).astype(np.float64)
     noise = ((r - c) ** 2).sum()
-    assert found.elements == r.size
-    assert found.max_abs_error == np.abs(r - c).max()
-    assert found.top1 == np.mean(r.argmax(axis=1) == c.argmax(axis=1))
+    assert agreement.elements == r.size
+    assert agreement.max_abs_error == np.abs(r - c).max()
+    assert agreement.top1 == np.mean(r.argmax(axis=1) == c.argmax(axis=1))
     if noise == 0:
-        assert found.sqnr_db == math.inf
-        assert found.equal
+        assert agreement.sqnr_db == math.inf
+        assert agreement.equal
     elif (r**2).sum() > 0:
-        assert found.sqnr_db == pytest.approx(10 * math.log10((r**2).sum() / noise), abs=1e-6)
-        assert not found.equal
+        assert agreement.sqnr_db == pytest.approx(10 * math.log10((r**2).sum() / noise), abs=1e-6)
+        assert not agreement.equal
     if np.linalg.norm(r) > 0 and np.linalg.norm(c) > 0:
         expected = (r * c).sum() / np.linalg.norm(r) / np.linalg.norm(c)
-        assert found.cosine == pytest.approx(expected, abs=1e-9)
+        assert agreement.cosine == pytest.approx(expected, abs=1e-9)
 
 
 @given(pairs(), st.randoms(use_true_random=False))
@@ -60,9 +60,9 @@ def test_order_of_samples_does_not_matter(samples: list[tuple[np.ndarray, np.nda
 
     shuffled = list(samples)
     random.shuffle(shuffled)
-    one, other = (total(order).result(classes=True) for order in (samples, shuffled))
-    assert one.sqnr_db == pytest.approx(other.sqnr_db)
-    assert one.top1 == other.top1
+    ordered, reordered = (total(order).result(classes=True) for order in (samples, shuffled))
+    assert ordered.sqnr_db == pytest.approx(reordered.sqnr_db)
+    assert ordered.top1 == reordered.top1
 
 
 def test_equal_outputs_have_no_noise_and_plain_json() -> None:
@@ -81,9 +81,9 @@ def test_zeros() -> None:
     both = OutputComparison("y")
     both.update(np.zeros((1, 2)), np.zeros((1, 2)))
     assert both.result().cosine == 1.0
-    one = OutputComparison("y")
-    one.update(np.ones((1, 2)), np.zeros((1, 2)))
-    assert one.result().cosine == 0.0
+    silent = OutputComparison("y")
+    silent.update(np.ones((1, 2)), np.zeros((1, 2)))
+    assert silent.result().cosine == 0.0
 
 
 def test_nonfinite_pairs_are_counted_not_summed() -> None:
@@ -91,42 +91,43 @@ def test_nonfinite_pairs_are_counted_not_summed() -> None:
     r = np.array([[1.0, -np.inf, np.nan, 2.0, 3.0]])
     c = np.array([[1.0, -np.inf, np.nan, np.nan, np.inf]])
     comparison.update(r, c)
-    found = comparison.result()
-    assert found.nonfinite == 2
-    assert found.elements == 1
-    assert not found.equal
+    agreement = comparison.result()
+    assert agreement.nonfinite == 2
+    assert agreement.elements == 1
+    assert not agreement.equal
 
 
 def test_shapes_that_differ_are_counted() -> None:
     comparison = OutputComparison("boxes")
     comparison.update(np.zeros((3, 4)), np.zeros((2, 4)))
-    found = comparison.result()
-    assert found.mismatched == 1
-    assert found.elements == 0
-    assert not found.equal
-    assert found.sqnr_db == -math.inf
+    agreement = comparison.result()
+    assert agreement.mismatched == 1
+    assert agreement.elements == 0
+    assert not agreement.equal
+    assert agreement.sqnr_db == -math.inf
 
 
 def test_samples_of_another_size_count_as_not_the_same() -> None:
     comparison = OutputSums()
-    other = OutputSums()
-    for found, count, into in ((3, 3, comparison), (3, 2, other), (2, 2, other), (1, 2, comparison)):
-        boxes, labels = np.ones((found, 4), np.float32), np.full(found, 7)
+    later_sums = OutputSums()
+    for candidate_size, count, into in ((3, 3, comparison), (3, 2, later_sums), (2, 2, later_sums), (1, 2, comparison)):
+        boxes, labels = np.ones((candidate_size, 4), np.float32), np.full(candidate_size, 7)
         into.update(
             {"boxes": boxes, "labels": labels},
             {"boxes": boxes[:1].repeat(count, 0), "labels": labels[:1].repeat(count)},
         )
-    comparison.merge(other)
+    comparison.merge(later_sums)
     result = comparison.result()
     boxes_found, labels_found = result.outputs
     assert boxes_found.mismatched == labels_found.mismatched == 2
     assert labels_found.same == 5 / 10, "5 of 5 elements, and 3 and 2 that have no counterpart"
     assert not boxes_found.equal
-    left = result.mismatch_notes()
+    notes = result.mismatch_notes()
     assert (
-        left[0] == "output 'boxes': 2 of 4 samples are left out of its figures, because its size differs from float32's"
+        notes[0]
+        == "output 'boxes': 2 of 4 samples are left out of its figures, because its size differs from float32's"
     )
-    assert len(left) == 2
+    assert len(notes) == 2
 
 
 def test_rows_without_a_counterpart_have_another_top1() -> None:
@@ -144,8 +145,8 @@ def test_where_nothing_was_compared_nothing_is_claimed() -> None:
     result = comparison.result()
     assert (result.sqnr_db, result.cosine, result.compared) == (-math.inf, 0.0, False)
     assert plain(result)["outputs"][0]["sqnr_db"] is None
-    (left,) = result.mismatch_notes()
-    assert left.startswith("output 'boxes': none of its 1 samples could be compared")
+    (note,) = result.mismatch_notes()
+    assert note.startswith("output 'boxes': none of its 1 samples could be compared")
     comparison.update({"score": np.array([1.0])}, {"score": np.array([1.0])})
     assert comparison.result().sqnr_db == -math.inf
 
@@ -164,21 +165,21 @@ def test_integer_and_boolean_outputs_are_compared_and_text_is_not() -> None:
     r = {"i": np.array([[250, 3]], np.uint8), "b": np.array([True, False]), "s": np.array(["a"], dtype=object)}
     c = {"i": np.array([[3, 250]], np.uint8), "b": np.array([True, True]), "s": np.array(["a"], dtype=object)}
     comparison.update(r, c, {})
-    found = {output.name: output for output in comparison.result().outputs}
-    assert set(found) == {"i", "b"}
-    assert found["i"].max_abs_error == 247
-    assert found["i"].top1 is None
-    assert found["b"].max_abs_error == 1
+    outputs = {output.name: output for output in comparison.result().outputs}
+    assert set(outputs) == {"i", "b"}
+    assert outputs["i"].max_abs_error == 247
+    assert outputs["i"].top1 is None
+    assert outputs["b"].max_abs_error == 1
 
 
 def test_indices_are_the_same_or_not_and_do_not_stand_for_the_outputs() -> None:
     labels, scores = np.array([3, 8, 1, 0]), np.array([0.5, 2.0], np.float32)
     comparison = OutputSums()
     comparison.update({"label": labels, "score": scores}, {"label": np.array([3, 3, 1, 0]), "score": scores + 0.001})
-    found = comparison.result()
-    assert {output.name: output.same for output in found.outputs} == {"label": 0.75, "score": None}
-    assert found.same is None
-    assert found.sqnr_db == pytest.approx(decibels(4.25, 2e-6), abs=0.1)
+    agreement = comparison.result()
+    assert {output.name: output.same for output in agreement.outputs} == {"label": 0.75, "score": None}
+    assert agreement.same is None
+    assert agreement.sqnr_db == pytest.approx(decibels(4.25, 2e-6), abs=0.1)
     only = OutputSums()
     only.update({"label": labels, "found": labels > 2}, {"label": np.array([3, 3, 1, 0]), "found": labels > 2})
     assert only.result().same == 0.75
@@ -203,16 +204,16 @@ def test_sessions_are_compared_over_all_samples() -> None:
 
 def test_many_candidates_share_one_pass() -> None:
     samples = vectors([np.array([[1.0, 2.0]])] * 3)
-    same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    identity = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
     double = FakeSession(lambda f: {"y": 2 * f["x"]}, ["y"])
-    sessions = {"reference": same, "same": same, "double": double}
-    found = evaluate_sessions(sessions, samples, reference="reference").agreement
+    sessions = {"reference": identity, "same": identity, "double": double}
+    agreements = evaluate_sessions(sessions, samples, reference="reference").agreement
     assert samples.decoded == 3
-    assert found["same"].sqnr_db == math.inf
-    assert found["double"].sqnr_db == pytest.approx(0.0)
+    assert agreements["same"].sqnr_db == math.inf
+    assert agreements["double"].sqnr_db == pytest.approx(0.0)
 
 
 def test_no_samples_are_refused() -> None:
-    same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    identity = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
     with pytest.raises(DataError, match="no samples"):
-        compare_sessions(same, same, FakeSamples([]))
+        compare_sessions(identity, identity, FakeSamples([]))

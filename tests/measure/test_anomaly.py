@@ -12,8 +12,8 @@ from tests.measure.fakes import FakeSample
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=20))
-def test_auc_equals_counting_pairs(found: list[tuple[int, bool]]) -> None:
-    scores, labels = np.array([s for s, _ in found], float), np.array([int(y) for _, y in found])
+def test_auc_equals_counting_pairs(labelled_scores: list[tuple[int, bool]]) -> None:
+    scores, labels = np.array([s for s, _ in labelled_scores], float), np.array([int(y) for _, y in labelled_scores])
     if len(set(labels.tolist())) < 2:
         return
     p, q = scores[labels == 1], scores[labels == 0]

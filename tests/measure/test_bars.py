@@ -47,11 +47,11 @@ BARS = [
 ]
 
 
-def request(shared: Path, bar: Bar, **changes: Any) -> EvalRequest:
-    options = {k: shared / v if k == "annotations" else v for k, v in bar.options.items()}
+def request(folder: Path, bar: Bar, **changes: Any) -> EvalRequest:
+    options = {k: folder / v if k == "annotations" else v for k, v in bar.options.items()}
     return EvalRequest(
-        model=shared / bar.model / "model.onnx",
-        data=str(shared / bar.data),
+        model=folder / bar.model / "model.onnx",
+        data=str(folder / bar.data),
         task=bar.task,
         options=TaskOptions(**options),
         preprocess=SPECS / f"{bar.model}.toml",
@@ -74,12 +74,12 @@ def decimals(figure: float) -> int:
 def test_the_figure_in_meta_json(shared_data: Path, bar: Bar) -> None:
     needs(bar)
     expected = json.loads((shared_data / bar.model / "meta.json").read_text())["float32"]
-    found = run_evaluation(request(shared_data, bar))
-    assert found.samples == bar.samples
-    assert found.accuracy is not None
+    result = run_evaluation(request(shared_data, bar))
+    assert result.samples == bar.samples
+    assert result.accuracy is not None
     for metric, key in bar.figures.items():
         digits = max(decimals(expected[key]), 4)
-        assert f"{found.accuracy.metrics[metric]:.{digits}f}" == f"{expected[key]:.{digits}f}"
+        assert f"{result.accuracy.metrics[metric]:.{digits}f}" == f"{expected[key]:.{digits}f}"
 
 
 # Name → count, stride, and the figure on that part of the data, so that a quick run shows a change.
@@ -99,7 +99,7 @@ PARTS = {
 def test_a_part_of_the_data(shared_data: Path, bar: Bar) -> None:
     needs(bar)
     count, stride, expected = PARTS[bar.name]
-    found = run_evaluation(request(shared_data, bar, count=count, stride=stride))
-    assert found.samples == count
-    assert found.accuracy is not None
-    assert found.accuracy.value == pytest.approx(expected, abs=1e-3)
+    result = run_evaluation(request(shared_data, bar, count=count, stride=stride))
+    assert result.samples == count
+    assert result.accuracy is not None
+    assert result.accuracy.value == pytest.approx(expected, abs=1e-3)

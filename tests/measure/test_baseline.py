@@ -28,12 +28,12 @@ def pictures(count: int, side: int = 24) -> np.ndarray:
 def test_enlarging_equals_bicubic_interpolation(factor: int) -> None:
     picture = pictures(1)[0, 0]
     side = len(picture) * factor
-    wanted = np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
+    expected = np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
     for axes in ((None, None), (None, slice(None), slice(None), None)):
-        given = picture[axes] if len(axes) == 4 else picture[None, None]
-        found = enlarge(given.astype(np.float64), factor).reshape(side, side)
+        image = picture[axes] if len(axes) == 4 else picture[None, None]
+        enlarged = enlarge(image.astype(np.float64), factor).reshape(side, side)
         edge = 2 * factor  # Pillow weighs the pixels at the edge in another way
-        np.testing.assert_allclose(found[edge:-edge, edge:-edge], wanted[edge:-edge, edge:-edge], atol=1e-5)
+        np.testing.assert_allclose(enlarged[edge:-edge, edge:-edge], expected[edge:-edge, edge:-edge], atol=1e-5)
 
 
 def margin(detail: float, noise: float, factor: int = 2, gain: float = 1.0) -> float | None:
@@ -45,8 +45,8 @@ def margin(detail: float, noise: float, factor: int = 2, gain: float = 1.0) -> f
         reference = copy + gain * detail * random.normal(size=copy.shape)
         candidate = reference + gain * noise * random.normal(size=copy.shape)
         sums.update({"y": reference}, {"y": candidate}, {"x": picture[None]})
-    found = sums.result()
-    return found.margin_db if found is not None else None
+    margin = sums.result()
+    return margin.margin_db if margin is not None else None
 
 
 @pytest.mark.parametrize("factor", [1, 3])
@@ -59,41 +59,41 @@ def test_the_margin_is_the_ratio_of_the_powers(factor: int, gain: float, ratio: 
 def test_an_output_that_does_not_resemble_the_input_has_no_margin() -> None:
     random = np.random.default_rng(1)
     sums = BaselineSums()
-    made = random.normal(size=(1, 1, 24, 24))
-    sums.update({"y": made, "z": made[0, 0]}, {"y": made + 1, "z": made[0, 0]}, {"x": pictures(1)})
+    output = random.normal(size=(1, 1, 24, 24))
+    sums.update({"y": output, "z": output[0, 0]}, {"y": output + 1, "z": output[0, 0]}, {"x": pictures(1)})
     assert sums.result() is None
 
 
 def test_parts_of_workers_add_up() -> None:
-    whole, parts = BaselineSums(), [BaselineSums(), BaselineSums()]
+    total, parts = BaselineSums(), [BaselineSums(), BaselineSums()]
     random = np.random.default_rng(1)
     for number, picture in enumerate(pictures(6)):
-        made = picture[None] + 0.1 * random.normal(size=(1, 1, 24, 24))
-        for sums in (whole, parts[number // 3]):
-            sums.update({"y": made}, {"y": made + 0.01}, {"x": picture[None]})
+        output = picture[None] + 0.1 * random.normal(size=(1, 1, 24, 24))
+        for sums in (total, parts[number // 3]):
+            sums.update({"y": output}, {"y": output + 0.01}, {"x": picture[None]})
     parts[0].merge(parts[1])
-    one, other = whole.result(), parts[0].result()
-    assert one is not None
-    assert other is not None
-    assert other.margin_db == pytest.approx(one.margin_db)
+    margin, merged_margin = total.result(), parts[0].result()
+    assert margin is not None
+    assert merged_margin is not None
+    assert merged_margin.margin_db == pytest.approx(margin.margin_db)
 
 
 def test_an_evaluation_has_the_margin() -> None:
     session = FakeSession(lambda feed: {"y": feed["x"] + 0.1 * feed["x"] ** 3}, ["y"])
     rounded = FakeSession(lambda feed: {"y": np.round(8 * (feed["x"] + 0.1 * feed["x"] ** 3)) / 8}, ["y"])
     samples = vectors(list(pictures(4)[:, None]))
-    found = evaluate_sessions({"float": session, "int8": rounded}, samples, reference="float").baseline
-    assert found["int8"].margin_db < 0
-    assert "resembles its input" in found["int8"].sentence
+    margins = evaluate_sessions({"float": session, "int8": rounded}, samples, reference="float").baseline
+    assert margins["int8"].margin_db < 0
+    assert "resembles its input" in margins["int8"].sentence
 
 
 def test_a_model_that_adds_little_is_repaired_beyond_20_db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test a model that adds a small detail to its input, with one wide channel that coarsens the others."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
-    first = random.normal(0, 0.1, (8, 1, 3, 3))
-    first[0] = 0
-    first[0, 0, 1, 1] = 400  # carries the input; the other channels carry the detail
+    kernel = random.normal(0, 0.1, (8, 1, 3, 3))
+    kernel[0] = 0
+    kernel[0, 0, 1, 1] = 400  # carries the input; the other channels carry the detail
     second = random.normal(0, 0.02, (1, 8, 1, 1))
     second[0, 0] = 1 / 400
     body = """g (float[n, 1, 24, 24] x) => (float[n, 1, 24, 24] y) {
@@ -101,15 +101,15 @@ def test_a_model_that_adds_little_is_repaired_beyond_20_db(tmp_path: Path, monke
         b = Relu (a)
         y = Conv (b, w)
     }"""
-    onnx.save(proto(body, {"v": first.astype(np.float32), "w": second.astype(np.float32)}), "m.onnx")
+    onnx.save(proto(body, {"v": kernel.astype(np.float32), "w": second.astype(np.float32)}), "m.onnx")
     np.savez("val.npz", x=pictures(16))
-    how = {"timed": False, "emulate": False, "force": True, "overrides": {"per_channel": False}}
-    plain = quantize("m.onnx", Data("val.npz"), "q.onnx", effort=None, **how).proof  # type: ignore[arg-type]
-    assert plain.agreement.sqnr_db > 20
-    assert plain.adds_little
-    assert any("resembles its input" in warning for warning in plain.warnings())
-    proof = quantize("m.onnx", Data("val.npz"), "q.onnx", **how).proof  # type: ignore[arg-type]
+    options = {"timed": False, "emulate": False, "force": True, "overrides": {"per_channel": False}}
+    unrepaired = quantize("m.onnx", Data("val.npz"), "q.onnx", effort=None, **options).proof  # type: ignore[arg-type]
+    assert unrepaired.agreement.sqnr_db > 20
+    assert unrepaired.adds_little
+    assert any("resembles its input" in warning for warning in unrepaired.warnings())
+    proof = quantize("m.onnx", Data("val.npz"), "q.onnx", **options).proof  # type: ignore[arg-type]
     assert proof.repair is not None
-    assert plain.baseline is not None
+    assert unrepaired.baseline is not None
     assert proof.baseline is not None
-    assert proof.baseline.margin_db > plain.baseline.margin_db + 3
+    assert proof.baseline.margin_db > unrepaired.baseline.margin_db + 3

@@ -70,10 +70,10 @@ def test_a_nan_is_an_error_even_where_sentinels_are_expected() -> None:
 
 
 def basis_of(folder: Path, body: str, weights: dict[str, NDArray[np.generic]], feeds: list[dict[str, Any]]) -> Basis:
-    found = model(body, weights)
-    ir.save(found, folder / "m.onnx")
+    graph_model = model(body, weights)
+    ir.save(graph_model, folder / "m.onnx")
     samples = FakeSamples([FakeSample(inputs=feed) for feed in feeds])
-    return sampled_basis(GraphIndex(found), open_session(folder / "m.onnx"), samples)
+    return sampled_basis(GraphIndex(graph_model), open_session(folder / "m.onnx"), samples)
 
 
 NONE = "m = Cast <to = 1> (legal)\n none = Sub (one, m)\n n = Mul (none, far)"
@@ -111,10 +111,10 @@ def test_the_figure_around_the_mean_equals_brute_force(values: Floats, offset: f
     output = compared(list(zip(reference, candidate, strict=True)))
     r, c = (array.reshape(-1, 5).astype(np.float64) for array in (reference, candidate))
     noise = ((r - c) ** 2).sum()
-    whole, columns = ((r - r.mean()) ** 2).sum(), ((r - r.mean(0)) ** 2).sum()
-    least = min(whole, columns)
-    if least > 1e-9 * (r**2).sum() and noise and output.centred_db is not None:
-        assert output.centred_db == pytest.approx(10 * math.log10(least / noise), abs=0.05)
+    total, columns = ((r - r.mean()) ** 2).sum(), ((r - r.mean(0)) ** 2).sum()
+    lowest = min(total, columns)
+    if lowest > 1e-9 * (r**2).sum() and noise and output.centred_db is not None:
+        assert output.centred_db == pytest.approx(10 * math.log10(lowest / noise), abs=0.05)
         assert output.least_db <= output.centred_db
 
 
@@ -217,20 +217,20 @@ def test_matching_equals_brute_force_for_distinct_rows(count: int, seed: int) ->
     random = np.random.default_rng(seed)
     rows = np.column_stack([random.normal(0, 1, (count, 3)) + 10 * np.arange(count)[:, None]])
     order = random.permutation(count)
-    first, second = match_rows([rows], [rows[order]])
-    assert [int(order[place]) for place in second] == first.tolist() == list(range(count))
+    places, second = match_rows([rows], [rows[order]])
+    assert [int(order[place]) for place in second] == places.tolist() == list(range(count))
 
 
 def test_batches_match_rows_within_a_sample() -> None:
     basis = Basis(ranked={"y": Axis(1, "TopK 'k'")})
     both = np.concatenate([detections(8, np.arange(8)), detections(8, np.arange(8), 3.0)])
-    other = np.concatenate([detections(8, np.arange(8)[::-1]), detections(8, np.arange(8)[::-1], 3.5)])
-    together, apart = OutputSums(basis=basis), OutputSums(basis=basis)
+    candidate = np.concatenate([detections(8, np.arange(8)[::-1]), detections(8, np.arange(8)[::-1], 3.5)])
+    together, separate = OutputSums(basis=basis), OutputSums(basis=basis)
     inputs = {"x": np.zeros((2, 3), np.float32)}
-    together.update({"y": both}, {"y": other}, inputs, rows=2)
+    together.update({"y": both}, {"y": candidate}, inputs, rows=2)
     for row in (slice(0, 1), slice(1, 2)):
-        apart.update({"y": both[row]}, {"y": other[row]}, {"x": inputs["x"][row]})
-    assert together.result() == apart.result()
+        separate.update({"y": both[row]}, {"y": candidate[row]}, {"x": inputs["x"][row]})
+    assert together.result() == separate.result()
 
 
 def test_padded_positions_are_left_out() -> None:

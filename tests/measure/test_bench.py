@@ -56,15 +56,15 @@ def test_it_is_the_public_api() -> None:
 
 
 def test_a_model_alone(model: Path) -> None:
-    found = bench(model, settings=QUICK)
-    assert list(found.models) == ["int8.onnx"]
-    assert found.scenarios["single-stream"]["ratios"] == {}
+    measurement = bench(model, settings=QUICK)
+    assert list(measurement.models) == ["int8.onnx"]
+    assert measurement.scenarios["single-stream"]["ratios"] == {}
 
 
 def test_a_model_against_another_is_compared_with_it(model: Path, other: Path) -> None:
-    found = bench(model, against=other, settings=QUICK)
-    assert found.report["baseline"] == "float.onnx"
-    assert list(found.scenarios["single-stream"]["ratios"]) == ["int8.onnx"]
+    measurement = bench(model, against=other, settings=QUICK)
+    assert measurement.report["baseline"] == "float.onnx"
+    assert list(measurement.scenarios["single-stream"]["ratios"]) == ["int8.onnx"]
 
 
 def test_models_of_the_same_name_are_distinguished(model: Path, tmp_path: Path) -> None:
@@ -78,43 +78,43 @@ def test_models_of_the_same_name_are_distinguished(model: Path, tmp_path: Path) 
 def test_why_a_better_variant_of_a_bundle_does_not_run_is_a_note(model: Path, tmp_path: Path) -> None:
     better = VariantSpec("better", model, info={"rank": 9, "required_features": ["no_such_feature"]})
     write_bundle(BundleSpec("b", (better, VariantSpec("plain", model))), tmp_path / "two")
-    found = bench(tmp_path / "two", settings=QUICK)
-    assert list(found.models) == ["plain"]
-    assert found.notes[0] == "not better: this device has no no_such_feature"
+    measurement = bench(tmp_path / "two", settings=QUICK)
+    assert list(measurement.models) == ["plain"]
+    assert measurement.notes[0] == "not better: this device has no no_such_feature"
 
 
 def test_a_bundle_is_measured_with_its_float32_on_its_self_test(bundle: Path) -> None:
-    found = bench(bundle, settings=QUICK)
-    assert list(found.models) == ["float32", "small"]
-    assert found.report["baseline"] == "float32"
-    assert not any("made up" in note for note in found.notes)
+    measurement = bench(bundle, settings=QUICK)
+    assert list(measurement.models) == ["float32", "small"]
+    assert measurement.report["baseline"] == "float32"
+    assert not any("made up" in note for note in measurement.notes)
 
 
 def test_samples_from_files(bundle: Path, model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "samples.npz", x=np.ones((6, 64), np.float32))
     for bench_model in (bundle, model):
-        found = bench(bench_model, data=BenchData(str(tmp_path / "samples.npz"), count=4), settings=QUICK)
-        assert not any("made up" in note for note in found.notes)
+        measurement = bench(bench_model, data=BenchData(str(tmp_path / "samples.npz"), count=4), settings=QUICK)
+        assert not any("made up" in note for note in measurement.notes)
 
 
 def test_json_on_stdout_and_nothing_else(model: Path) -> None:
-    done = run(model, "--json", "--scenario", "all", *FAST)
-    assert done.exit_code == 0, done.output
-    report: dict[str, Any] = json.loads(done.stdout)
+    process = run(model, "--json", "--scenario", "all", *FAST)
+    assert process.exit_code == 0, process.output
+    report: dict[str, Any] = json.loads(process.stdout)
     assert report["schema"] == "edgeq.bench/2"
     assert list(report["scenarios"]) == ["single-stream", "multi-stream", "server", "offline"]
 
 
 def test_a_table_for_people(bundle: Path) -> None:
-    done = run(bundle, "-v", *FAST)
-    assert done.exit_code == 0, done.output
-    assert "p99.9 ms" in done.stdout
-    assert "float32" in done.stdout
+    process = run(bundle, "-v", *FAST)
+    assert process.exit_code == 0, process.output
+    assert "p99.9 ms" in process.stdout
+    assert "float32" in process.stdout
 
 
 def test_shapes_are_passed_on(model: Path) -> None:
-    done = run(model, "--shape", "x=5,64", "--json", *FAST)
-    assert done.exit_code == 0, done.output
+    process = run(model, "--shape", "x=5,64", "--json", *FAST)
+    assert process.exit_code == 0, process.output
 
 
 @pytest.mark.parametrize(
@@ -143,18 +143,20 @@ def test_bad_input_is_one_line_and_its_exit_code(
     (tmp_path / "empty").mkdir()
     np.savez(tmp_path / "wrong.npz", x=np.ones((6, 63), np.float32))
     places = {n: str(tmp_path / f) for n, f in (("broken", "broken.onnx"), ("empty", "empty"), ("wrong", "wrong.npz"))}
-    done = run(*(a.format(model=model, **places) for a in arguments), *([] if "--duration" in arguments else FAST[:2]))
-    assert done.exit_code == code, done.output
-    assert message in done.stderr
-    assert "Traceback" not in done.output
-    assert done.stderr.strip().count("\n") == 0
-    assert done.stdout == ""
+    process = run(
+        *(a.format(model=model, **places) for a in arguments), *([] if "--duration" in arguments else FAST[:2])
+    )
+    assert process.exit_code == code, process.output
+    assert message in process.stderr
+    assert "Traceback" not in process.output
+    assert process.stderr.strip().count("\n") == 0
+    assert process.stdout == ""
 
 
 def test_against_with_a_bundle_is_refused(bundle: Path, model: Path) -> None:
-    done = run(bundle, "--against", model)
-    assert done.exit_code == 2
-    assert "a bundle has its own float32 model" in done.stderr
+    process = run(bundle, "--against", model)
+    assert process.exit_code == 2
+    assert "a bundle has its own float32 model" in process.stderr
 
 
 def test_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +164,6 @@ def test_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("edgeq_device.measure.bench_models.run_bench", interrupt)
-    done = run(model, *FAST)
-    assert done.exit_code == 130
-    assert "Traceback" not in done.output
+    process = run(model, *FAST)
+    assert process.exit_code == 130
+    assert "Traceback" not in process.output

@@ -21,10 +21,10 @@ corner = st.integers(0, 8)
 @st.composite
 def detections(draw: st.DrawFn) -> Detections:
     box = st.tuples(corner, corner, st.integers(0, 5), st.integers(0, 5))
-    found = draw(st.lists(st.tuples(box, st.integers(0, 4), st.integers(0, 2)), max_size=12))
-    boxes = np.array([(x, y, x + w, y + h) for (x, y, w, h), _, _ in found], np.float64).reshape(-1, 4)
-    scores = np.array([s / 4 for _, s, _ in found], np.float64)
-    return Detections(boxes, scores, np.array([c for _, _, c in found], np.int64))
+    drawn = draw(st.lists(st.tuples(box, st.integers(0, 4), st.integers(0, 2)), max_size=12))
+    boxes = np.array([(x, y, x + w, y + h) for (x, y, w, h), _, _ in drawn], np.float64).reshape(-1, 4)
+    scores = np.array([s / 4 for _, s, _ in drawn], np.float64)
+    return Detections(boxes, scores, np.array([c for _, _, c in drawn], np.int64))
 
 
 def plain_overlap(a: list[float], b: list[float]) -> float:
@@ -37,45 +37,45 @@ def plain_overlap(a: list[float], b: list[float]) -> float:
     return len(squares(a) & squares(b)) / len(either) if either else 0.0
 
 
-def plain_nms(found: Detections, iou: float, limit: int) -> list[int]:
-    kept: list[int] = []
-    for i in sorted(range(len(found)), key=lambda i: (-found.scores[i], i)):
-        rivals = [k for k in kept if found.classes[k] == found.classes[i]]
-        if all(plain_overlap(found.boxes[k].tolist(), found.boxes[i].tolist()) <= iou for k in rivals):
-            kept.append(i)
-    return kept[:limit]
+def plain_nms(candidates: Detections, iou: float, limit: int) -> list[int]:
+    indices: list[int] = []
+    for i in sorted(range(len(candidates)), key=lambda i: (-candidates.scores[i], i)):
+        rivals = [k for k in indices if candidates.classes[k] == candidates.classes[i]]
+        if all(plain_overlap(candidates.boxes[k].tolist(), candidates.boxes[i].tolist()) <= iou for k in rivals):
+            indices.append(i)
+    return indices[:limit]
 
 
 @given(detections(), st.sampled_from([0.0, 0.3, 0.5, 0.65, 1.0]), st.integers(1, 12))
-def test_nms_equals_brute_force(found: Detections, iou: float, limit: int) -> None:
-    assert suppress_overlaps(found, iou, limit).tolist() == plain_nms(found, iou, limit)
+def test_nms_equals_brute_force(candidates: Detections, iou: float, limit: int) -> None:
+    assert suppress_overlaps(candidates, iou, limit).tolist() == plain_nms(candidates, iou, limit)
 
 
 @given(detections())
-def test_overlap_equals_counting_squares(found: Detections) -> None:
-    for box in found.boxes:
-        expected = [plain_overlap(box.tolist(), other.tolist()) for other in found.boxes]
-        np.testing.assert_allclose(compute_overlap(box, found.boxes), expected, rtol=1e-12)
+def test_overlap_equals_counting_squares(candidates: Detections) -> None:
+    for box in candidates.boxes:
+        expected = [plain_overlap(box.tolist(), peer.tolist()) for peer in candidates.boxes]
+        np.testing.assert_allclose(compute_overlap(box, candidates.boxes), expected, rtol=1e-12)
 
 
 def test_boxes_of_other_classes_do_not_suppress() -> None:
     box = np.array([[0.0, 0.0, 4.0, 4.0]] * 2)
-    same = Detections(box, np.array([0.9, 0.8]), np.array([1, 1]))
-    other = Detections(box, np.array([0.9, 0.8]), np.array([1, 2]))
-    assert suppress_overlaps(same, 0.5, 10).tolist() == [0]
-    assert suppress_overlaps(other, 0.5, 10).tolist() == [0, 1]
+    one_class = Detections(box, np.array([0.9, 0.8]), np.array([1, 1]))
+    two_classes = Detections(box, np.array([0.9, 0.8]), np.array([1, 2]))
+    assert suppress_overlaps(one_class, 0.5, 10).tolist() == [0]
+    assert suppress_overlaps(two_classes, 0.5, 10).tolist() == [0, 1]
 
 
 def test_suppress_drops_the_weak_and_the_infinite() -> None:
     boxes = np.array([[0, 0, 1, 1], [5, 5, 9, 9], [0, 0, np.inf, 1], [20, 20, 21, 21]], np.float64)
-    found = Detections(boxes, np.array([0.01, 0.5, 0.9, np.nan]), np.zeros(4, np.int64))
-    kept = suppress(found, confidence=0.01, iou=0.5, limit=10)
-    assert kept.scores.tolist() == [0.5]
-    assert kept.boxes.tolist() == [[5, 5, 9, 9]]
+    candidates = Detections(boxes, np.array([0.01, 0.5, 0.9, np.nan]), np.zeros(4, np.int64))
+    detections = suppress(candidates, confidence=0.01, iou=0.5, limit=10)
+    assert detections.scores.tolist() == [0.5]
+    assert detections.boxes.tolist() == [[5, 5, 9, 9]]
 
 
 def test_best_class_and_corners() -> None:
-    found = pick_best_class(np.zeros((2, 4)), np.array([[0.1, 0.7], [0.6, 0.2]], np.float32))
-    assert found.classes.tolist() == [1, 0]
-    assert found.scores.tolist() == pytest.approx([0.7, 0.6])
+    detections = pick_best_class(np.zeros((2, 4)), np.array([[0.1, 0.7], [0.6, 0.2]], np.float32))
+    assert detections.classes.tolist() == [1, 0]
+    assert detections.scores.tolist() == pytest.approx([0.7, 0.6])
     assert convert_to_corners(np.array([[5.0, 6.0, 4.0, 2.0]])).tolist() == [[3.0, 5.0, 7.0, 7.0]]

@@ -4,7 +4,7 @@ from edgeq.measure.checks import ArtifactCheck, keep_strongest, summarise
 
 
 def test_what_is_nearest_to_the_hardware_counts() -> None:
-    found = keep_strongest(
+    checks = keep_strongest(
         [
             ArtifactCheck("load", "none"),
             ArtifactCheck("accuracy", "native", "here"),
@@ -14,7 +14,7 @@ def test_what_is_nearest_to_the_hardware_counts() -> None:
             ArtifactCheck("load", "emulated", "another"),
         ]
     )
-    assert [(check.name, check.kind, check.where) for check in found] == [
+    assert [(check.name, check.kind, check.where) for check in checks] == [
         ("load", "emulated", "another"),
         ("accuracy", "native", "here"),
     ]

@@ -70,15 +70,15 @@ def test_an_output_of_the_inputs_shape_is_a_reconstruction() -> None:
 
 
 def test_the_task_decides_where_there_is_one() -> None:
-    few = [{"y": np.array([[3.0, 1.0]], np.float32), "z": np.array([[1.0, 2.0]], np.float32)}]
-    assert top1(*few, task=Classification(output="y")) == 1.0
+    outputs = [{"y": np.array([[3.0, 1.0]], np.float32), "z": np.array([[1.0, 2.0]], np.float32)}]
+    assert top1(*outputs, task=Classification(output="y")) == 1.0
     comparison = OutputSums(Classification(output="y"))
-    comparison.update(few[0], few[0], {})
+    comparison.update(outputs[0], outputs[0], {})
     assert [output.top1 for output in comparison.result().outputs] == [1.0, None]
     assert top1({"y": np.array([[0.2, 0.8]], np.float32)}, task=Anomaly()) is None
 
 
 @pytest.mark.filterwarnings("error")
 def test_scores_that_are_no_numbers_give_no_warning() -> None:
-    found = probabilities(np.array([[np.nan, np.nan], [np.nan, 2.0], [-np.inf, 2.0]]))
-    np.testing.assert_allclose(found, [[0.5, 0.5], [0, 1], [0, 1]])
+    values = probabilities(np.array([[np.nan, np.nan], [np.nan, 2.0], [-np.inf, 2.0]]))
+    np.testing.assert_allclose(values, [[0.5, 0.5], [0, 1], [0, 1]])

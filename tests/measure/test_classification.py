@@ -120,11 +120,13 @@ def test_labels_counted_from_another_number_are_noted(shift: int, note: str) -> 
     meter = Classification().start()
     parts = []
     for part in (slice(0, 5), slice(5, 10)):
-        one = Classification().start()
-        one.update({"y": np.eye(6)[best[part]]}, FakeSample("s", {"x": np.zeros((5, 1))}, label=tuple(labels[part])))
-        parts.append(one)
-        assert one.notes() == ()  # too few samples for a note
-        meter.take(one.collected())
+        part_meter = Classification().start()
+        part_meter.update(
+            {"y": np.eye(6)[best[part]]}, FakeSample("s", {"x": np.zeros((5, 1))}, label=tuple(labels[part]))
+        )
+        parts.append(part_meter)
+        assert part_meter.notes() == ()  # too few samples for a note
+        meter.take(part_meter.collected())
     assert len(meter.notes()) == 1
     assert note in meter.notes()[0]
     right = Classification().start()
@@ -153,8 +155,8 @@ def test_labels_decide_on_a_score_in_front(background: int, classes: int, expect
     labels = np.arange(40) % 10
     scores = np.eye(classes + background)[labels + background]
     pairs = [(FakeSample(label=int(label)), {"y": row[None]}) for label, row in zip(labels, scores, strict=True)]
-    task, found = Classification().settled(iter(pairs))
+    task, choice = Classification().settled(iter(pairs))
     assert task.class_offset == expected
-    assert bool(found) == bool(expected)
-    given = Classification(class_offset=0)
-    assert given.settled(iter(pairs)) == (given, "")
+    assert bool(choice) == bool(expected)
+    fixed = Classification(class_offset=0)
+    assert fixed.settled(iter(pairs)) == (fixed, "")

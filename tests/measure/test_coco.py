@@ -20,15 +20,15 @@ GOOD: dict[str, Any] = {
 BOX = GOOD["annotations"][0]
 
 
-def write(path: Path, plain: object) -> Path:
-    path.write_text(json.dumps(plain))
+def write(path: Path, content: object) -> Path:
+    path.write_text(json.dumps(content))
     return path
 
 
 def test_what_is_read(tmp_path: Path) -> None:
-    found = coco.load_annotations(write(tmp_path / "i.json", GOOD))
-    assert found.categories == (2, 4)
-    image = found.images["a.jpg"]
+    annotations = coco.load_annotations(write(tmp_path / "i.json", GOOD))
+    assert annotations.categories == (2, 4)
+    image = annotations.images["a.jpg"]
     assert (image.id, image.size) == (1, None)
     assert image.annotations[0]["area"] == 12.0
 
@@ -56,12 +56,18 @@ def test_damaged_files(tmp_path: Path, plain: object, message: str) -> None:
 def test_images_are_found_by_path_and_by_a_name_that_is_theirs_alone(tmp_path: Path) -> None:
     files = {1: "x/a.jpg", 2: "y/a.jpg", 3: "y\\b.jpg"}
     images = [{"id": number, "file_name": file} for number, file in files.items()]
-    found = coco.load_annotations(write(tmp_path / "i.json", GOOD | {"images": images}))
-    assert [found.image(path).id for path in ("x/a.jpg", "y/a.jpg", "y/b.jpg", "b.jpg", "z/b.jpg")] == [1, 2, 3, 3, 3]
+    annotations = coco.load_annotations(write(tmp_path / "i.json", GOOD | {"images": images}))
+    assert [annotations.image(path).id for path in ("x/a.jpg", "y/a.jpg", "y/b.jpg", "b.jpg", "z/b.jpg")] == [
+        1,
+        2,
+        3,
+        3,
+        3,
+    ]
     with pytest.raises(DataError, match=r"lists no image 'a.jpg' but 'x/a.jpg', 'y/a.jpg'"):
-        found.image("a.jpg")
+        annotations.image("a.jpg")
     with pytest.raises(DataError, match=r"lists no image .c.jpg."):
-        found.image("x/c.jpg")
+        annotations.image("x/c.jpg")
 
 
 def test_files_that_are_no_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,22 +96,22 @@ def test_both_packages_agree(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     corners = rng.uniform(0, 60, (40, 2))
     boxes = np.concatenate([corners, rng.uniform(5, 40, (40, 2))], axis=1)
-    plain = {
+    content = {
         "images": [{"id": i, "file_name": f"{i}.jpg", "width": 100, "height": 100} for i in range(4)],
         "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}],
         "annotations": [
             {"image_id": i % 4, "category_id": 1 + i % 2, "bbox": box.tolist()} for i, box in enumerate(boxes)
         ],
     }
-    annotations = coco.load_annotations(write(tmp_path / "i.json", plain))
-    found = []
+    annotations = coco.load_annotations(write(tmp_path / "i.json", content))
+    detections = []
     for i in range(4):
-        seen = boxes[i::4] + rng.normal(0, 2, (10, 4))
-        corners = np.concatenate([seen[:, :2], seen[:, :2] + seen[:, 2:]], axis=1)
+        detected = boxes[i::4] + rng.normal(0, 2, (10, 4))
+        corners = np.concatenate([detected[:, :2], detected[:, :2] + detected[:, 2:]], axis=1)
         classes = (np.arange(i, 40, 4) % 2).astype(np.int64)
-        found.append((annotations.images[f"{i}.jpg"], Detections(corners, rng.uniform(size=10), classes)))
-    one, other = (
-        coco.mean_average_precision(annotations, found, coco.load_package([package])) for package in coco.PACKAGES
+        detections.append((annotations.images[f"{i}.jpg"], Detections(corners, rng.uniform(size=10), classes)))
+    metrics, other_metrics = (
+        coco.mean_average_precision(annotations, detections, coco.load_package([package])) for package in coco.PACKAGES
     )
-    assert 0.1 < one["mAP50-95"] < 1
-    assert one == pytest.approx(other, abs=1e-9)
+    assert 0.1 < metrics["mAP50-95"] < 1
+    assert metrics == pytest.approx(other_metrics, abs=1e-9)

@@ -43,25 +43,25 @@ def float_source() -> onnx.ModelProto:
 
 def test_a_real_session(tmp_path: Path) -> None:
     feed = {"x": np.ones((1, 4, 6, 6), np.float32)}
-    found = measure_coverage(
+    coverage = measure_coverage(
         model(tmp_path), SessionSettings(), feed, from_proto(float_source()), lambda name, op_type: f"{op_type} because"
     )
-    assert found.int8_macs == 8 * 4 * 4 * 4 * 9
-    assert found.float_macs == 0
-    assert found.int8_mac_share == 1.0
-    assert [(n.name, n.op_type, n.reason) for n in found.float_nodes] == [("exp", "Exp", "Exp because")]
-    assert plain(found)["float_nodes"][0]["name"] == "exp"
+    assert coverage.int8_macs == 8 * 4 * 4 * 4 * 9
+    assert coverage.float_macs == 0
+    assert coverage.int8_mac_share == 1.0
+    assert [(n.name, n.op_type, n.reason) for n in coverage.float_nodes] == [("exp", "Exp", "Exp because")]
+    assert plain(coverage)["float_nodes"][0]["name"] == "exp"
     assert list(tmp_path.iterdir()) == [tmp_path / "m.onnx"], "the profile and the optimised graph are not left behind"
 
 
 def test_an_unfused_graph_is_float(tmp_path: Path) -> None:
     feed = {"x": np.ones((1, 4, 6, 6), np.float32)}
-    found = measure_coverage(
+    coverage = measure_coverage(
         model(tmp_path),
         SessionSettings(optimization="none"),
         feed,
         from_proto(float_source()),
         lambda name, op_type: "why",
     )
-    assert found.int8_mac_share == 0.0
-    assert found.float_macs == 8 * 4 * 4 * 4 * 9
+    assert coverage.int8_mac_share == 0.0
+    assert coverage.float_macs == 8 * 4 * 4 * 4 * 9

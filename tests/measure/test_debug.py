@@ -25,20 +25,30 @@ from tests.measure.quantized_models import Quantized
 
 def test_it_answers_as_the_command_does(quantized: Quantized) -> None:
     model = next(iter(quantized.models.values()))
-    found = edgeq.debug(str(quantized.source), model, quantized.data, count=4, worst=2)
-    assert isinstance(found.comparison, LayerComparison)
-    assert found.comparison.samples == 4
-    asked = [str(quantized.source), str(model), "--data", str(quantized.data), "--count", "4", "--worst", "2", "--json"]
-    said = CliRunner().invoke(group, ["debug", *asked])
-    assert json.loads(said.stdout) == json.loads(json_text(plain(found)))
+    diagnosis = edgeq.debug(str(quantized.source), model, quantized.data, count=4, worst=2)
+    assert isinstance(diagnosis.comparison, LayerComparison)
+    assert diagnosis.comparison.samples == 4
+    arguments = [
+        str(quantized.source),
+        str(model),
+        "--data",
+        str(quantized.data),
+        "--count",
+        "4",
+        "--worst",
+        "2",
+        "--json",
+    ]
+    said = CliRunner().invoke(group, ["debug", *arguments])
+    assert json.loads(said.stdout) == json.loads(json_text(plain(diagnosis)))
 
 
 def test_options_reach_the_sessions(quantized: Quantized) -> None:
     model = next(iter(quantized.models.values()))
     options = {"session.disable_prepacking": "1"}
-    found = edgeq.debug(quantized.source, model, quantized.data, count=1, session_options=options, threads=1)
-    assert dict(found.settings.config) == options
-    assert found.settings.intra_op_threads == 1
+    diagnosis = edgeq.debug(quantized.source, model, quantized.data, count=1, session_options=options, threads=1)
+    assert dict(diagnosis.settings.config) == options
+    assert diagnosis.settings.intra_op_threads == 1
 
 
 def test_integers_that_an_operator_of_the_runtime_makes_are_no_activations(tmp_path: Path) -> None:
@@ -49,9 +59,9 @@ def test_integers_that_an_operator_of_the_runtime_makes_are_no_activations(tmp_p
     prepared = prepare_model(tmp_path / "float.onnx", tmp_path / "prepared")
     scheme = Scheme(mode="dynamic", dynamic_weight_types=types)
     CpuBackend().build(prepared, {}, scheme, tmp_path / "q.onnx")
-    found = edgeq.debug(tmp_path / "float.onnx", tmp_path / "q.onnx", tmp_path / "data.npz")
-    assert "lengths" not in {activation.name for activation in found.comparison.activations}
-    assert {source.op_type for source in found.error_sources} >= {"MatMul"}
+    diagnosis = edgeq.debug(tmp_path / "float.onnx", tmp_path / "q.onnx", tmp_path / "data.npz")
+    assert "lengths" not in {activation.name for activation in diagnosis.comparison.activations}
+    assert {source.op_type for source in diagnosis.error_sources} >= {"MatMul"}
 
 
 def embedded_attention() -> onnx.ModelProto:
@@ -80,12 +90,12 @@ def test_dead_scores_beside_boxes_are_not_healthy(tmp_path: Path) -> None:
     scale, zero = np.float32(600 / 255), np.uint8(0)
     body = "{ m = Relu (x) q = QuantizeLinear (m, s, z) y = DequantizeLinear (q, s, z) }"
     onnx.save(proto(head + body, {"s": scale, "z": zero}), tmp_path / "q.onnx")
-    found = edgeq.debug(tmp_path / "float.onnx", tmp_path / "q.onnx", tmp_path / "data.npz")
-    (output,) = found.optimised.outputs
+    diagnosis = edgeq.debug(tmp_path / "float.onnx", tmp_path / "q.onnx", tmp_path / "data.npz")
+    (output,) = diagnosis.optimised.outputs
     assert output.sqnr_db > 50
-    assert found.verdict == "poor"
-    (warning,) = found.warnings
+    assert diagnosis.verdict == "poor"
+    (warning,) = diagnosis.warnings
     assert warning.startswith("output 'y', 4..11 on axis 1: 0.0 dB SQNR against float32")
-    html = render(read_report(found.__page__()))
+    html = render(read_report(diagnosis.__page__()))
     assert "y, 4..11 on axis 1" in html
     assert "0.0 dB" in html

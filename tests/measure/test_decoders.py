@@ -20,12 +20,12 @@ def test_yolox_inverts_its_encoding() -> None:
     centre = rng.uniform(0, 60, (n, 2))
     extent = rng.uniform(1, 40, (n, 2))
     head = np.concatenate([centre / stride - grid, np.log(extent / stride), rng.uniform(size=(n, 1 + 5))], axis=1)
-    found = load_decoder("yolox")({"output": head[None].astype(np.float32)}, SIZE)
+    detections = load_decoder("yolox")({"output": head[None].astype(np.float32)}, SIZE)
     np.testing.assert_allclose(
-        found.boxes, np.concatenate([centre - extent / 2, centre + extent / 2], axis=1), atol=1e-3
+        detections.boxes, np.concatenate([centre - extent / 2, centre + extent / 2], axis=1), atol=1e-3
     )
-    assert found.classes.tolist() == head[:, 5:].argmax(axis=1).tolist()
-    np.testing.assert_allclose(found.scores, head[:, 4] * head[:, 5:].max(axis=1), rtol=1e-5)
+    assert detections.classes.tolist() == head[:, 5:].argmax(axis=1).tolist()
+    np.testing.assert_allclose(detections.scores, head[:, 4] * head[:, 5:].max(axis=1), rtol=1e-5)
 
 
 def test_yolox_cells_run_row_by_row_from_the_finest() -> None:
@@ -36,17 +36,17 @@ def test_yolox_cells_run_row_by_row_from_the_finest() -> None:
 
 def test_yolox_takes_a_fourth_level() -> None:
     n = 16 * 16 + 8 * 8 + 4 * 4 + 2 * 2
-    found = load_decoder("yolox")({"output": np.zeros((1, n, 6), np.float32)}, (128, 128))
-    assert found.boxes[-1].tolist() == [32, 32, 96, 96]
+    detections = load_decoder("yolox")({"output": np.zeros((1, n, 6), np.float32)}, (128, 128))
+    assert detections.boxes[-1].tolist() == [32, 32, 96, 96]
 
 
 def test_yolov5() -> None:
     head = np.zeros((1, 20, 8), np.float32)
     head[0, 3] = [30, 40, 10, 20, 0.5, 0.1, 0.2, 0.8]
-    found = load_decoder("yolov5")({"output": head, "raw": np.zeros((1, 3, 4, 4, 8), np.float32)}, SIZE)
-    assert found.boxes[3].tolist() == [25, 30, 35, 50]
-    assert found.classes[3] == 2
-    assert found.scores[3] == pytest.approx(0.4)
+    detections = load_decoder("yolov5")({"output": head, "raw": np.zeros((1, 3, 4, 4, 8), np.float32)}, SIZE)
+    assert detections.boxes[3].tolist() == [25, 30, 35, 50]
+    assert detections.classes[3] == 2
+    assert detections.scores[3] == pytest.approx(0.4)
 
 
 def test_yolov3_inverts_its_encoding() -> None:
@@ -55,7 +55,7 @@ def test_yolov3_inverts_its_encoding() -> None:
     def logit(share: float) -> float:
         return float(np.log(share / (1 - share)))
 
-    outputs, wanted = {}, []
+    outputs, expected = {}, []
     for stride, place, (x, y, w, h) in (
         (32, 2, (40, 70, 100, 80)),
         (8, 0, (13, 21, 12, 20)),
@@ -74,13 +74,13 @@ def test_yolov3_inverts_its_encoding() -> None:
             logit(0.9),
         ]
         outputs[f"level{stride}"] = level.reshape(1, -1, *level.shape[2:])
-        wanted.append([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
-    found = load_decoder("yolov3")(outputs, SIZE)
-    assert len(found) == 3 * (8 * 12 + 4 * 6 + 2 * 3)
-    best = np.argsort(-found.scores)[:3]
-    np.testing.assert_allclose(found.scores[best], 0.72, rtol=1e-5)
-    assert found.classes[best].tolist() == [1, 1, 1]
-    np.testing.assert_allclose(sorted(found.boxes[best].tolist()), sorted(wanted), rtol=1e-5)
+        expected.append([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
+    detections = load_decoder("yolov3")(outputs, SIZE)
+    assert len(detections) == 3 * (8 * 12 + 4 * 6 + 2 * 3)
+    best = np.argsort(-detections.scores)[:3]
+    np.testing.assert_allclose(detections.scores[best], 0.72, rtol=1e-5)
+    assert detections.classes[best].tolist() == [1, 1, 1]
+    np.testing.assert_allclose(sorted(detections.boxes[best].tolist()), sorted(expected), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_yolov8(transposed: bool) -> None:
     head = np.zeros((1, 7, 20), np.float32)
     head[0, :4, 3] = [30, 40, 10, 20]
     head[0, 4:, 3] = [0.1, 0.2, 0.9]
-    found = load_decoder("yolov8")({"output0": head.transpose(0, 2, 1) if transposed else head}, SIZE)
-    assert found.boxes[3].tolist() == [25, 30, 35, 50]
-    assert found.classes[3] == 2
-    assert found.scores[3] == pytest.approx(0.9)
+    detections = load_decoder("yolov8")({"output0": head.transpose(0, 2, 1) if transposed else head}, SIZE)
+    assert detections.boxes[3].tolist() == [25, 30, 35, 50]
+    assert detections.classes[3] == 2
+    assert detections.scores[3] == pytest.approx(0.9)
 
 
 def test_ssd_drops_the_background_and_scales_to_pixels() -> None:
@@ -107,10 +107,10 @@ def test_ssd_drops_the_background_and_scales_to_pixels() -> None:
         "scores": np.array([[[0.8, 0.1, 0.1], [0.2, 0.3, 0.5]]], np.float32),
         "boxes": np.array([[[0, 0, 1, 1], [0.25, 0.5, 0.5, 0.75]]], np.float32),
     }
-    found = load_decoder("ssd")(outputs, SIZE)
-    assert found.boxes.tolist() == [[0, 0, 64, 96], [16, 48, 32, 72]]
-    assert found.classes.tolist() == [0, 1]
-    assert found.scores.tolist() == pytest.approx([0.1, 0.5])
+    detections = load_decoder("ssd")(outputs, SIZE)
+    assert detections.boxes.tolist() == [[0, 0, 64, 96], [16, 48, 32, 72]]
+    assert detections.classes.tolist() == [0, 1]
+    assert detections.scores.tolist() == pytest.approx([0.1, 0.5])
 
 
 def test_ssd_tells_boxes_from_four_scores_by_name() -> None:
@@ -142,11 +142,11 @@ def test_yolov3_of_the_model_zoo_reads_what_was_kept() -> None:
     boxes = np.float32([[[1, 2, 5, 8], [0, 0, 9, 9]]])
     scores = np.float32([[[0.1, 0.2], [0.3, 0.9], [0.4, 0.5]]])
     decode = load_decoder("yolov3-nms")
-    for kept in (np.int32([[0, 1, 1], [0, 2, 0]]), np.int32([[[0, 1, 1], [0, 2, 0]]])):
-        found = decode({"boxes": boxes, "scores": scores, "indices": kept}, SIZE)
-        assert found.boxes.tolist() == [[0, 0, 9, 9], [2, 1, 8, 5]]
-        assert found.scores.tolist() == pytest.approx([0.9, 0.4])
-        assert found.classes.tolist() == [1, 2]
+    for indices in (np.int32([[0, 1, 1], [0, 2, 0]]), np.int32([[[0, 1, 1], [0, 2, 0]]])):
+        detections = decode({"boxes": boxes, "scores": scores, "indices": indices}, SIZE)
+        assert detections.boxes.tolist() == [[0, 0, 9, 9], [2, 1, 8, 5]]
+        assert detections.scores.tolist() == pytest.approx([0.9, 0.4])
+        assert detections.classes.tolist() == [1, 2]
     for wrong in ([0, 3, 0], [0, 0, 2], [1, 0, 0], [0, -1, 0]):
         with pytest.raises(UsageError, match="its own boxes and classes"):
             decode({"boxes": boxes, "scores": scores, "indices": np.int32([wrong])}, SIZE)
@@ -159,7 +159,7 @@ IMAGE = (64, 64)
 
 def nanodet_by_loops(head: np.ndarray, classes: int) -> list[list[float]]:
     """Decode one image's head cell by cell and side by side."""
-    found, row = [], 0
+    corners, row = [], 0
     for stride in (8, 16, 32):
         for y in range(-(-IMAGE[1] // stride)):
             for x in range(-(-IMAGE[0] // stride)):
@@ -168,19 +168,19 @@ def nanodet_by_loops(head: np.ndarray, classes: int) -> list[list[float]]:
                     logits = head[row, classes + 8 * side : classes + 8 * side + 8]
                     weights = np.exp(logits) / np.exp(logits).sum()
                     sides.append(sum(i * weight for i, weight in enumerate(weights)) * stride)
-                found.append(
+                corners.append(
                     [x * stride - sides[0], y * stride - sides[1], x * stride + sides[2], y * stride + sides[3]]
                 )
                 row += 1
-    return found
+    return corners
 
 
 def test_nanodet_equals_loops() -> None:
     random = np.random.default_rng(0)
     head = np.concatenate([random.random((84, 3)), random.normal(size=(84, 32))], axis=1)
-    found = load_decoder("nanodet")({"y": head[None]}, IMAGE)
-    assert np.allclose(found.boxes, nanodet_by_loops(head, 3))
-    assert np.array_equal(found.classes, head[:, :3].argmax(axis=1))
+    detections = load_decoder("nanodet")({"y": head[None]}, IMAGE)
+    assert np.allclose(detections.boxes, nanodet_by_loops(head, 3))
+    assert np.array_equal(detections.classes, head[:, :3].argmax(axis=1))
 
 
 def heads() -> dict[str, dict[str, np.ndarray]]:
@@ -190,13 +190,13 @@ def heads() -> dict[str, dict[str, np.ndarray]]:
     logarithms = random.normal(size=(84, 4))
     pixels = random.uniform(1, 64, (252, 4))
     corners = np.sort(random.uniform(0, 64, (30, 2, 2)), axis=1).reshape(30, 4)
-    chosen = np.concatenate([corners, random.random((30, 1)), random.integers(0, 7, (30, 1))], axis=1)
+    selected = np.concatenate([corners, random.random((30, 1)), random.integers(0, 7, (30, 1))], axis=1)
     return {
         "yolox": {"y": np.concatenate([logarithms, scores], axis=1)[None]},
         "yolov5": {"y": np.concatenate([pixels, random.random((252, 8))], axis=1)[None]},
         "yolov8": {"y": np.concatenate([pixels[:84], scores], axis=1).T[None]},
         "nanodet": {"y": np.concatenate([scores[:, :7], random.normal(size=(84, 32))], axis=1)[None]},
-        "detections": {"y": chosen[None]},
+        "detections": {"y": selected[None]},
         "ssd": {"scores": random.random((1, 30, 7)), "boxes": random.random((1, 30, 4))},
         "yolov3": {f"y{n}": random.normal(size=(1, 36, n, n)) for n in (2, 4, 8)},
     }

@@ -17,7 +17,7 @@ pytest.importorskip("faster_coco_eval", reason="the coco extra is not installed"
 
 
 def truth(**changes: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = {
+    content: dict[str, Any] = {
         "images": [
             {"id": 7, "file_name": "sub/a.jpg", "width": 100, "height": 50},
             {"id": 9, "file_name": "b.jpg", "width": 40, "height": 80},
@@ -28,7 +28,7 @@ def truth(**changes: Any) -> dict[str, Any]:
             {"id": 2, "image_id": 9, "category_id": 3, "bbox": [5, 20, 20, 40], "area": 800, "iscrowd": 0},
         ],
     }
-    return plain | changes
+    return content | changes
 
 
 def make(tmp_path: Path, *, decoder: str = "ssd", **changes: Any) -> Any:
@@ -68,10 +68,10 @@ def test_a_shifted_box_and_a_wrong_class(tmp_path: Path) -> None:
     meter = make(tmp_path).start()
     meter.update(outputs([10, 10, 40, 24], 0, A), A)  # IoU 0.8 is right at 0.50 to 0.80, seven of ten thresholds
     meter.update(outputs([5, 20, 20, 40], 0, B), B)
-    found = meter.result()
+    metrics = meter.result()
     # Category dog has two detections; the first one is right (equal scores are ranked by image order). Cup has none.
-    assert found["mAP50"] == pytest.approx(0.5)
-    assert found["mAP50-95"] == pytest.approx(0.35, abs=0.051)
+    assert metrics["mAP50"] == pytest.approx(0.5)
+    assert metrics["mAP50-95"] == pytest.approx(0.35, abs=0.051)
 
 
 def test_only_images_seen_count(tmp_path: Path) -> None:

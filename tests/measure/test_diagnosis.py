@@ -44,15 +44,15 @@ def command(*arguments: object) -> Any:
 def test_every_format_through_the_command(quantized: Quantized, form: str) -> None:
     result = command(quantized.source, quantized.models[form], "--data", quantized.data, "--json")
     assert result.exit_code == 0, result.output
-    plain = json.loads(result.stdout)
-    assert set(plain) == KEYS
-    assert plain["samples"] == 16
-    assert plain["warnings"] == []
-    (output,) = plain["outputs"]["as_written"]["outputs"]
-    last = plain["activations"][-1]
-    assert last["name"] == "logits"
-    assert last["accumulated"]["sqnr_db"] == pytest.approx(output["sqnr_db"], abs=0.01)
-    assert plain["outputs"]["optimised"]["outputs"][0]["sqnr_db"] == pytest.approx(output["sqnr_db"], abs=3)
+    record = json.loads(result.stdout)
+    assert set(record) == KEYS
+    assert record["samples"] == 16
+    assert record["warnings"] == []
+    (output,) = record["outputs"]["as_written"]["outputs"]
+    last_activation = record["activations"][-1]
+    assert last_activation["name"] == "logits"
+    assert last_activation["accumulated"]["sqnr_db"] == pytest.approx(output["sqnr_db"], abs=0.01)
+    assert record["outputs"]["optimised"]["outputs"][0]["sqnr_db"] == pytest.approx(output["sqnr_db"], abs=3)
 
 
 def test_for_people(quantized: Quantized) -> None:
@@ -62,8 +62,8 @@ def test_for_people(quantized: Quantized) -> None:
     assert "--exclude" in short.output
     assert "worst layers in execution order" in short.output
     assert "9 tensors were compared" not in short.output
-    whole = command(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "-v")
-    positions = [whole.output.index(f"│ {name}") for name in ("stem_act", "pw_out", "features", "logits")]
+    verbose = command(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "-v")
+    positions = [verbose.output.index(f"│ {name}") for name in ("stem_act", "pw_out", "features", "logits")]
     assert positions == sorted(positions)
 
 
@@ -72,30 +72,32 @@ def test_for_people(quantized: Quantized) -> None:
     [(math.inf, "healthy"), (32.0, "healthy"), (15.0, "noisy"), (3.0, "poor"), (math.nan, "poor")],
 )
 def test_a_verdict_comes_first(quantized: Quantized, sqnr_db: float, verdict: str) -> None:
-    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
-    assert found.verdict == "healthy"
-    (output,) = found.optimised.outputs
+    diagnosis = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
+    assert diagnosis.verdict == "healthy"
+    (output,) = diagnosis.optimised.outputs
     changed = Agreement((dataclasses.replace(output, sqnr_db=sqnr_db),), 2)
-    assert dataclasses.replace(found, optimised=changed).verdict_text.startswith(f"{verdict}: the outputs ")
+    assert dataclasses.replace(diagnosis, optimised=changed).verdict_text.startswith(f"{verdict}: the outputs ")
 
 
 def test_the_verdict_is_that_of_the_worst_slice(quantized: Quantized) -> None:
-    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
-    (output,) = found.optimised.outputs
+    diagnosis = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
+    (output,) = diagnosis.optimised.outputs
     part = SliceAgreement(1, 4, 11, 0.14, 0.0, 0.0, 0.14)
     changed = Agreement((dataclasses.replace(output, sqnr_db=53.9, slices=(part,)),), 2)
-    text = dataclasses.replace(found, optimised=changed).verdict_text
+    text = dataclasses.replace(diagnosis, optimised=changed).verdict_text
     assert text.startswith("poor: ")
     assert "(0.0 dB SQNR in output 'logits', 4..11 on axis 1)" in text
 
 
 def test_nothing_is_healthy_of_which_samples_could_not_be_compared(quantized: Quantized) -> None:
-    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
-    (output,) = found.optimised.outputs
+    diagnosis = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
+    (output,) = diagnosis.optimised.outputs
     some = Agreement((dataclasses.replace(output, mismatched=1),), 2)
-    assert dataclasses.replace(found, optimised=some).verdict == "noisy"
+    assert dataclasses.replace(diagnosis, optimised=some).verdict == "noisy"
     none = Agreement((dataclasses.replace(output, elements=0, sqnr_db=-math.inf, mismatched=2),), 2)
-    assert dataclasses.replace(found, optimised=none).verdict_text.endswith("(output 'logits' could not be compared)")
+    assert dataclasses.replace(diagnosis, optimised=none).verdict_text.endswith(
+        "(output 'logits' could not be compared)"
+    )
 
 
 def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(
@@ -103,13 +105,13 @@ def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(
 ) -> None:
     from edgeq.cli.explain import draw_diagnosis
 
-    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
+    diagnosis = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
     long = [dataclasses.replace(a, name=f"/model/backbone/blocks.{i}/Conv2d/weight_quantized_{i}_output")
-            for i, a in enumerate(found.comparison.activations)]  # fmt: skip
-    comparison = dataclasses.replace(found.comparison, activations=tuple(long))
+            for i, a in enumerate(diagnosis.comparison.activations)]  # fmt: skip
+    comparison = dataclasses.replace(diagnosis.comparison, activations=tuple(long))
     console = Console(width=140, file=io.StringIO(), record=True)
     monkeypatch.setenv("COLUMNS", "140")
-    for line in draw_diagnosis(dataclasses.replace(found, comparison=comparison), verbose=True):
+    for line in draw_diagnosis(dataclasses.replace(diagnosis, comparison=comparison), verbose=True):
         console.print(line)
     text = console.export_text()
     assert "verdict: healthy: the outputs follow float32 closely" in text
@@ -119,20 +121,22 @@ def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(
 
 def test_a_model_with_batch_normalization_is_prepared_first(tmp_path: Path) -> None:
     quantized = quantize_all(tmp_path, float_model(batch_norm=True), ("u8s8",))
-    found = debug(quantized.source, quantized.models["u8s8"], quantized.data)
-    assert found.prepared
-    assert "8 quantized weights match then, 7 without preparation" in found.notes[0]
-    assert not any(weight.changed for weight in found.comparison.weights)
-    assert found.warnings == ()
+    diagnosis = debug(quantized.source, quantized.models["u8s8"], quantized.data)
+    assert diagnosis.prepared
+    assert "8 quantized weights match then, 7 without preparation" in diagnosis.notes[0]
+    assert not any(weight.changed for weight in diagnosis.comparison.weights)
+    assert diagnosis.warnings == ()
     as_prepared = debug(quantized.prepared.path, quantized.models["u8s8"], quantized.data)
     assert not as_prepared.prepared
-    assert as_prepared.comparison == found.comparison
+    assert as_prepared.comparison == diagnosis.comparison
 
 
 def test_a_model_that_was_changed_before_is_reported(quantized: Quantized, tmp_path: Path) -> None:
-    other = quantize_all(tmp_path, float_model(scales={"pointwise.weight": np.linspace(0.5, 2, 16)}), ("u8s8",))
-    found = debug(quantized.source, other.models["u8s8"], quantized.data)
-    assert "1 weights differ by more than rounding (pointwise.weight)" in found.warnings[0]
+    changed_models = quantize_all(
+        tmp_path, float_model(scales={"pointwise.weight": np.linspace(0.5, 2, 16)}), ("u8s8",)
+    )
+    diagnosis = debug(quantized.source, changed_models.models["u8s8"], quantized.data)
+    assert "1 weights differ by more than rounding (pointwise.weight)" in diagnosis.warnings[0]
 
 
 def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) -> None:
@@ -140,11 +144,11 @@ def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) ->
     for node in model.graph.node:
         node.name = ""
     quantized = quantize_all(tmp_path, model, ("u8u8-per-tensor",))
-    found = debug(quantized.source, quantized.models["u8u8-per-tensor"], quantized.data)
+    diagnosis = debug(quantized.source, quantized.models["u8u8-per-tensor"], quantized.data)
     prepared = {node.name for node in onnx.load(quantized.prepared.path).graph.node}
-    assert found.prepared
-    assert found.exclude
-    assert set(found.exclude) <= prepared
+    assert diagnosis.prepared
+    assert diagnosis.exclude
+    assert set(diagnosis.exclude) <= prepared
 
 
 def test_advice_names_the_nodes_that_quantize_knows(tmp_path: Path) -> None:
@@ -162,27 +166,27 @@ def test_advice_names_the_nodes_that_quantize_knows(tmp_path: Path) -> None:
     prepared = prepare_model(source, tmp_path / "prepared")
     scheme = Scheme(mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "int8"})
     CpuBackend().build(prepared, {}, scheme, tmp_path / "q.onnx")
-    found = debug(source, tmp_path / "q.onnx", data)
-    assert found.exclude
-    assert set(found.exclude) <= {node.name for node in onnx.load(prepared.path).graph.node}
+    diagnosis = debug(source, tmp_path / "q.onnx", data)
+    assert diagnosis.exclude
+    assert set(diagnosis.exclude) <= {node.name for node in onnx.load(prepared.path).graph.node}
 
 
 def test_a_bundle_brings_its_options(quantized: Quantized, tmp_path: Path) -> None:
     variant = VariantSpec("portable", quantized.models["u8s8"], session_options={"session.use_env_allocators": "1"})
     write_bundle(BundleSpec("small", (variant,)), tmp_path / "small.edgeq")
-    found = debug(quantized.source, tmp_path / "small.edgeq", quantized.data)
+    diagnosis = debug(quantized.source, tmp_path / "small.edgeq", quantized.data)
     alone = debug(quantized.source, quantized.models["u8s8"], quantized.data)
-    assert found.variant == "portable"
-    assert found.comparison == alone.comparison
+    assert diagnosis.variant == "portable"
+    assert diagnosis.comparison == alone.comparison
 
 
 def test_a_bundle_whose_variants_share_weights(quantized: Quantized, tmp_path: Path) -> None:
     variants = tuple(VariantSpec(name, quantized.models["u8s8"]) for name in ("one", "two"))
     write_bundle(BundleSpec("small", variants), tmp_path / "bundle")
-    found = debug(quantized.source, tmp_path / "bundle", quantized.data, variant="two")
+    diagnosis = debug(quantized.source, tmp_path / "bundle", quantized.data, variant="two")
     alone = debug(quantized.source, quantized.models["u8s8"], quantized.data)
-    assert found.variant == "two"
-    assert found.comparison == alone.comparison
+    assert diagnosis.variant == "two"
+    assert diagnosis.comparison == alone.comparison
 
 
 def test_less_memory_gives_the_same(quantized: Quantized) -> None:
@@ -224,18 +228,24 @@ def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) 
 
 
 def test_options_reach_the_session_and_the_samples(quantized: Quantized, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[SessionSettings] = []
-    read: list[dict[str, Any]] = []
+    settings: list[SessionSettings] = []
+    sample_options: list[dict[str, Any]] = []
     samples, model = module.open_or_search, module.open_model
-    monkeypatch.setattr(module, "open_model", lambda path, s, **how: opened.append(s) or model(path, s, **how))
-    monkeypatch.setattr(module, "open_or_search", lambda *given, **how: read.append(how) or samples(*given, **how))
+    monkeypatch.setattr(
+        module, "open_model", lambda path, s, **options: settings.append(s) or model(path, s, **options)
+    )
+    monkeypatch.setattr(
+        module,
+        "open_or_search",
+        lambda *arguments, **options: sample_options.append(options) or samples(*arguments, **options),
+    )
     texts = ("session.disable_prepacking=1", "optimization.disable_specified_optimizers=A;B")
-    given = [word for text in texts for word in ("--session-option", text)]
-    asked = (quantized.source, quantized.models["u8s8"], "--data", quantized.data)
-    assert command(*asked, "--threads", "2", "--start", "3", *given).exit_code == 0
+    flags = [word for text in texts for word in ("--session-option", text)]
+    arguments = (quantized.source, quantized.models["u8s8"], "--data", quantized.data)
+    assert command(*arguments, "--threads", "2", "--start", "3", *flags).exit_code == 0
     config = dict(text.split("=") for text in texts)
-    assert opened == [SessionSettings(config=config, intra_op_threads=2)]
-    assert (read[0]["start"], read[0]["stride"], read[0]["count"]) == (3, 1, 32)
+    assert settings == [SessionSettings(config=config, intra_op_threads=2)]
+    assert (sample_options[0]["start"], sample_options[0]["stride"], sample_options[0]["count"]) == (3, 1, 32)
 
 
 def agreement(sqnr_db: float) -> Agreement:
@@ -244,8 +254,8 @@ def agreement(sqnr_db: float) -> Agreement:
 
 def test_an_optimiser_that_changes_the_answer_is_reported() -> None:
     assert optimiser_warning({"optimised": agreement(30), "written": agreement(32)}) is None
-    found = optimiser_warning({"optimised": agreement(3), "written": agreement(30), "without": agreement(31)})
-    assert found is not None
-    assert "3.0 dB" in found
-    assert "30.0 dB" in found
-    assert "WeightBiasQuantization the outputs have 31.0 dB" in found
+    warning = optimiser_warning({"optimised": agreement(3), "written": agreement(30), "without": agreement(31)})
+    assert warning is not None
+    assert "3.0 dB" in warning
+    assert "30.0 dB" in warning
+    assert "WeightBiasQuantization the outputs have 31.0 dB" in warning

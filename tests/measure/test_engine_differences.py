@@ -52,9 +52,9 @@ def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, EngineD
     random = np.random.default_rng(0)
     samples = FakeSamples([FakeSample(inputs={"x": random.normal(size=(1, 64)).astype(np.float32)}) for _ in range(3)])
     engine = EngineChoice(load_engines()["onnxruntime"])
-    found = compare_engine(read_model(tmp_path / "m.onnx"), samples, engine, tmp_path, limit=2)
-    assert [layer.name for layer in found] == ["x", "a", "b", "c", "d"]
-    return {layer.name: layer for layer in found}
+    differences = compare_engine(read_model(tmp_path / "m.onnx"), samples, engine, tmp_path, limit=2)
+    assert [layer.name for layer in differences] == ["x", "a", "b", "c", "d"]
+    return {layer.name: layer for layer in differences}
 
 
 def test_the_layer_that_parts_stands_out(layers: dict[str, EngineDifference]) -> None:

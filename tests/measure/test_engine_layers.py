@@ -84,24 +84,24 @@ class Session:
 
 
 def measured(net: Bench, engine: Engine) -> tuple[Coverage, list[Session]]:
-    opened: list[Session] = []
+    sessions: list[Session] = []
 
     def opener(model: Path, settings: SessionSettings) -> Session:
-        opened.append(Session(settings))
-        return opened[0]
+        sessions.append(Session(settings))
+        return sessions[0]
 
     feed = next(iter(net.samples)).inputs
     settings = SessionSettings(engine=engine, precision="bf16")
-    found = measure_coverage(
+    coverage = measure_coverage(
         net.prepared.path, settings, feed, net.prepared.model, lambda *node: "because", how="a guest", opener=opener
     )
-    return found, opened
+    return coverage, sessions
 
 
 def test_layers_count_by_what_they_compute_in(net: Bench, fake: Engine) -> None:
-    found, (session,) = measured(net, fake)
+    coverage, (session,) = measured(net, fake)
     assert session.options["config"]["CPU"] == {"HINT": "{precision}", "THREADS": "{threads}", "COUNT": "YES"}
-    kinds = {run.name: (run.source, run.op_type, run.kind) for run in found.nodes}
+    kinds = {run.name: (run.source, run.op_type, run.kind) for run in coverage.nodes}
     assert kinds == {
         "first": ("first", "Conv", "int8"),
         "r1_reorder": ("r1_reorder", "Reorder", "conversion"),
@@ -112,22 +112,22 @@ def test_layers_count_by_what_they_compute_in(net: Bench, fake: Engine) -> None:
         "fc": ("fc", "Gemm", "float"),
         "exp": ("exp", "Exp", "float"),
     }
-    assert found.precisions == {"int8": 2 * 8 * 64 * 72, "bf16": 8 * 64 * 9}
-    assert found.int8_mac_share == pytest.approx(73728 / (73728 + 4608 + 40))
-    assert found.summary() == "94.1% of the multiply-accumulates (5.9% bf16): measured on a guest"
-    assert [(n.name, n.precision, n.reason) for n in found.float_nodes] == [
+    assert coverage.precisions == {"int8": 2 * 8 * 64 * 72, "bf16": 8 * 64 * 9}
+    assert coverage.int8_mac_share == pytest.approx(73728 / (73728 + 4608 + 40))
+    assert coverage.summary() == "94.1% of the multiply-accumulates (5.9% bf16): measured on a guest"
+    assert [(n.name, n.precision, n.reason) for n in coverage.float_nodes] == [
         ("depthwise", "bf16", "because"),
         ("fc", "", "because"),
         ("exp", "", "because"),
     ]
-    record = plain(found)
-    assert parse(record, Coverage, "a record").precisions == found.precisions
+    record = plain(coverage)
+    assert parse(record, Coverage, "a record").precisions == coverage.precisions
 
 
 def test_an_engine_that_shows_nothing_is_not_guessed_at(net: Bench, fake: Engine) -> None:
-    found, opened = measured(net, dataclasses.replace(fake, graph=ExecutionGraph()))
-    assert (found.basis, found.int8_mac_share, opened) == ("unknown", None, [])
-    assert found.summary() == "not known: fake does not show what it executes"
+    coverage, sessions = measured(net, dataclasses.replace(fake, graph=ExecutionGraph()))
+    assert (coverage.basis, coverage.int8_mac_share, sessions) == ("unknown", None, [])
+    assert coverage.summary() == "not known: fake does not show what it executes"
 
 
 def test_a_layer_without_a_name_of_the_model_stands_for_what_was_merged_into_it(net: Bench) -> None:
@@ -156,6 +156,6 @@ def test_the_graph_of_an_installed_engine(tmp_path: Path) -> None:
     source = prepare_model(demo.MODEL, tmp_path).model
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:1]}
-    found = measure_coverage(demo.MODEL, SessionSettings(engine=engine), feed, source, lambda *node: "because")
-    assert found.float_macs == sum(found.precisions.values()) == found.precisions["f32"] > 0
-    assert found.origin == "measured on openvino, this machine"
+    coverage = measure_coverage(demo.MODEL, SessionSettings(engine=engine), feed, source, lambda *node: "because")
+    assert coverage.float_macs == sum(coverage.precisions.values()) == coverage.precisions["f32"] > 0
+    assert coverage.origin == "measured on openvino, this machine"

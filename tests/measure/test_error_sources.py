@@ -42,17 +42,19 @@ def test_a_range_that_is_too_wide_is_named(
     quantized: Quantized, tmp_path: Path, form: str, tensor: str, nodes: tuple[str, str], victim: str
 ) -> None:
     wide = widen_range(quantized.models[form], tensor, 60, tmp_path / "wide.onnx")
-    found = debug(quantized.source, wide, quantized.data)
-    worst = found.error_sources[0]
+    diagnosis = debug(quantized.source, wide, quantized.data)
+    worst = diagnosis.error_sources[0]
     assert (worst.name, worst.cause) == (tensor, "range")
     assert worst.exclude == nodes, "the tensor's maker and its only reader"
     assert worst.share > 0.5
-    before = debug(quantized.source, quantized.models[form], quantized.data)
+    original = debug(quantized.source, quantized.models[form], quantized.data)
     suffers, suffered = (
-        next(a for a in diagnosis.comparison.activations if a.name == victim) for diagnosis in (found, before)
+        next(a for a in diagnosis.comparison.activations if a.name == victim) for diagnosis in (diagnosis, original)
     )
     assert suffers.accumulated.sqnr_db < suffered.accumulated.sqnr_db - 3
-    assert victim not in {error_source.name for error_source in found.error_sources}, "it is not a source of the error"
+    assert victim not in {error_source.name for error_source in diagnosis.error_sources}, (
+        "it is not a source of the error"
+    )
 
 
 def test_a_bias_that_does_not_fit_its_input_is_named(quantized: Quantized, tmp_path: Path) -> None:
@@ -70,8 +72,8 @@ def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> Non
     scales = {"depthwise.weight": unequal, "stem.weight": 1 / unequal, "stem.bias": 1 / unequal}
     model = float_model(scales=scales)
     quantized = quantize_all(tmp_path, model, (form,))
-    found = debug(quantized.source, quantized.models[form], quantized.data)
-    named = [error_source for error_source in found.error_sources if error_source.cause == "weights"]
+    diagnosis = debug(quantized.source, quantized.models[form], quantized.data)
+    named = [error_source for error_source in diagnosis.error_sources if error_source.cause == "weights"]
     assert named[0].node == "depthwise"
     assert named[0].exclude == ("depthwise",)
     assert "one scale for all channels" in named[0].reason
@@ -79,38 +81,38 @@ def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> Non
 
 def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
-    found = debug(quantized.source, wide, quantized.data)
+    diagnosis = debug(quantized.source, wide, quantized.data)
     # Without the named nodes the quantizer does not quantize the tensor, and so the wrong range does not matter.
-    scheme = dataclasses.replace(SCHEMES["u8s8"], exclude=list_excluded_nodes(found.error_sources[:1]))
+    scheme = dataclasses.replace(SCHEMES["u8s8"], exclude=list_excluded_nodes(diagnosis.error_sources[:1]))
     artifact = CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "better.onnx")
     names = {t.name for t in onnx.load(artifact.model).graph.initializer}
-    assert found.error_sources[0].name == "sum"
+    assert diagnosis.error_sources[0].name == "sum"
     assert "sum_scale" not in names
     float_session = open_session(quantized.prepared.path)
-    before, after = (
+    original_db, excluded_db = (
         compare_sessions(float_session, session, quantized.samples).sqnr_db
         for session in (open_session(wide), open_session(artifact.model, artifact.settings()))
     )
-    assert after > before + 6
+    assert excluded_db > original_db + 6
 
 
 def test_a_dynamic_range_is_excluded_by_its_quantizing_readers(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["dynamic"])
-    found = {a.name: a for a in compare_layers(reference, graph, quantized.samples).activations}
+    activations = {a.name: a for a in compare_layers(reference, graph, quantized.samples).activations}
     # The residual Add reads the float tensor that the depthwise Conv quantizes for itself.
-    assert found["sum"].reads == ("pw_out", "stem_act")
-    assert found["sum"].exact_reads == ("stem_act",)
-    assert found["dw_out"].exact_reads == ()
+    assert activations["sum"].reads == ("pw_out", "stem_act")
+    assert activations["sum"].exact_reads == ("stem_act",)
+    assert activations["dw_out"].exact_reads == ()
     loud = Agreement((OutputAgreement("logits", 1, 10.0, 1.0, 0.1, None, 0, 0),), 1)
-    found["stem_act"] = dataclasses.replace(found["stem_act"], effect=loud)
-    (error_source,) = find_error_sources(tuple(found.values()), (), loud)
+    activations["stem_act"] = dataclasses.replace(activations["stem_act"], effect=loud)
+    (error_source,) = find_error_sources(tuple(activations.values()), (), loud)
     assert error_source.exclude == ("depthwise",)
 
 
 def test_noise_is_charged_once(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
-    found = compare_layers(reference, graph, quantized.samples)
-    noise = {a.name: a.noise for a in found.activations}
+    comparison = compare_layers(reference, graph, quantized.samples)
+    noise = {a.name: a.noise for a in comparison.activations}
     # Flatten requantizes values that are already on the same grid.
     assert noise["features"].added < 1e-6
     assert noise["features"].inherited > noise["features"].added
@@ -122,19 +124,19 @@ def test_noise_is_charged_once(quantized: Quantized) -> None:
 def test_candidates_are_few_and_in_order_of_execution(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
     reference = read_graph(quantized.prepared.path)
-    found = compare_layers(reference, read_graph(wide), quantized.samples).activations
-    everything = rank_candidates(found, reference.outputs, 100)
-    order = [a.name for a in found]
+    activations = compare_layers(reference, read_graph(wide), quantized.samples).activations
+    everything = rank_candidates(activations, reference.outputs, 100)
+    order = [a.name for a in activations]
     assert list(everything) == sorted(everything, key=order.index)
-    assert rank_candidates(found, reference.outputs, 1) == ("sum",)
-    assert len(rank_candidates(found, reference.outputs, 3)) == 3
+    assert rank_candidates(activations, reference.outputs, 1) == ("sum",)
+    assert len(rank_candidates(activations, reference.outputs, 3)) == 3
 
 
 def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> None:
     reference = read_graph(quantized.prepared.path)
-    found = compare_layers(reference, reference, quantized.samples)
-    assert all(a.noise.added == 0 for a in found.activations)
-    assert rank_candidates(found.activations, reference.outputs, 10) == ()
+    comparison = compare_layers(reference, reference, quantized.samples)
+    assert all(a.noise.added == 0 for a in comparison.activations)
+    assert rank_candidates(comparison.activations, reference.outputs, 10) == ()
 
 
 def test_as_json(quantized: Quantized, tmp_path: Path) -> None:

@@ -39,13 +39,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ask(folder: Path, model: str = "up.onnx", **changes: Any) -> EvalRequest:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": folder / model,
         "data": folder / "data.npz",
         "labels": folder / "labels.npy",
         "task": "classification",
     }
-    return EvalRequest(**(given | changes))
+    return EvalRequest(**(fields | changes))
 
 
 def bundle(folder: Path, name: str, preprocess: Any = None, **info: Any) -> Path:
@@ -58,26 +58,26 @@ def bundle(folder: Path, name: str, preprocess: Any = None, **info: Any) -> Path
 
 
 def test_a_model_on_labelled_data(folder: Path) -> None:
-    found = plain(run_evaluation(ask(folder)))
-    assert found["metrics"] == {"top1": 0.75}
-    assert found["samples"] == 4
-    assert found["reference"] is None
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    record = plain(run_evaluation(ask(folder)))
+    assert record["metrics"] == {"top1": 0.75}
+    assert record["samples"] == 4
+    assert record["reference"] is None
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
 def test_a_reference_is_run_on_the_same_samples(folder: Path) -> None:
-    found = run_evaluation(ask(folder, "down.onnx", reference=folder / "up.onnx"))
-    assert found.loss == 0.5
-    record = plain(found)["reference"]
+    result = run_evaluation(ask(folder, "down.onnx", reference=folder / "up.onnx"))
+    assert result.loss == 0.5
+    record = plain(result)["reference"]
     assert record["metrics"] == {"top1": 0.75}
     assert record["agreement"]["outputs"][0]["cosine"] == pytest.approx(-1)
 
 
 def test_agreement_alone_needs_no_labels(folder: Path) -> None:
-    found = plain(run_evaluation(ask(folder, task=None, labels=None, reference=folder / "up.onnx")))
-    assert found["task"] is None
-    assert found["metrics"] == {}
-    assert found["reference"]["agreement"]["outputs"][0]["equal"] is True
+    record = plain(run_evaluation(ask(folder, task=None, labels=None, reference=folder / "up.onnx")))
+    assert record["task"] is None
+    assert record["metrics"] == {}
+    assert record["reference"]["agreement"]["outputs"][0]["equal"] is True
 
 
 @pytest.mark.parametrize(("changes", "count"), [({"count": 2}, 2), ({"start": 1, "stride": 2}, 2), ({"start": 3}, 1)])
@@ -88,16 +88,16 @@ def test_a_part_of_the_data(folder: Path, changes: dict[str, int], count: int) -
 @pytest.mark.parametrize("name", ["b", "b.edgeq"])
 def test_a_bundle_runs_with_its_own_options(folder: Path, name: str) -> None:
     place = bundle(folder, name, optimization="basic")
-    found = run_evaluation(
+    result = run_evaluation(
         ask(folder, name, settings=SessionSettings(intra_op_threads=1), reference=folder / "up.onnx")
     )
-    assert found.variant == "portable"
-    assert found.accuracy is not None
-    assert found.accuracy.value == 0.75
-    assert found.settings.optimization == "basic"
-    assert found.settings.config == {"session.use_env_allocators": "1"}
-    assert found.settings.intra_op_threads == 1
-    assert found.loss == 0
+    assert result.variant == "portable"
+    assert result.accuracy is not None
+    assert result.accuracy.value == 0.75
+    assert result.settings.optimization == "basic"
+    assert result.settings.config == {"session.use_env_allocators": "1"}
+    assert result.settings.intra_op_threads == 1
+    assert result.loss == 0
     with pytest.raises(BundleError, match="no variant 'fast'"):
         run_evaluation(ask(folder, name, variant="fast"))
     assert place.exists()
@@ -106,8 +106,8 @@ def test_a_bundle_runs_with_its_own_options(folder: Path, name: str) -> None:
 def test_the_function_takes_a_bundle_too(folder: Path) -> None:
     samples = [(x[None], int(y)) for x, y in zip(X, Y, strict=True)]
     with open_model(folder / "up.onnx") as loaded:
-        opened = open_samples(samples, loaded.signature)
-    accuracy = evaluate(bundle(folder, "b", optimization="none"), opened, "classification")
+        open_data = open_samples(samples, loaded.signature)
+    accuracy = evaluate(bundle(folder, "b", optimization="none"), open_data, "classification")
     assert accuracy.value == 0.75
     assert accuracy.settings.optimization == "none"
 
@@ -115,9 +115,9 @@ def test_the_function_takes_a_bundle_too(folder: Path) -> None:
 def test_a_bundle_knows_its_preprocessing(folder: Path) -> None:
     steps = {"steps": [{"op": "multiply", "value": -1.0}], "source": {"key": "x", "layout": "F"}}
     bundle(folder, "b", preprocess=steps)
-    found = run_evaluation(ask(folder, "b"))
-    assert found.accuracy is not None
-    assert found.accuracy.value == 0.25
+    result = run_evaluation(ask(folder, "b"))
+    assert result.accuracy is not None
+    assert result.accuracy.value == 0.25
     named = run_evaluation(ask(folder, "b", preprocess="key=x,source.layout=F,multiply=2"))
     assert named.accuracy is not None
     assert named.accuracy.value == 0.75
@@ -193,19 +193,19 @@ def run(*arguments: object) -> Any:
 
 def test_the_command_prints_json_alone(folder: Path) -> None:
     files = ("--data", folder / "data.npz", "--labels", folder / "labels.npy", "--task", "classification")
-    done = run(folder / "up.onnx", *files, "--class-offset", 0, "--json")
-    assert done.exit_code == 0
-    record = json.loads(done.stdout)
+    process = run(folder / "up.onnx", *files, "--class-offset", 0, "--json")
+    assert process.exit_code == 0
+    record = json.loads(process.stdout)
     assert list(record) == KEYS
     assert record["options"] == {"class_offset": 0}
 
 
 def test_the_command_speaks_to_people(folder: Path) -> None:
     files = ("--data", folder / "data.npz", "--labels", folder / "labels.npy", "--task", "classification")
-    done = run(folder / "down.onnx", *files, "--reference", folder / "up.onnx")
-    assert done.exit_code == 0
+    process = run(folder / "down.onnx", *files, "--reference", folder / "up.onnx")
+    assert process.exit_code == 0
     for text in ("top-1", "25.00", "75.00", "\u221250.00", "SQNR", "-6.0"):
-        assert text in done.stdout
+        assert text in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_the_command_speaks_to_people(folder: Path) -> None:
     ],
 )
 def test_the_command_ends_on_one_line(folder: Path, arguments: list[str], code: int, text: str) -> None:
-    done = run(folder / "up.onnx", "--data", folder / "data.npz", *arguments, "-q")
-    assert done.exit_code == code
-    assert text in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    process = run(folder / "up.onnx", "--data", folder / "data.npz", *arguments, "-q")
+    assert process.exit_code == code
+    assert text in process.stderr
+    assert process.stderr.count("\n") == 1
+    assert process.stdout == ""

@@ -44,22 +44,24 @@ def _answers(model: object, quantized: Quantized) -> np.ndarray:
 def test_it_computes_what_a_build_without_the_nodes_does(
     quantized: Quantized, form: str, nodes: tuple[str, ...], tmp_path: Path
 ) -> None:
-    source, whole = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models[form]))
-    spliced = keep_nodes_float(source, whole, match_activations(source, whole), nodes)
+    source, quantized_graph = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models[form]))
+    spliced = keep_nodes_float(source, quantized_graph, match_activations(source, quantized_graph), nodes)
     assert spliced is not None
     scheme = dataclasses.replace(SCHEMES[form], exclude=nodes)
     CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "without.onnx")
     built = _answers(read_model(tmp_path / "without.onnx"), quantized)
-    found = _answers(spliced, quantized)
-    plain = _answers(read_model(quantized.models[form]), quantized)
+    answers = _answers(spliced, quantized)
+    quantized_answers = _answers(read_model(quantized.models[form]), quantized)
     step = np.ptp(built) / 200
-    assert np.abs(found - built).max() <= step  # a tie may be rounded to either side
-    assert np.sqrt(np.mean((found - built) ** 2)) <= max(0.25 * np.sqrt(np.mean((built - plain) ** 2)), 0.5 * step)
+    assert np.abs(answers - built).max() <= step  # a tie may be rounded to either side
+    assert np.sqrt(np.mean((answers - built) ** 2)) <= max(
+        0.25 * np.sqrt(np.mean((built - quantized_answers) ** 2)), 0.5 * step
+    )
 
 
 def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:
-    source, whole = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models["u8s8"]))
-    assert keep_nodes_float(source, whole, match_activations(source, whole), ("nothing",)) is None
+    source, quantized_graph = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models["u8s8"]))
+    assert keep_nodes_float(source, quantized_graph, match_activations(source, quantized_graph), ("nothing",)) is None
 
 
 def test_debug_names_the_node_that_helps(tmp_path: Path) -> None:
@@ -68,20 +70,20 @@ def test_debug_names_the_node_that_helps(tmp_path: Path) -> None:
     per_tensor = Scheme(per_channel=False)
     quantized = quantize_all(tmp_path, float_model(scales=scales), ("u8s8",))
     CpuBackend().build(quantized.prepared, quantized.ranges, per_tensor, tmp_path / "q.onnx")
-    found = debug(quantized.source, tmp_path / "q.onnx", quantized.data)
-    assert found.verdict != "healthy"
-    best = found.exclusions[0]
+    diagnosis = debug(quantized.source, tmp_path / "q.onnx", quantized.data)
+    assert diagnosis.verdict != "healthy"
+    best = diagnosis.exclusions[0]
     assert "depthwise" in best.nodes
-    assert best.plain_db == pytest.approx(found.written.sqnr_db, abs=3)
+    assert best.plain_db == pytest.approx(diagnosis.written.sqnr_db, abs=3)
     CpuBackend().build(
         quantized.prepared, quantized.ranges, per_tensor.replace(exclude=best.nodes), tmp_path / "better.onnx"
     )
-    again = debug(quantized.source, tmp_path / "better.onnx", quantized.data)
-    assert again.written.sqnr_db == pytest.approx(best.sqnr_db, abs=3)
-    assert again.written.sqnr_db > found.written.sqnr_db + 3
+    improved = debug(quantized.source, tmp_path / "better.onnx", quantized.data)
+    assert improved.written.sqnr_db == pytest.approx(best.sqnr_db, abs=3)
+    assert improved.written.sqnr_db > diagnosis.written.sqnr_db + 3
     arguments = ["debug", str(quantized.source), str(tmp_path / "q.onnx"), "--data", str(quantized.data)]
-    shown = CliRunner().invoke(group, arguments, env={"COLUMNS": "200"})
-    assert f"→ {best.sqnr_db:.1f} dB: --exclude" in shown.output
+    output = CliRunner().invoke(group, arguments, env={"COLUMNS": "200"})
+    assert f"→ {best.sqnr_db:.1f} dB: --exclude" in output.output
 
 
 def test_a_healthy_model_needs_none(quantized: Quantized) -> None:

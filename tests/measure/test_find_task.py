@@ -128,8 +128,8 @@ def scaled(encode: Callable[[Boxes], Any], factor: float, axis: int = 1) -> Call
 
     def made(boxes: Boxes) -> Any:
         table = encode(boxes)
-        first = table[0] if isinstance(table, tuple) else table
-        np.moveaxis(first, axis, 0)[:4] *= factor
+        boxes_table = table[0] if isinstance(table, tuple) else table
+        np.moveaxis(boxes_table, axis, 0)[:4] *= factor
         return table
 
     return made
@@ -168,10 +168,10 @@ def write(folder: Path, head: str, count: int = 16, heads: Any = HEADS) -> Path:
             box = {"bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top)}
             objects.append({"id": len(objects), "image_id": number, "category_id": label + 1, "iscrowd": 0, **box})
         x, y, dx, dy = geometry(kind, size)
-        made = encode([(a * x + dx, b * y + dy, c * x + dx, d * y + dy, e) for a, b, c, d, e in boxes])
-        tables.append(made if isinstance(made, tuple) else (made,))
-    known = [{"id": label + 1, "name": str(label)} for label in range(2 * CLASSES if head == "ssd" else CLASSES)]
-    coco = {"images": images, "annotations": objects, "categories": known}
+        encoded = encode([(a * x + dx, b * y + dy, c * x + dx, d * y + dy, e) for a, b, c, d, e in boxes])
+        tables.append(encoded if isinstance(encoded, tuple) else (encoded,))
+    categories = [{"id": label + 1, "name": str(label)} for label in range(2 * CLASSES if head == "ssd" else CLASSES)]
+    coco = {"images": images, "annotations": objects, "categories": categories}
     (folder / "instances.json").write_text(json.dumps(coco))
     red, (scale, shift) = {"yolo": (0, (255.0, 0.0)), "yolox": (2, (1.0, 0.0)), "nanodet": (2, (58.395, 123.675))}[kind]
     outputs, weights, lines = [], {}, []
@@ -220,9 +220,9 @@ def test_everything_is_found(tmp_path: Path, head: str) -> None:
     model = write(tmp_path, head)
     assert find_annotations(tmp_path / "val") == tmp_path / "instances.json"
     noting = Noting()
-    found = run_evaluation(EvalRequest(model, tmp_path / "val"), progress=noting)
-    assert found.accuracy is not None
-    assert found.accuracy.value > 0.99, noting.notes
+    result = run_evaluation(EvalRequest(model, tmp_path / "val"), progress=noting)
+    assert result.accuracy is not None
+    assert result.accuracy.value > 0.99, noting.notes
     assert any(f"decoder {head}" in note for note in noting.notes)
     assert any(f"preprocessing {HEADS[head][1]}:" in note for note in noting.notes)
 
@@ -235,9 +235,9 @@ def test_the_unit_of_the_boxes_is_found(tmp_path: Path, head: str, *, named: boo
     noting = Noting()
     options = TaskOptions(decoder=head) if named else TaskOptions()
     request = EvalRequest(model, tmp_path / "val", "detection" if named else None, options, preprocess="yolo")
-    found = run_evaluation(request, progress=noting)
-    assert found.accuracy is not None
-    assert found.accuracy.value > 0.99, noting.notes
+    result = run_evaluation(request, progress=noting)
+    assert result.accuracy is not None
+    assert result.accuracy.value > 0.99, noting.notes
     assert any("the model's boxes are" in note for note in noting.notes)
 
 

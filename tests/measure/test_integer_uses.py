@@ -23,25 +23,25 @@ def uses(body: str) -> dict[tuple[str | None, str | None], QuantParams]:
 
 
 def test_an_integer_convolution_has_scales_of_data_weight_and_bias() -> None:
-    found = uses("""net (uint8[1,1,2,2] x) => (uint8[1,2,2,2] y)
+    integer_uses = uses("""net (uint8[1,1,2,2] x) => (uint8[1,2,2,2] y)
         <float s = {0.5}, uint8 z = {7}, int8[2,1,1,1] w = {1, 2}, float[2] ws = {0.25, 2}, int8 wz = {0},
          int32[2] b = {1, 2}> { [conv] y = QLinearConv(x, s, z, w, ws, wz, s, z, b) }""")
-    assert set(found) == {("x", "conv"), ("w", "conv"), ("b", "conv")}
-    assert found["x", "conv"].range == (-3.5, 124.0)
-    assert (found["w", "conv"].axis, found["w", "conv"].dtype) == (0, ir.DataType.INT8)
-    np.testing.assert_array_equal(found["b", "conv"].dequantize(np.array([1, 2])), [0.125, 2])
+    assert set(integer_uses) == {("x", "conv"), ("w", "conv"), ("b", "conv")}
+    assert integer_uses["x", "conv"].range == (-3.5, 124.0)
+    assert (integer_uses["w", "conv"].axis, integer_uses["w", "conv"].dtype) == (0, ir.DataType.INT8)
+    np.testing.assert_array_equal(integer_uses["b", "conv"].dequantize(np.array([1, 2])), [0.125, 2])
 
 
 @pytest.mark.parametrize("factor", ["Mul(c, a)", "Mul(a, c)"])
 def test_integer_sums_are_scaled_behind_the_node(factor: str) -> None:
-    found = uses(f"""net (float[1,2] x) => (float[1,2] y) <int8[2,2] w = {{1, 2, 3, 4}}, float ws = {{0.5}}> {{
+    integer_uses = uses(f"""net (float[1,2] x) => (float[1,2] y) <int8[2,2] w = {{1, 2, 3, 4}}, float ws = {{0.5}}> {{
         q, s, z = DynamicQuantizeLinear(x)
         [sum] i = MatMulInteger(q, w, z)
         c = Cast<to = 1>(i)
         a = Mul(s, ws)
         y = {factor}
     }}""")
-    assert {key: float(params.scale) for key, params in found.items()} == {("w", "sum"): 0.5}
+    assert {key: float(params.scale) for key, params in integer_uses.items()} == {("w", "sum"): 0.5}
 
 
 def test_parameters_that_are_computed_are_none() -> None:
@@ -58,9 +58,9 @@ def test_integers_keep_their_meaning_where_they_are_moved() -> None:
         r = Reshape(q, flat)
         y = DequantizeLinear(r, s, z)
     }""")
-    found = find_activation_params(GraphIndex(net))
-    assert set(found) == {"q", "r"}
-    assert found["r"].range == found["q"].range == (-3.5, 124.0)
+    params = find_activation_params(GraphIndex(net))
+    assert set(params) == {"q", "r"}
+    assert params["r"].range == params["q"].range == (-3.5, 124.0)
 
 
 @pytest.mark.parametrize(

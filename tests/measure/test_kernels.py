@@ -25,14 +25,14 @@ def event(name: str, op: str, microseconds: float, dtype: str = "float") -> dict
 def test_the_median_after_the_warm_up() -> None:
     durations = [900, 800, 700, 600, 500, 10, 20, 30]
     events = [event("relu", "Relu", d) for d in durations] + [{"cat": "Session", "name": "model_run", "dur": 9}]
-    (found,) = summarise_runs(read_kernel_runs(events), runs=8)
-    assert (found.name, found.op_type, found.us) == ("relu", "Relu", 20)
+    (kernel,) = summarise_runs(read_kernel_runs(events), runs=8)
+    assert (kernel.name, kernel.op_type, kernel.us) == ("relu", "Relu", 20)
 
 
 def test_a_kernel_in_a_loop_gets_its_sum() -> None:
     events = [event("add", "Add", 5) for _ in range(24)]
-    (found,) = summarise_runs(read_kernel_runs(events), runs=8)
-    assert found.us == pytest.approx(15)
+    (kernel,) = summarise_runs(read_kernel_runs(events), runs=8)
+    assert kernel.us == pytest.approx(15)
 
 
 def test_order_is_that_of_execution() -> None:
@@ -42,12 +42,12 @@ def test_order_is_that_of_execution() -> None:
 
 def test_a_real_model() -> None:
     source = read_model(Path(demo.MODEL))
-    (given,) = source.graph.inputs
-    feed = {given.name: np.zeros([d if isinstance(d, int) else 1 for d in given.shape], np.float32)}
-    found = kernel_times(Path(demo.MODEL), SessionSettings(intra_op_threads=1), feed, source, runs=3)
+    (graph_input,) = source.graph.inputs
+    feed = {graph_input.name: np.zeros([d if isinstance(d, int) else 1 for d in graph_input.shape], np.float32)}
+    times = kernel_times(Path(demo.MODEL), SessionSettings(intra_op_threads=1), feed, source, runs=3)
     nodes = {node.name for node in source.graph}
-    convolutions = [k for k in found if "Conv" in k.op_type]
+    convolutions = [k for k in times if "Conv" in k.op_type]
     assert convolutions
     assert {k.name for k in convolutions} <= nodes
-    assert all(k.us >= 0 for k in found)
-    assert plain(found[0]).keys() == {"name", "op_type", "kind", "us"}
+    assert all(k.us >= 0 for k in times)
+    assert plain(times[0]).keys() == {"name", "op_type", "kind", "us"}

@@ -49,9 +49,9 @@ def test_a_measurement_carries_machine_versions_and_settings(measured: Measureme
     assert measured.settings["min_queries"] == 10
     assert measured.models["a"]["providers"] == ["CPUExecutionProvider"]
     assert measured.latency("a")["count"] >= 10
-    found = measured.ratio("b")
+    ratio = measured.ratio("b")
     # Next to other tests there may be too few undisturbed runs for a claim.
-    assert found["reason"] if found["estimate"] is None else found["low"] <= found["estimate"] <= found["high"]
+    assert ratio["reason"] if ratio["estimate"] is None else ratio["low"] <= ratio["estimate"] <= ratio["high"]
     assert plain(measured)["notes"] == list(measured.notes)
     assert "single-stream" in measured.text()
 

@@ -25,9 +25,9 @@ def test_no_disturbance_changes_nothing_and_one_is_followed() -> None:
     assert [output.name for output in session.get_outputs()] == ["y/disturbance/added", "z"]
 
     def run(**disturbances: list[float]) -> list[list[float]]:
-        given = {disturbance_name(name): np.zeros((), np.float32) for name in ("x", "a", "y")}
-        given |= {disturbance_name(name): np.array(value, np.float32) for name, value in disturbances.items()}
-        return [v.tolist() for v in session.run(None, {"x": np.array([1, 3], np.float32), **given})]
+        feed = {disturbance_name(name): np.zeros((), np.float32) for name in ("x", "a", "y")}
+        feed |= {disturbance_name(name): np.array(value, np.float32) for name, value in disturbances.items()}
+        return [v.tolist() for v in session.run(None, {"x": np.array([1, 3], np.float32), **feed})]
 
     assert run() == [[4, 36], [-4, -36]]
     assert run(x=[1, 0]) == [[16, 36], [-16, -36]]
@@ -41,18 +41,18 @@ def test_the_effect_of_one_layer_is_that_of_a_model_with_only_this_layer_quantiz
 ) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models[form])
     matches = match_activations(reference, graph)
-    found = output_effects(
+    effects = output_effects(
         reference, graph, matches, ["pw_out", "logits"], quantized.samples, count=len(quantized.samples)
     )
     # Compute by hand: the float model with rounded weights and a rounded result of the pointwise Conv.
     partly = onnx.load(quantized.prepared.path)
     qdq = onnx.load(quantized.models["u8s8"])
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in qdq.graph.initializer}
-    kept = [t for t in partly.graph.initializer if t.name not in ("pointwise.weight", "pointwise.bias")]
+    initializers = [t for t in partly.graph.initializer if t.name not in ("pointwise.weight", "pointwise.bias")]
     weight = constants["pointwise.weight_quantized"] * constants["pointwise.weight_scale"].reshape(-1, 1, 1, 1)
     bias = constants["pointwise.bias_quantized"] * constants["pointwise.bias_quantized_scale"]
     del partly.graph.initializer[:]
-    partly.graph.initializer.extend(kept)
+    partly.graph.initializer.extend(initializers)
     for name, value in (("pointwise.weight", weight), ("pointwise.bias", bias)):
         partly.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
     for name in ("pw_out_scale", "pw_out_zero_point"):
@@ -60,14 +60,14 @@ def test_the_effect_of_one_layer_is_that_of_a_model_with_only_this_layer_quantiz
     # Its input is rounded in both models, because that error belongs to the tensor before it. So round it here.
     for name in ("dw_act_scale", "dw_act_zero_point"):
         partly.graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
-    assert found["pw_out"].samples == len(quantized.samples)
+    assert effects["pw_out"].samples == len(quantized.samples)
     by_hand = compare_sessions(
         open_session(_rounded(onnx.load(quantized.prepared.path), constants, {"dw_act": "rounded"}), NONE),
         open_session(_rounded(partly, constants, {"dw_act": "rounded", "pw_out": "rounded"}), NONE),
         quantized.samples,
     )
-    assert found["pw_out"].sqnr_db == pytest.approx(by_hand.sqnr_db, abs=1.0)
-    assert 10 < found["logits"].sqnr_db < 80
+    assert effects["pw_out"].sqnr_db == pytest.approx(by_hand.sqnr_db, abs=1.0)
+    assert 10 < effects["logits"].sqnr_db < 80
 
 
 def _rounded(model: onnx.ModelProto, constants: dict[str, np.ndarray], tensors: dict[str, str]) -> bytes:
@@ -93,9 +93,9 @@ def _rounded(model: onnx.ModelProto, constants: dict[str, np.ndarray], tensors: 
 def test_layers_without_error_are_left_out(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["dynamic"])
     matches = match_activations(reference, graph)
-    found = output_effects(reference, graph, matches, ["sum", "pw_out"], quantized.samples, count=2)
-    assert set(found) == {"pw_out"}
-    assert found["pw_out"].samples == 2
+    effects = output_effects(reference, graph, matches, ["sum", "pw_out"], quantized.samples, count=2)
+    assert set(effects) == {"pw_out"}
+    assert effects["pw_out"].samples == 2
 
 
 def test_samples_are_taken_evenly(quantized: Quantized) -> None:
@@ -106,5 +106,7 @@ def test_samples_are_taken_evenly(quantized: Quantized) -> None:
     arrays = [np.full(shape, float(i % 4 == 0), np.float32) for i in range(8)]
     mixed = FakeSamples([FakeSample(f"s{i}", {"x": a}) for i, a in enumerate(arrays)])
     ones = FakeSamples([FakeSample("one", {"x": arrays[0]})] * 2)
-    one, other = (output_effects(reference, graph, matches, ["x", "sum"], s, count=2) for s in (mixed, ones))
-    assert one == other
+    mixed_effects, effects = (
+        output_effects(reference, graph, matches, ["x", "sum"], s, count=2) for s in (mixed, ones)
+    )
+    assert mixed_effects == effects

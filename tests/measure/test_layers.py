@@ -32,8 +32,8 @@ NONE = SessionSettings(optimization="none")
 def compare(quantized: Quantized, form: str, **options: Any) -> dict[str, ActivationComparison]:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models[form])
     samples = options.pop("samples", quantized.samples)
-    found = compare_activations(reference, graph, match_activations(reference, graph), samples, **options)
-    return {activation.name: activation for activation in found}
+    activations = compare_activations(reference, graph, match_activations(reference, graph), samples, **options)
+    return {activation.name: activation for activation in activations}
 
 
 def everything(path: Path, samples: Any) -> dict[str, np.ndarray]:
@@ -42,15 +42,15 @@ def everything(path: Path, samples: Any) -> dict[str, np.ndarray]:
     names = [name for node in model.graph.node for name in node.output]
     session = open_session(to_bytes(with_outputs(from_proto(model), names)), NONE)
     outputs = [output.name for output in session.get_outputs()]
-    made: dict[str, list[np.ndarray]] = {}
+    tensors: dict[str, list[np.ndarray]] = {}
     for sample in samples:
         for name, value in zip(outputs, session.run(outputs, dict(sample.inputs)), strict=True):
-            made.setdefault(name, []).append(value)
-    return {name: np.stack(values) for name, values in made.items()}
+            tensors.setdefault(name, []).append(value)
+    return {name: np.stack(values) for name, values in tensors.items()}
 
 
-def sqnr(reference: np.ndarray, other: np.ndarray) -> float:
-    r, c = reference.astype(np.float64), other.astype(np.float64)
+def sqnr(reference: np.ndarray, candidate: np.ndarray) -> float:
+    r, c = reference.astype(np.float64), candidate.astype(np.float64)
     return float(10 * np.log10((r**2).sum() / ((r - c) ** 2).sum()))
 
 
@@ -67,24 +67,24 @@ def as_read(form: str, name: str, tensors: Mapping[str, np.ndarray]) -> np.ndarr
 @pytest.mark.parametrize("form", SCHEMES)
 def test_accumulated_figures_are_those_of_keeping_everything(quantized: Quantized, form: str) -> None:
     exact = everything(quantized.prepared.path, quantized.samples)
-    whole = everything(quantized.models[form], quantized.samples)
+    tensors = everything(quantized.models[form], quantized.samples)
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(quantized.models[form]).graph.initializer}
-    found = compare(quantized, form)
+    activations = compare(quantized, form)
     for name in ("stem_act", "dw_act", "pw_out", "sum", "pooled", "logits"):
-        seen = as_read(form, name, whole)
+        values = as_read(form, name, tensors)
         if form == "qoperator":
             tensor = {"stem_act": "stem_out", "dw_act": "dw_out"}.get(name, name)
             scale, zero = (constants[f"{tensor}_{part}"] for part in ("scale", "zero_point"))
-            seen = (seen.astype(np.float32) - zero) * scale
-        if found[name].kind == "dynamic":
-            seen = np.stack([dynamic_params(sample).fake_quant(sample) for sample in seen])
-        accumulated = found[name].accumulated
-        assert accumulated.sqnr_db == pytest.approx(sqnr(exact[name], seen), abs=1e-3), name
-        assert accumulated.max_abs_error == pytest.approx(np.abs(exact[name] - seen).max(), rel=1e-4)
-        a, b = exact[name].ravel().astype(np.float64), seen.ravel().astype(np.float64)
+            values = (values.astype(np.float32) - zero) * scale
+        if activations[name].kind == "dynamic":
+            values = np.stack([dynamic_params(sample).fake_quant(sample) for sample in values])
+        accumulated = activations[name].accumulated
+        assert accumulated.sqnr_db == pytest.approx(sqnr(exact[name], values), abs=1e-3), name
+        assert accumulated.max_abs_error == pytest.approx(np.abs(exact[name] - values).max(), rel=1e-4)
+        a, b = exact[name].ravel().astype(np.float64), values.ravel().astype(np.float64)
         assert accumulated.cosine == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)))
-        assert found[name].minimum == exact[name].min()
-        assert found[name].maximum == exact[name].max()
+        assert activations[name].minimum == exact[name].min()
+        assert activations[name].maximum == exact[name].max()
 
 
 @pytest.mark.parametrize("form", STATIC)
@@ -104,11 +104,11 @@ def test_rounding_and_saturation_are_those_of_the_scale_alone(quantized: Quantiz
 
 
 def test_saturation_is_seen_where_the_data_leave_the_calibrated_range(quantized: Quantized) -> None:
-    far = [FakeSample(f"far{i}", {"x": 4 * s.inputs["x"]}) for i, s in enumerate(quantized.samples)]
-    found = compare(quantized, "u8s8", samples=FakeSamples(far))
-    assert found["x"].saturated_low > 0.01
-    assert found["x"].saturated_high > 0.01
-    assert found["dw_act"].saturated_high == 0, "a Clip leaves nothing to clip"
+    large_samples = [FakeSample(f"far{i}", {"x": 4 * s.inputs["x"]}) for i, s in enumerate(quantized.samples)]
+    activations = compare(quantized, "u8s8", samples=FakeSamples(large_samples))
+    assert activations["x"].saturated_low > 0.01
+    assert activations["x"].saturated_high > 0.01
+    assert activations["dw_act"].saturated_high == 0, "a Clip leaves nothing to clip"
 
 
 @pytest.mark.parametrize("form", ["u8s8", "qoperator"])
@@ -131,24 +131,24 @@ def test_a_layer_alone_is_fed_with_exact_inputs(
     def conv(values: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.einsum("snchw,oc->snohw", values, w[:, :, 0, 0]) + b.reshape(-1, 1, 1)
 
-    given = rounded(exact["dw_act"].astype(np.float64), "dw_act")
-    alone = rounded(conv(given, weight, bias), "pw_out")
+    inputs = rounded(exact["dw_act"].astype(np.float64), "dw_act")
+    alone = rounded(conv(inputs, weight, bias), "pw_out")
     reference = read_graph(quantized.prepared.path)
-    excused = conv(given, reference.constant("pointwise.weight"), reference.constant("pointwise.bias"))
-    found = compare(quantized, form)["pw_out"]
-    assert found.layer.sqnr_db == pytest.approx(sqnr(exact["pw_out"], alone), abs=0.05)
-    assert found.inputs.sqnr_db == pytest.approx(sqnr(exact["pw_out"], excused), abs=0.01)
-    assert found.reads == ("dw_act",)
+    excused = conv(inputs, reference.constant("pointwise.weight"), reference.constant("pointwise.bias"))
+    activation = compare(quantized, form)["pw_out"]
+    assert activation.layer.sqnr_db == pytest.approx(sqnr(exact["pw_out"], alone), abs=0.05)
+    assert activation.inputs.sqnr_db == pytest.approx(sqnr(exact["pw_out"], excused), abs=0.01)
+    assert activation.reads == ("dw_act",)
     assert compare(quantized, form)["sum"].reads == ("pw_out", "stem_act")
 
 
 def test_a_float_layer_has_no_error_of_its_own(quantized: Quantized) -> None:
-    found = compare(quantized, "dynamic")
+    activations = compare(quantized, "dynamic")
     for name in ("sum", "pooled"):
-        assert found[name].kind == "float"
-        assert found[name].rounding is None
-        assert found[name].layer.sqnr_db == math.inf
-        assert found[name].accumulated.sqnr_db < 60
+        assert activations[name].kind == "float"
+        assert activations[name].rounding is None
+        assert activations[name].layer.sqnr_db == math.inf
+        assert activations[name].accumulated.sqnr_db < 60
 
 
 @pytest.mark.parametrize("form", ["u8s8", "qoperator", "dynamic"])
@@ -157,16 +157,20 @@ def test_waves_change_nothing(quantized: Quantized, form: str) -> None:
 
 
 def test_padding_rows_of_a_gathered_batch_do_not_count(quantized: Quantized) -> None:
-    whole = list(quantized.samples)
-    assert all(len(sample.inputs["x"]) == 1 for sample in whole), "the test pads two rows to four"
-    two = np.concatenate([sample.inputs["x"] for sample in whole[:2]])
+    samples = list(quantized.samples)
+    assert all(len(sample.inputs["x"]) == 1 for sample in samples), "the test pads two rows to four"
+    two = np.concatenate([sample.inputs["x"] for sample in samples[:2]])
     padded = np.concatenate([two, 50 * np.ones_like(two)])
     gathered = FakeSample("batch", {"x": padded}, context={"rows": ({}, {})})
     alone = FakeSample("two", {"x": two})
-    one, other = (compare(quantized, "u8s8", samples=FakeSamples([s])) for s in (gathered, alone))
-    for name in one:
-        assert one[name].accumulated.elements == other[name].accumulated.elements
-        assert one[name].accumulated.sqnr_db == pytest.approx(other[name].accumulated.sqnr_db, abs=1e-3)
+    gathered_activations, activations = (
+        compare(quantized, "u8s8", samples=FakeSamples([s])) for s in (gathered, alone)
+    )
+    for name in gathered_activations:
+        assert gathered_activations[name].accumulated.elements == activations[name].accumulated.elements
+        assert gathered_activations[name].accumulated.sqnr_db == pytest.approx(
+            activations[name].accumulated.sqnr_db, abs=1e-3
+        )
 
 
 def test_samples_are_read_once_a_wave_and_never_kept(quantized: Quantized) -> None:
@@ -191,8 +195,8 @@ def test_collected_activations_come_one_sample_at_a_time(quantized: Quantized) -
 
 def test_plain_values(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
-    found = compare_layers(reference, graph, quantized.samples)
-    record = plain(found)
+    comparison = compare_layers(reference, graph, quantized.samples)
+    record = plain(comparison)
     assert record["samples"] == len(quantized.samples)
     assert record["weights"][0]["name"] == "stem.weight"
     assert {key for a in record["activations"] for key in a} == {
@@ -210,9 +214,9 @@ def test_infinities_in_an_activation() -> None:
     model = GraphIndex(from_proto(net))
     matches = [dataclasses.replace(m, dynamic=True) for m in match_activations(model, model)]
     samples = FakeSamples([FakeSample("s", {"x": np.array([[1.0, 2.0]], np.float32)})])
-    found = {a.name: a for a in compare_activations(model, model, matches, samples)}
-    assert found["masked"].accumulated.elements == 1
-    assert plain(found["masked"])["minimum"] is None
+    activations = {a.name: a for a in compare_activations(model, model, matches, samples)}
+    assert activations["masked"].accumulated.elements == 1
+    assert plain(activations["masked"])["minimum"] is None
 
 
 def test_the_small_model_is_what_the_tests_think(quantized: Quantized) -> None:

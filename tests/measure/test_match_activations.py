@@ -12,8 +12,8 @@ WHOLE = ["x", "stem_out", "stem_act", "dw_out", "dw_act", "pw_out", "sum", "pool
 
 
 def matched(quantized: Quantized, form: str) -> dict[str, ActivationMatch]:
-    found = match_activations(read_graph(quantized.prepared.path), read_graph(quantized.models[form]))
-    return {match.name: match for match in found}
+    matches = match_activations(read_graph(quantized.prepared.path), read_graph(quantized.models[form]))
+    return {match.name: match for match in matches}
 
 
 @pytest.mark.parametrize(
@@ -21,21 +21,25 @@ def matched(quantized: Quantized, form: str) -> dict[str, ActivationMatch]:
     [("u8s8", FOLDED), ("u8u8-per-tensor", FOLDED), ("qoperator", FOLDED), ("s8s8", WHOLE), ("dynamic", WHOLE)],
 )
 def test_every_format_in_order_of_execution(quantized: Quantized, form: str, names: list[str]) -> None:
-    found = matched(quantized, form)
-    assert list(found) == names
-    assert found["x"].is_input
-    assert not found["pw_out"].is_input
+    matches = matched(quantized, form)
+    assert list(matches) == names
+    assert matches["x"].is_input
+    assert not matches["pw_out"].is_input
 
 
 @pytest.mark.parametrize("form", ["u8s8", "qoperator"])
 def test_a_folded_activation_counts_for_the_layer_before_it(quantized: Quantized, form: str) -> None:
-    found = matched(quantized, form)
-    assert (found["stem_act"].node, found["stem_act"].op_type, found["stem_act"].folded) == ("stem", "Conv", "Relu")
-    assert (found["dw_act"].node, found["dw_act"].folded) == ("depthwise", "Clip")
-    assert (found["pw_out"].node, found["pw_out"].folded) == ("pointwise", "")
-    how = found["dw_act"].params
-    assert how is not None
-    assert how.range == pytest.approx((0, 2), abs=0.01)
+    matches = matched(quantized, form)
+    assert (matches["stem_act"].node, matches["stem_act"].op_type, matches["stem_act"].folded) == (
+        "stem",
+        "Conv",
+        "Relu",
+    )
+    assert (matches["dw_act"].node, matches["dw_act"].folded) == ("depthwise", "Clip")
+    assert (matches["pw_out"].node, matches["pw_out"].folded) == ("pointwise", "")
+    params = matches["dw_act"].params
+    assert params is not None
+    assert params.range == pytest.approx((0, 2), abs=0.01)
 
 
 def test_qdq_gives_floats_and_qoperator_integers(quantized: Quantized) -> None:
@@ -46,16 +50,16 @@ def test_qdq_gives_floats_and_qoperator_integers(quantized: Quantized) -> None:
     assert all(match.integer for match in qoperator.values() if not match.is_input)
     assert qoperator["stem_act"].computed == "stem_out_quantized"
     for name in qdq:
-        one, other = qdq[name].params, qoperator[name].params
-        assert one is not None
-        assert other is not None
-        assert one.range == other.range
+        qdq_params, qoperator_params = qdq[name].params, qoperator[name].params
+        assert qdq_params is not None
+        assert qoperator_params is not None
+        assert qdq_params.range == qoperator_params.range
 
 
 def test_dynamic_scales_are_distinguished_from_floats(quantized: Quantized) -> None:
-    found = matched(quantized, "dynamic")
-    assert {name for name, match in found.items() if match.dynamic} == {"x", "stem_act", "dw_act", "features"}
-    assert all(match.params is None for match in found.values())
+    matches = matched(quantized, "dynamic")
+    assert {name for name, match in matches.items() if match.dynamic} == {"x", "stem_act", "dw_act", "features"}
+    assert all(match.params is None for match in matches.values())
 
 
 REFERENCE = "net (float[N,2] x) => (float[N,2] y) { [neg] a = Neg(x) [relu] b = Relu(a) [abs] y = Abs(b) }"
@@ -85,10 +89,10 @@ def test_renamed_tensors_are_matched_by_the_node_that_makes_them() -> None:
         d = DequantizeLinear(q, s, z)
         [abs] y = Abs(d)
     }""")
-    found = {match.name: match for match in match_activations(graph_of(REFERENCE), graph)}
-    assert {name: match.computed for name, match in found.items()} == {"x": "x", "a": "t1", "b": "t2", "y": "y"}
-    assert found["b"].params is not None
-    assert found["a"].params is None
+    matches = {match.name: match for match in match_activations(graph_of(REFERENCE), graph)}
+    assert {name: match.computed for name, match in matches.items()} == {"x": "x", "a": "t1", "b": "t2", "y": "y"}
+    assert matches["b"].params is not None
+    assert matches["a"].params is None
 
 
 def test_integers_and_constants_are_no_activations() -> None:

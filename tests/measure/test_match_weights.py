@@ -30,22 +30,22 @@ FC = "[fc] y = MatMul(x, w)"
 
 
 def graph_of(nodes: str, constants: dict[str, np.ndarray], *more: onnx.TensorProto) -> GraphIndex:
-    made = proto(f"g (float[N, 4] x) => (float[] y) {{ {nodes} }}", constants, opset=21, ir_version=10)
-    made.graph.initializer.extend(more)
-    return GraphIndex(from_proto(made))
+    model = proto(f"g (float[N, 4] x) => (float[] y) {{ {nodes} }}", constants, opset=21, ir_version=10)
+    model.graph.initializer.extend(more)
+    return GraphIndex(from_proto(model))
 
 
 @pytest.mark.parametrize("form", SCHEMES)
 def test_every_format_holds_the_same_weights(quantized: Quantized, form: str) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models[form])
-    found = compared(reference, graph)
-    assert set(found) >= set(WEIGHTS)
-    assert [name for name in found if name.endswith(".weight")] == list(WEIGHTS), "not in order of execution"
-    biases = {name for name in found if name.endswith(".bias")}
+    weights = compared(reference, graph)
+    assert set(weights) >= set(WEIGHTS)
+    assert [name for name in weights if name.endswith(".weight")] == list(WEIGHTS), "not in order of execution"
+    biases = {name for name in weights if name.endswith(".bias")}
     assert len(biases) == (4 if form in STATIC else 0)
-    assert count_quantized_weights(graph) == len(found)
+    assert count_quantized_weights(graph) == len(weights)
     for name in WEIGHTS:
-        weight = found[name]
+        weight = weights[name]
         assert 30 < weight.sqnr_db < 60
         assert (weight.bits, weight.changed, weight.channel_axis) == (8, False, 0)
         assert weight.node == name.removesuffix(".weight")
@@ -54,19 +54,19 @@ def test_every_format_holds_the_same_weights(quantized: Quantized, form: str) ->
 @pytest.mark.parametrize(("form", "name"), [("u8s8", "stem.weight"), ("qoperator", "depthwise.weight")])
 def test_figures_are_those_of_the_definition(quantized: Quantized, form: str, name: str) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models[form])
-    found = compared(reference, graph)[name]
+    weight = compared(reference, graph)[name]
     w = reference.constant(name).astype(np.float64)
     integers, scale, zero = (graph.constant(f"{name}_{part}") for part in ("quantized", "scale", "zero_point"))
     shape = (-1, 1, 1, 1)
-    made = (integers.astype(np.float64) - zero.reshape(shape)) * scale.reshape(shape)
-    by_channel = 10 * np.log10((w**2).sum((1, 2, 3)) / ((w - made) ** 2).sum((1, 2, 3)))
-    assert found.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - made) ** 2).sum()), abs=1e-3)
-    assert found.max_abs_error == pytest.approx(np.abs(w - made).max(), rel=1e-4)
-    assert [channel for channel, _ in found.worst_channels] == np.argsort(by_channel)[:3].tolist()
-    assert found.worst_channels[0][1] == pytest.approx(by_channel.min(), abs=1e-3)
+    values = (integers.astype(np.float64) - zero.reshape(shape)) * scale.reshape(shape)
+    by_channel = 10 * np.log10((w**2).sum((1, 2, 3)) / ((w - values) ** 2).sum((1, 2, 3)))
+    assert weight.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - values) ** 2).sum()), abs=1e-3)
+    assert weight.max_abs_error == pytest.approx(np.abs(w - values).max(), rel=1e-4)
+    assert [channel for channel, _ in weight.worst_channels] == np.argsort(by_channel)[:3].tolist()
+    assert weight.worst_channels[0][1] == pytest.approx(by_channel.min(), abs=1e-3)
     extrema = np.abs(w).max((1, 2, 3))
-    assert found.range_ratio == pytest.approx(extrema.max() / np.median(extrema))
-    assert found.per_channel
+    assert weight.range_ratio == pytest.approx(extrema.max() / np.median(extrema))
+    assert weight.per_channel
 
 
 def test_a_transposed_weight_is_turned_back(quantized: Quantized) -> None:
@@ -102,8 +102,8 @@ def test_a_float_weight_quantized_at_run_time() -> None:
     """
     graph = graph_of(nodes, {"w": w, "s": step, "z": np.zeros(3, np.int8)})
     (weight,) = compare_weights(reference, graph, match_weights(reference, graph))
-    made = np.rint(w / step) * step
-    assert weight.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - made) ** 2).sum()), abs=1e-3)
+    rounded = np.rint(w / step) * step
+    assert weight.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - rounded) ** 2).sum()), abs=1e-3)
     assert weight.channel_axis == 1
 
 
@@ -128,9 +128,9 @@ def test_a_blocked_4_bit_weight() -> None:
         helper.make_tensor("w_quantized", TensorProto.INT4, (8, 3), integers.ravel().tolist()),
     )
     (weight,) = compare_weights(reference, graph, match_weights(reference, graph))
-    made = integers * scale.repeat(4, 0)
+    values = integers * scale.repeat(4, 0)
     assert weight.bits == 4
-    assert weight.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - made) ** 2).sum()), abs=1e-3)
+    assert weight.sqnr_db == pytest.approx(10 * np.log10((w**2).sum() / ((w - values) ** 2).sum()), abs=1e-3)
 
 
 @pytest.mark.parametrize("form", ["u8s8", "u8u8-per-tensor", "qoperator"])
@@ -138,9 +138,9 @@ def test_weights_of_an_equalized_model_are_distinguished_from_rounded_ones(
     quantized: Quantized, tmp_path: Path, form: str
 ) -> None:
     factors = np.linspace(0.5, 2, 16)
-    other = quantize_all(tmp_path, float_model(scales={"pointwise.weight": factors}), (form,))
-    found = compared(read_graph(quantized.prepared.path), read_graph(other.models[form]))
-    assert {w.name for w in found.values() if w.changed} == {"pointwise.weight"}
+    equalized = quantize_all(tmp_path, float_model(scales={"pointwise.weight": factors}), (form,))
+    weights = compared(read_graph(quantized.prepared.path), read_graph(equalized.models[form]))
+    assert {w.name for w in weights.values() if w.changed} == {"pointwise.weight"}
 
 
 def test_a_weight_of_another_shape_is_none() -> None:

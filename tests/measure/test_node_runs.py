@@ -56,18 +56,20 @@ def test_a_concat_takes_its_scales_first() -> None:
 
 
 def test_only_kernels_count() -> None:
-    other = {"cat": "Session", "name": "session_initialization", "args": {}}
-    before = {"cat": "Node", "name": "n_fence_before", "args": {"op_name": "Conv"}}
-    assert classify(read_kernel_runs([other, before]), {}, {}, {}) == ()
+    session_event = {"cat": "Session", "name": "session_initialization", "args": {}}
+    fence_event = {"cat": "Node", "name": "n_fence_before", "args": {"op_name": "Conv"}}
+    assert classify(read_kernel_runs([session_event, fence_event]), {}, {}, {}) == ()
 
 
 @pytest.mark.parametrize(
     "name", ["conv", "conv_token_7", "conv_nchwc", "conv_token_7_nchwc", "conv/duplicated", "y", "relu"]
 )
 def test_renamed_nodes_are_recognised(name: str) -> None:
-    macs, known = {"conv": 1000}, {"conv": "conv", "y": "conv", "relu": "conv"}
+    macs, source_by_kernel = {"conv": 1000}, {"conv": "conv", "y": "conv", "relu": "conv"}
     weights = {name: (16, 16, 3, 3)}
-    (run,) = classify(read_kernel_runs([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)]), weights, macs, known)
+    (run,) = classify(
+        read_kernel_runs([event(name, "Conv", [FLOAT_IMAGE], FLOAT_IMAGE)]), weights, macs, source_by_kernel
+    )
     assert (run.source, run.macs) == ("conv", 1000)
 
 

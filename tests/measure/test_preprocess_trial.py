@@ -49,20 +49,20 @@ def eval_request(tmp_path: Path) -> EvalRequest:
 
 def test_the_right_preprocessing_comes_first(eval_request: EvalRequest) -> None:
     trial = try_preprocess(eval_request)
-    found = {one.preprocess: one for one in trial.tries}
+    trials = {attempt.preprocess: attempt for attempt in trial.tries}
     assert trial.tries[0].accuracy is not None
     assert trial.tries[0].accuracy.value == 1.0
     assert "bgr-mean" in trial.tied
-    assert found["bgr-mean"].accuracy is not None
-    assert found["tf"].accuracy is not None
-    assert found["tf"].accuracy.value < 0.7
-    assert found["imagenet"].accuracy is None or found["imagenet"].accuracy.value < 0.7
-    assert set(PLAIN) <= set(found)
+    assert trials["bgr-mean"].accuracy is not None
+    assert trials["tf"].accuracy is not None
+    assert trials["tf"].accuracy.value < 0.7
+    assert trials["imagenet"].accuracy is None or trials["imagenet"].accuracy.value < 0.7
+    assert set(PLAIN) <= set(trials)
 
 
 def test_a_candidate_that_does_not_fit_says_why(eval_request: EvalRequest) -> None:
     trial = try_preprocess(eval_request, ["crop=64,layout=model", "bgr-mean"])
-    assert [one.preprocess for one in trial.tries][-1] == "crop=64,layout=model"
+    assert [attempt.preprocess for attempt in trial.tries][-1] == "crop=64,layout=model"
     assert "smaller than the crop" in str(trial.tries[-1].reason)
 
 
@@ -77,13 +77,13 @@ def test_what_cannot_be_tried_is_refused(eval_request: EvalRequest) -> None:
 
 
 def test_the_command(eval_request: EvalRequest) -> None:
-    given = ["eval", str(eval_request.model), "--data", str(eval_request.data), "--task", "classification"]
-    given += ["--preprocess", eval_request.preprocess, "--try-preprocess"]
-    report = json.loads(CliRunner().invoke(group, [*given, "--json"]).stdout)
+    arguments = ["eval", str(eval_request.model), "--data", str(eval_request.data), "--task", "classification"]
+    arguments += ["--preprocess", eval_request.preprocess, "--try-preprocess"]
+    report = json.loads(CliRunner().invoke(group, [*arguments, "--json"]).stdout)
     assert report["samples"] == 40
     assert report["best"] in report["tied"]
     assert {"preprocess", "title", "metrics", "reason"} == set(report["candidates"][0])
-    human = CliRunner().invoke(group, given)
+    human = CliRunner().invoke(group, arguments)
     assert human.exit_code == 0
     assert "bgr-mean" in human.output
 
@@ -110,9 +110,9 @@ def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
 @pytest.fixture
 def folders(eval_request: EvalRequest) -> Path:
     """Save the samples of `eval_request` as images in class folders."""
-    with np.load(eval_request.data) as held:
+    with np.load(eval_request.data) as arrays:
         root = eval_request.model.parent / "classes"
-        for number, (pixels, label) in enumerate(zip(held["X"], held["Y"], strict=True)):
+        for number, (pixels, label) in enumerate(zip(arrays["X"], arrays["Y"], strict=True)):
             (root / str(label)).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(root / str(label) / f"{number}.png")
     return root
@@ -137,10 +137,10 @@ def test_labels_decide_on_the_preprocessing(eval_request: EvalRequest, folders: 
 def test_a_tie_is_a_question_and_wrong_labels_are_named(eval_request: EvalRequest, folders: Path) -> None:
     session, signature = open_session(eval_request.model), model_signature(eval_request.model)
     names = ["bgr-mean", "caffe2", "channels=BGR,subtract=[103.9,116.7,123.7],layout=model", "unit"]
-    found = search(session, signature, Data(folders), names=names)
-    assert found.decided is None
-    assert found.tied == 2  # caffe2 gives the same inputs
-    assert "40 samples cannot tell these apart: bgr-mean 100.00\u202f%" in found.question
+    search_result = search(session, signature, Data(folders), names=names)
+    assert search_result.decided is None
+    assert search_result.tied == 2  # caffe2 gives the same inputs
+    assert "40 samples cannot tell these apart: bgr-mean 100.00\u202f%" in search_result.question
     flipped = Labels({path.name: number % 2 for number, path in enumerate(sorted(folders.rglob("*.png")))})
     doubted = search(session, signature, Data(folders, labels=flipped), names=names)
     assert doubted.decided is None
@@ -160,12 +160,12 @@ def test_older_names_are_not_proposed() -> None:
 def test_every_command_finds_the_same(eval_request: EvalRequest, folders: Path) -> None:
     model, data = str(eval_request.model), ("--data", str(folders))
     quantized, statistics = f"{folders}.int8.onnx", f"{folders}.cal"
-    few = ("--duration", "0.01", "--queries", "1")
+    timing_options = ("--duration", "0.01", "--queries", "1")
     for line in (
         ("quantize", model, *data, "--as-is", "--no-timing", "-o", quantized),
         ("calibrate", model, *data, "-o", statistics),
         ("debug", model, quantized, *data),
-        ("bench", model, *data, *few),
+        ("bench", model, *data, *timing_options),
         ("eval", model, *data),
     ):
         ran = CliRunner().invoke(group, line)
@@ -175,8 +175,8 @@ def test_every_command_finds_the_same(eval_request: EvalRequest, folders: Path) 
 
 @pytest.mark.parametrize("form", ["npy", "npz", "one file"])
 def test_arrays_of_images_are_searched_as_images_are(eval_request: EvalRequest, tmp_path: Path, form: str) -> None:
-    with np.load(eval_request.data) as held:
-        images, labels = held["X"], held["Y"]
+    with np.load(eval_request.data) as arrays:
+        images, labels = arrays["X"], arrays["Y"]
     root = tmp_path / "arrays"
     for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
         folder = root / ("blue", "red")[label]
@@ -208,8 +208,8 @@ def test_a_class_offset_that_one_preprocessing_shows_counts_for_all(tmp_path: Pa
     images[np.arange(48), ..., labels] += 60
     np.savez(tmp_path / "d.npz", image=images, label=labels)
     session, signature = open_session(tmp_path / "m.onnx"), model_signature(tmp_path / "m.onnx")
-    found = search(session, signature, Data(tmp_path / "d.npz"), names=["unit", "unit-bgr", "bgr", "rgb"])
-    values = {one.preprocess: one.value for one in found.ranked}
+    search_result = search(session, signature, Data(tmp_path / "d.npz"), names=["unit", "unit-bgr", "bgr", "rgb"])
+    values = {candidate.preprocess: candidate.value for candidate in search_result.ranked}
     assert values["unit"] == 1.0
     assert set(values) == {"unit", "rgb"}
 
@@ -231,9 +231,9 @@ def test_a_detector_gets_one_question(tmp_path: Path) -> None:
     line = ("quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "images"), "-o", str(tmp_path / "q.onnx"))
     ran = CliRunner().invoke(group, line)
     assert ran.exit_code == DataError.exit_code
-    asked = ran.output.replace("\n", " ")
-    assert "Type --preprocess yolox if the model was trained with it (its outputs are those of yolox)" in asked
-    assert "or put the COCO annotations of the images next to them" in asked
+    question = ran.output.replace("\n", " ")
+    assert "Type --preprocess yolox if the model was trained with it (its outputs are those of yolox)" in question
+    assert "or put the COCO annotations of the images next to them" in question
 
 
 def test_images_for_a_model_of_two_inputs_are_refused(tmp_path: Path) -> None:

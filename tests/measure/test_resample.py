@@ -87,25 +87,25 @@ def test_a_meters_own_halves_are_those_of_meters_that_saw_them(task: Task) -> No
     halves = draw_halves(30)
     assert halves.shape == (HALVES, 30)
     assert (halves[:, :20] == draw_halves(20)).all(), "more samples leave the halves of the first as they are"
-    whole = task.start()
+    full_meter = task.start()
     parts = [task.start() for _ in range(3)]
     for i in range(30):
         label, inputs = i % 2, {"x": np.zeros((1, 2))}
         outputs = {"y": random.normal(0, 1, (2, 2) if isinstance(task, Similarity) else (1, 2))}
-        for meter in (whole, *(part for k, part in enumerate(parts) if halves[k, i])):
+        for meter in (full_meter, *(part for k, part in enumerate(parts) if halves[k, i])):
             meter.update(outputs, Sample(f"{i}", inputs, label))
-    found = whole.resampled(halves)  # type: ignore[attr-defined]
-    assert found[:3] == pytest.approx([part.result()[task.primary] for part in parts])
+    values = full_meter.resampled(halves)  # type: ignore[attr-defined]
+    assert values[:3] == pytest.approx([part.result()[task.primary] for part in parts])
 
 
 def test_a_half_without_a_value_is_left_out_and_too_few_say_nothing() -> None:
-    few = ResampledMeter(F1())
-    few.update({"y": np.array([[0.0, 1.0]])}, Sample("a", {}, 1))
-    halves = few.measured().halves
+    meter = ResampledMeter(F1())
+    meter.update({"y": np.array([[0.0, 1.0]])}, Sample("a", {}, 1))
+    halves = meter.measured().halves
     assert np.isnan(halves).any()
     assert np.isfinite(halves).any()
-    one = few.measured()
-    assert loss_error(one, one, further=0.0) == 0.0
+    metrics = meter.measured()
+    assert loss_error(metrics, metrics, further=0.0) == 0.0
     none = ResampledMeter(Anomaly())
     for i in range(2):
         none.update({"y": np.full((1, 1), float(i))}, Sample(f"{i}", {"x": np.zeros((1, 1))}, i))
@@ -116,8 +116,8 @@ def test_no_change_is_not_certainty() -> None:
     meter = ResampledMeter(Classification())
     for i in range(8):
         meter.update({"y": np.eye(2)[[i % 2]]}, Sample(f"{i}", {}, i % 2))
-    found = meter.measured()
-    assert loss_error(found, found, further=1 / 8) == 1 / 8
+    metrics = meter.measured()
+    assert loss_error(metrics, metrics, further=1 / 8) == 1 / 8
 
 
 def evaluated(random: np.random.Generator, task: Task, count: int) -> tuple[float, tuple[float, float] | None]:
@@ -130,18 +130,20 @@ def evaluated(random: np.random.Generator, task: Task, count: int) -> tuple[floa
         return FakeSession(lambda feed: {"y": np.array([[0.0, feed["x"][0, 0] - 0.5 + feed["x"][0, column]]])}, ["y"])
 
     sessions = {"float": session(1), "int8": session(2)}
-    found = evaluate_sessions(sessions, vectors(arrays, labels.tolist()), task=task, reference="float")
-    return found.accuracy["int8"].loss_against(found.accuracy["float"]), found.loss_interval.get("int8")
+    evaluation = evaluate_sessions(sessions, vectors(arrays, labels.tolist()), task=task, reference="float")
+    return evaluation.accuracy["int8"].loss_against(evaluation.accuracy["float"]), evaluation.loss_interval.get("int8")
 
 
 def test_the_interval_of_the_proof_covers_the_loss_on_many_other_samples() -> None:
     random = np.random.default_rng(0)
     truth, _ = evaluated(random, Classification(), 20000)
-    found = [evaluated(random, Classification(), 64) for _ in range(100)]
-    covered = sum(low <= truth <= high for _, interval in found if interval is not None for low, high in [interval])
-    assert len([1 for _, interval in found if interval is not None]) == 100
+    evaluations = [evaluated(random, Classification(), 64) for _ in range(100)]
+    covered = sum(
+        low <= truth <= high for _, interval in evaluations if interval is not None for low, high in [interval]
+    )
+    assert len([1 for _, interval in evaluations if interval is not None]) == 100
     assert covered >= 92
-    assert all(low < loss < high for loss, interval in found if interval is not None for low, high in [interval])
+    assert all(low < loss < high for loss, interval in evaluations if interval is not None for low, high in [interval])
 
 
 def test_a_meter_that_shows_no_spread_has_no_interval() -> None:

@@ -35,8 +35,8 @@ def test_other_samples_pass_as_they_are() -> None:
 def test_each_row_has_its_own_label_context_and_name() -> None:
     batch = {"x": np.arange(3.0)[:, None], "k": np.array(7.0)}
     sample = FakeSample("s", batch, (4, 5), {"rows": ({"file": "a"}, {"file": "b"}), "valid": 2})
-    first, second = (found for found, _ in split_rows(sample, {"m": {"y": np.arange(3)}}))
-    assert (first.name, first.label, first.context["file"]) == ("s, row 0", 4, "a")
+    first_row, second = (row for row, _ in split_rows(sample, {"m": {"y": np.arange(3)}}))
+    assert (first_row.name, first_row.label, first_row.context["file"]) == ("s, row 0", 4, "a")
     assert second.inputs["x"].tolist() == [[1.0]]
     assert second.inputs["k"] == 7.0
 

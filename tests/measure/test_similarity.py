@@ -26,9 +26,9 @@ def measured(*pairs: tuple[dict[str, np.ndarray], FakeSample]) -> dict[str, floa
 
 
 def test_the_order_decides_and_not_the_distance() -> None:
-    found = measured(pair(0.1, 0.0), pair(0.2, 1.0), pair(0.9, 1.5))
-    assert found["spearman"] == pytest.approx(1.0)
-    assert found["pearson"] == pytest.approx(np.corrcoef([0.1, 0.2, 0.9], [0.0, 1.0, 1.5])[0, 1])
+    metrics = measured(pair(0.1, 0.0), pair(0.2, 1.0), pair(0.9, 1.5))
+    assert metrics["spearman"] == pytest.approx(1.0)
+    assert metrics["pearson"] == pytest.approx(np.corrcoef([0.1, 0.2, 0.9], [0.0, 1.0, 1.5])[0, 1])
 
 
 def test_the_reverse_order_is_minus_one() -> None:

@@ -156,6 +156,6 @@ def test_quantize_refuses_and_eval_warns(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(CheckFailedError, match=r"in float32, top-1 is .*, no better than a guess \(2"):
         quantize("m.onnx", data, "q.onnx", val=data, task="classification", timed=False)
     assert not Path("q.onnx").exists()
-    found = run_evaluation(EvalRequest(Path("m.onnx"), "val.npz", "classification", preprocess="key=x,label=label"))
-    assert found.accuracy is not None
-    assert any("no better than a guess" in doubt for doubt in found.accuracy.doubts)
+    result = run_evaluation(EvalRequest(Path("m.onnx"), "val.npz", "classification", preprocess="key=x,label=label"))
+    assert result.accuracy is not None
+    assert any("no better than a guess" in doubt for doubt in result.accuracy.doubts)

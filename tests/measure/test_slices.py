@@ -33,20 +33,20 @@ def agreement(outputs: list[Array], step: float | None = None, inputs: dict[str,
     return comparison.result()
 
 
-def places(found: Agreement) -> list[str]:
-    (output,) = found.outputs
+def places(agreement: Agreement) -> list[str]:
+    (output,) = agreement.outputs
     return [part.location for part in output.slices]
 
 
 def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = 1 / (1 + np.exp(-x))
-    return found
+    values: NDArray[np.float64] = 1 / (1 + np.exp(-x))
+    return values
 
 
 def head(boxes: int = 4, classes: int = 8, anchors: int = 64, *, columns_last: bool = False) -> Array:
     box, score = RNG.uniform(0, 600, (boxes, anchors)), sigmoid(RNG.normal(-4, 1, (classes, anchors)))
-    found = np.concatenate([box, score])[None].astype(np.float32)
-    return found.transpose(0, 2, 1) if columns_last else found
+    detections = np.concatenate([box, score])[None].astype(np.float32)
+    return detections.transpose(0, 2, 1) if columns_last else detections
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def head(boxes: int = 4, classes: int = 8, anchors: int = 64, *, columns_last: b
     ],
 )
 def test_scores_beside_pixels_are_judged_by_themselves(outputs: list[Array], expected: list[str]) -> None:
-    found = agreement(outputs)
-    assert places(found) == expected
-    (output,) = found.outputs
+    result = agreement(outputs)
+    assert places(result) == expected
+    (output,) = result.outputs
     assert output.sqnr_db > 45
-    assert found.sqnr_db == min(part.sqnr_db for part in output.slices) < 10
-    assert found.cosine < 0.9
+    assert result.sqnr_db == min(part.sqnr_db for part in output.slices) < 10
+    assert result.cosine < 0.9
     worst = min(output.slices, key=lambda part: part.least_db)
     assert f"output 'y', {worst.location}: " in output.level_note
 
@@ -72,10 +72,10 @@ def test_scores_beside_pixels_are_judged_by_themselves(outputs: list[Array], exp
 def test_regression_targets_of_six_scales() -> None:
     scales = np.array([1000, 50, 2, 0.1, 0.004, 0.0002])
     outputs = [(RNG.normal(0, 1, (1, 6)) * scales).astype(np.float32) for _ in range(16)]
-    found = agreement(outputs)
-    assert places(found) == [f"{column} on axis 1" for column in range(6)]
-    assert found.sqnr_db == pytest.approx(0.0, abs=0.01), "the last columns are zero"
-    assert found.top1 is None, "columns of several units are not a class scores"
+    result = agreement(outputs)
+    assert places(result) == [f"{column} on axis 1" for column in range(6)]
+    assert result.sqnr_db == pytest.approx(0.0, abs=0.01), "the last columns are zero"
+    assert result.top1 is None, "columns of several units are not a class scores"
 
 
 def test_units_that_alternate() -> None:
@@ -89,15 +89,15 @@ def softmax() -> Array:
 
 
 def never_fires() -> Array:
-    found = sigmoid(RNG.normal(-2, 2, (1, 8, 30)))
-    found[:, 3] *= 1e-6
-    return found.astype(np.float32)
+    scores = sigmoid(RNG.normal(-2, 2, (1, 8, 30)))
+    scores[:, 3] *= 1e-6
+    return scores.astype(np.float32)
 
 
 def padded() -> Array:
-    found = np.zeros((1, 20, 4), np.float32)
-    found[:, : RNG.integers(1, 6)] = RNG.uniform(1, 600, 4)
-    return found
+    boxes = np.zeros((1, 20, 4), np.float32)
+    boxes[:, : RNG.integers(1, 6)] = RNG.uniform(1, 600, 4)
+    return boxes
 
 
 def channels(dead: int = 5) -> Array:
@@ -137,9 +137,9 @@ def grid() -> Array:
     ],
 )
 def test_outputs_of_one_unit_have_no_slices(make: object) -> None:
-    found = agreement([np.asarray(make()) for _ in range(6)], step=0.01)  # type: ignore[operator]
-    assert places(found) == []
-    assert found.sqnr_db == found.outputs[0].sqnr_db
+    result = agreement([np.asarray(make()) for _ in range(6)], step=0.01)  # type: ignore[operator]
+    assert places(result) == []
+    assert result.sqnr_db == result.outputs[0].sqnr_db
 
 
 def test_rows_of_a_batch_are_not_units() -> None:
@@ -169,35 +169,37 @@ def test_figures_equal_brute_force_in_any_order(
         pairs.append((reference, reference + rng.normal(0, 0.1, shape)))
 
     def sums(order: list[int]) -> SliceSums:
-        found = SliceSums()
+        slice_sums = SliceSums()
         for place in order:
-            found.update(*pairs[place], [pairs[place][0]], rows=len(pairs[place][0]))
-        return found
+            slice_sums.update(*pairs[place], [pairs[place][0]], rows=len(pairs[place][0]))
+        return slice_sums
 
     order = list(range(len(pairs)))
-    whole = sums(order).result()
+    slices = sums(order).result()
     random.shuffle(order)
     cut = random.randrange(len(order) + 1)
     merged = sums(order[cut:])
     merged.merge(sums(order[:cut]))
-    assert merged.result() == whole
+    assert merged.result() == slices
     single = SliceSums()
     for r, c in pairs:
         for row in range(len(r)):
             single.update(r[row : row + 1], c[row : row + 1], [r[row : row + 1]])
-    assert [part for part in single.result() if part.axis == 1] == [part for part in whole if part.axis == 1]
+    assert [part for part in single.result() if part.axis == 1] == [part for part in slices if part.axis == 1]
 
     r, c = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
-    for part in whole:
+    for part in slices:
         place = (slice(None),) * part.axis + (slice(part.first, part.last + 1),)
-        signal, noise, other = ((array[place] ** 2).sum() for array in (r, r - c, c))
+        signal, noise, candidate_power = ((array[place] ** 2).sum() for array in (r, r - c, c))
         assert part.sqnr_db == pytest.approx(10 * math.log10(signal / noise), abs=1e-4)
-        assert part.cosine == pytest.approx((r * c)[place].sum() / math.sqrt(signal * other), abs=1e-3)
+        assert part.cosine == pytest.approx((r * c)[place].sum() / math.sqrt(signal * candidate_power), abs=1e-3)
         assert part.peak == np.abs(r[place]).max()
         assert part.max_abs_error == np.abs((r - c)[place]).max()
-    for axis in {part.axis for part in whole}:
-        ends = [(part.first, part.last) for part in whole if part.axis == axis]
-        assert [i for first, last in ends for i in range(first, last + 1)] == list(range(r.shape[axis]))
+    for axis in {part.axis for part in slices}:
+        ends = [(part.first, part.last) for part in slices if part.axis == axis]
+        assert [i for first_index, last_index in ends for i in range(first_index, last_index + 1)] == list(
+            range(r.shape[axis])
+        )
 
 
 @given(st.lists(st.floats(0, 1e308), min_size=1, max_size=30), st.randoms(use_true_random=False))

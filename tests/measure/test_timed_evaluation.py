@@ -51,9 +51,9 @@ def race_of(seed: int, rounds: int) -> Callable[..., dict[str, str]]:
     def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> dict[str, str]:
         draw = random.Random(seed)
         for number in range(rounds):
-            for own in draw.sample(list(models.values()), len(models)):
+            for runners in draw.sample(list(models.values()), len(models)):
                 for _ in range(draw.choice([1, 1, 3, 20])):
-                    own[number % len(own)]()
+                    runners[number % len(runners)]()
             on_round()
         return dict.fromkeys(models, "measured")
 
@@ -73,25 +73,27 @@ def test_the_figures_are_those_of_a_plain_evaluation(
 ) -> None:
     options: dict[str, Any] = {"task": Classification(), "reference": "float32"}
     samples, models = made_up(count, lengths), sessions(each=2)
-    before = [infer(sessions()["float32"][0], sample) for sample in made_up(count, lengths)]
+    float_outputs = [infer(sessions()["float32"][0], sample) for sample in made_up(count, lengths)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed_evaluation, "race", race_of(seed, rounds))
-        given_before = {"float32": before} if known else {}
-        found, latency = evaluate_timed(models, samples, known_outputs=given_before, **options)
-    plain = evaluate_sessions({name: own[0] for name, own in sessions().items()}, made_up(count, lengths), **options)
-    assert found == plain
+        given_before = {"float32": float_outputs} if known else {}
+        evaluation, latency = evaluate_timed(models, samples, known_outputs=given_before, **options)
+    expected = evaluate_sessions(
+        {name: model_sessions[0] for name, model_sessions in sessions().items()}, made_up(count, lengths), **options
+    )
+    assert evaluation == expected
     assert latency == {"float32": "measured", "int8": "measured"}
     assert samples.decoded == count
     for name, (session, _) in models.items():
-        first, *others = (session.seen.get(sample.inputs["x"].tobytes(), 0) for sample in samples)
-        assert first >= 1, name
+        first_count, *further_counts = (session.seen.get(sample.inputs["x"].tobytes(), 0) for sample in samples)
+        assert first_count >= 1, name
         once = {0} if known and name == "float32" else {1}
-        assert set(others) <= once, "nothing but the first sample is run again, and nothing that is known"
+        assert set(further_counts) <= once, "nothing but the first sample is run again, and nothing that is known"
 
 
 def test_the_race_is_real() -> None:
-    found, latency = evaluate_timed(sessions(), made_up(3, [5]), reference="float32")
-    assert found.samples == 3
+    evaluation, latency = evaluate_timed(sessions(), made_up(3, [5]), reference="float32")
+    assert evaluation.samples == 3
     assert {name: d.count > 0 for name, d in latency.items()} == {"float32": True, "int8": True}
 
 
@@ -102,8 +104,8 @@ def test_large_outputs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> dict[str, str]:
         for _ in range(20):
-            for own in models.values():
-                own[0]()
+            for runners in models.values():
+                runners[0]()
             on_round()
             ahead.append(samples.decoded)
         return {}
@@ -158,8 +160,8 @@ def test_what_meters_note_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_evaluation, "race", race_of(0, 3))
     arrays = [np.eye(5, dtype=np.float32)[[(i + 1) % 5]] for i in range(40)]
     one_behind = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    found, _ = evaluate_timed(
+    evaluation, _ = evaluate_timed(
         {"int8": [one_behind]}, vectors(arrays, [i % 5 for i in range(40)]), task=Classification()
     )
-    (doubt,) = found.accuracy["int8"].doubts
+    (doubt,) = evaluation.accuracy["int8"].doubts
     assert "the best class is the label plus 1 in 32 of 40 rows" in doubt
