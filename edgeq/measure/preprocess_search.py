@@ -167,11 +167,10 @@ def search(
     remaining = {name: load_preprocess(name) for name in names or candidates(task.name if task else None)}
     fitting: tuple[str, ...] = ()
     tried_inputs: list[list[Mapping[str, NDArray[Any]]]] = []
-    doubts: dict[str, str] = {}
     failure: EdgeqError | None = None
-    usual, metric, sign, figures, count = "", BITS, 1, dict[str, RowMetrics](), 0
+    usual, metric, sign, trials, count = "", BITS, 1, dict[str, _Trial](), 0
     for size in _ROUNDS:
-        figures, samples_by_name, settled = {}, dict[str, Samples](), dict[str, Task | None]()
+        trials = {}
         with progress.stage("Trying preprocessings", len(remaining)) as advance:
             for name, preprocess in remaining.items():
                 advance(1)
@@ -187,46 +186,67 @@ def search(
                 if task is None:
                     task = infer_task(sample := next(iter(samples)), infer(session, sample))
                 try:
-                    figures[name], settled[name], doubts[name] = _measure(session, samples, task)
+                    trials[name] = _measure(session, samples, task)
                 except (DataError, CheckFailedError, UsageError) as error:  # No known head fits these outputs.
                     failure = failure or error
                     continue
-                usual, count = getattr(settled[name], "usual", "") or usual, len(samples)
-                samples_by_name[name] = samples
+                usual, count = getattr(trials[name].task, "usual", "") or usual, len(samples)
             metric = task.primary if task is not None else BITS
             sign = 1 if task is None or task.higher_is_better else -1
-            settled_names = [candidate for candidate in settled if candidate in figures and settled[candidate] != task]
-            if settled_names:  # A class offset found with the correct preprocessing applies to all.
-                task = settled[max(settled_names, key=lambda candidate: sign * figures[candidate].metrics[metric])]
-                for name in [candidate for candidate in figures if settled[candidate] != task]:
+            settled = [trial for trial in trials.values() if trial.task != task]
+            if settled:  # A class offset found with the correct preprocessing applies to all.
+                task = max(settled, key=lambda trial: sign * trial.figures.metrics[metric]).task
+                for name, trial in list(trials.items()):
+                    if trial.task == task:
+                        continue
                     try:
-                        figures[name], _, doubts[name] = _measure(session, samples_by_name[name], task)
+                        trials[name] = _measure(session, trial.samples, task)
                     except (DataError, CheckFailedError, UsageError):  # Another head fits these outputs.
-                        del figures[name]
+                        del trials[name]
         # An error counts only if no candidate fits. Wrong candidates often fail.
-        if failure is not None and not figures:
+        if failure is not None and not trials:
             raise failure
-        fitting = fitting or tuple(figures)
-        tied = _find_tied(figures, task, metric, count)
+        fitting = fitting or tuple(trials)
+        tied = _find_tied({name: trial.figures for name, trial in trials.items()}, task, metric, count)
         remaining = {name: remaining[name] for name in tied}
-        best = max(remaining, key=lambda name: sign * figures[name].metrics[metric], default="")
+        best = max(remaining, key=lambda name: sign * trials[name].figures.metrics[metric], default="")
         # After the second round, the usual preprocessing wins if it leads. More samples do not cure doubtful labels.
-        sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in remaining))
+        sure = size > _ROUNDS[0] and (best == usual or all(trials[name].doubt for name in remaining))
         if len(remaining) < 2 or count < size or sure:
             break
     # Without labels, more bits do not prove that a preprocessing is correct. Among tied candidates, the more common
     # ones come first.
-    order = {name: place if metric == BITS and name in remaining else 0 for place, name in enumerate(figures)}
-    ranked = sorted(
-        figures, key=lambda name: (name not in remaining, order[name], -sign * figures[name].metrics[metric])
-    )
-    ranked_candidates = tuple(PreprocessCandidate(name, figures[name].metrics[metric]) for name in ranked)
+    order = {name: place if metric == BITS and name in remaining else 0 for place, name in enumerate(trials)}
+    values = {name: trial.figures.metrics[metric] for name, trial in trials.items()}
+    ranked = sorted(trials, key=lambda name: (name not in remaining, order[name], -sign * values[name]))
     # One of many similar candidates may beat a guess by luck.
-    doubtful = [doubts[name] for name in ranked[: len(remaining)] if doubts[name]]
-    doubt = doubtful[0] if 2 * len(doubtful) > len(remaining) else ""
+    doubtful = [trials[name].doubt for name in ranked[: len(remaining)] if trials[name].doubt]
     return PreprocessSearch(
-        metric, count, ranked_candidates, len(remaining), usual if usual in fitting else "", fitting, doubt
+        metric,
+        count,
+        tuple(PreprocessCandidate(name, values[name]) for name in ranked),
+        len(remaining),
+        usual if usual in fitting else "",
+        fitting,
+        doubtful[0] if 2 * len(doubtful) > len(remaining) else "",
     )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Hold the result of one candidate in one round.
+
+    Attributes:
+        samples: the samples with this preprocessing.
+        figures: the model's metrics on them.
+        task: the task with its open choices made. If the samples do not show how to make them, it is unchanged.
+        doubt: reasons to doubt the labels; "" for none.
+    """
+
+    samples: Samples
+    figures: RowMetrics
+    task: Task | None
+    doubt: str = ""
 
 
 def _open_fitting(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
@@ -245,26 +265,21 @@ def _are_equal(inputs: Sequence[Mapping[str, NDArray[Any]]], previous: Sequence[
     return all(b is not None and a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs)
 
 
-def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[RowMetrics, Task | None, str]:
-    """Return the model's figures on samples, the task with its open choices made, and reasons to doubt the labels (""
-    for none).
-
-    If the samples do not show how to make the open choices, the task is returned unchanged.
+def _measure(session: Session, samples: Samples, task: Task | None) -> _Trial:
+    """Measure the model on samples by the task, after its open choices are made. Without a task, measure the
+    information in its scores.
     """
     row_pairs = ((row, out[""]) for sample in samples for row, out in split_rows(sample, {"": infer(session, sample)}))
     if task is None:
-        return (
-            _measure_information([scores for _, outputs in row_pairs if (scores := _read_scores(outputs)) is not None]),
-            None,
-            "",
-        )
+        scores = [scores for _, outputs in row_pairs if (scores := _read_scores(outputs)) is not None]
+        return _Trial(samples, _measure_information(scores), None)
     opening_pairs = list(islice(row_pairs, _SETTLED_ON))
     settled, choice = task.settled(iter(opening_pairs)) if hasattr(task, "settled") else (task, "")
     meter = ResampledMeter(settled)
     for pairs in (opening_pairs, row_pairs):
         for row, outputs in pairs:
             meter.update(outputs, row)
-    return meter.measured(), settled if choice else task, " ".join(meter.notes())
+    return _Trial(samples, meter.measured(), settled if choice else task, " ".join(meter.notes()))
 
 
 def _find_tied(figures: Mapping[str, RowMetrics], task: Task | None, metric: str, count: int) -> list[str]:
