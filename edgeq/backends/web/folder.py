@@ -46,13 +46,13 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
     folder.mkdir()
     copied = {name: _copied(file, folder / name) for name, file in _model_files(artifact.model)}
     cases = _write_cases(artifact, samples, folder / SELFTEST, count)
-    first = own_signature(artifact.model, artifact.model).inputs[0]
+    first_input = own_signature(artifact.model, artifact.model).inputs[0]
     manifest = {
         "title": artifact.scheme.title,
         "model": [{**_record(file), "path": name} for name, file in copied.items()],
         "session": {"config": dict(artifact.session_options)},
         "selftest": {**_record(folder / SELFTEST), "cases": cases},
-        "preprocessing": web_recipe(getattr(samples, "preprocess", None), first),
+        "preprocessing": web_recipe(getattr(samples, "preprocess", None), first_input),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     static = shipped("targets") / "web"
@@ -91,7 +91,7 @@ def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) 
     """Write the arrays of the self-test one after the other, and return the position of each."""
     content = bytearray()
 
-    def put(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    def append(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         listed = {}
         for name, array in arrays.items():
             if array.dtype.name not in _TYPES:
@@ -112,7 +112,7 @@ def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) 
     with Engines() as engines:
         session = engines.open(artifact.model, artifact.settings())
         cases = [
-            {"inputs": put(dict(sample.inputs)), "outputs": put(compared(infer(session, sample)))}
+            {"inputs": append(dict(sample.inputs)), "outputs": append(compared(infer(session, sample)))}
             for sample in itertools.islice(samples, count)
         ]
     place.write_bytes(content)
