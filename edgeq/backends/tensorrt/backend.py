@@ -96,10 +96,10 @@ class PlacementReport:
     @computed
     def macs(self) -> dict[str, int]:
         """Return the number of multiply-accumulates in each precision."""
-        found: dict[str, int] = {}
+        macs_by_precision: dict[str, int] = {}
         for node in self.nodes:
-            found[node.precision] = found.get(node.precision, 0) + node.macs
-        return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
+            macs_by_precision[node.precision] = macs_by_precision.get(node.precision, 0) + node.macs
+        return {name: macs_by_precision[name] for name in ("int8", "fp16", "bf16", "fp32") if name in macs_by_precision}
 
     def coverage(self) -> Coverage:
         """Return which nodes run in int8, and why others do not, in the form that `measure_coverage` uses for a CPU."""
@@ -151,13 +151,13 @@ class _Reader:
         """
         fused: dict[ir.Node, ir.Node] = {}
         for layer in sorted(self._layers, key=lambda node: self._order[node]):
-            made = layer.outputs[0]
-            behind = only_reader(made)
+            tail = layer.outputs[0]
+            behind = only_reader(tail)
             if behind is not None and behind.op_type == _SHIFT:
                 fused[behind] = layer
-                made = behind.outputs[0]
-                behind = only_reader(made)
-            if behind is not None and behind.op_type == explicit.ADD and self._skips(behind, made):
+                tail = behind.outputs[0]
+                behind = only_reader(tail)
+            if behind is not None and behind.op_type == explicit.ADD and self._skips(behind, tail):
                 fused[behind] = layer
                 behind = only_reader(behind.outputs[0])
             if behind is not None and behind.op_type in _ACTIVATIONS:
@@ -171,7 +171,7 @@ class _Reader:
 
     def pairs(self) -> tuple[QdqPair, ...]:
         """Return the pairs in graph order, each with its fusions. Add rules that the file breaks to `findings`."""
-        found: dict[tuple[str, bool], list[str]] = {}
+        fusions: dict[tuple[str, bool], list[str]] = {}
         for node in self._model.graph:
             if node.op_type != _DQ:
                 continue
@@ -179,12 +179,12 @@ class _Reader:
             maker = integers.producer() if integers is not None else None
             tensor = name_of(integers if maker is None else maker.inputs[0])
             self._check_scale(node, maker is None)
-            serves = found.setdefault((tensor, maker is None), [])
+            serves = fusions.setdefault((tensor, maker is None), [])
             readers = self._readers(node.outputs[0])
             serves.extend(self._serves(reader, place, tensor) for reader, place in readers)
             if not readers:
                 self.findings.append(f"the pair on {tensor!r} has no reader")
-        return tuple(QdqPair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
+        return tuple(QdqPair(tensor, weight, tuple(serves)) for (tensor, weight), serves in fusions.items())
 
     def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
         """Return the main graph's nodes that read a value, in graph order, each with the index of the input that reads
@@ -231,20 +231,20 @@ class _Reader:
 
     def node_types(self) -> tuple[NodeType, ...]:
         """Return the nodes of the float model that have float data. Add rules that the file breaks to `findings`."""
-        found = []
+        node_types = []
         for node in self._model.graph:
             if node.name not in self._own:
                 continue
             precision = self._precision(node)
             if precision:
                 macs, reason = self._macs.get(str(node.name), 0), self._reason(node, precision)
-                found.append(NodeType(str(node.name), node.op_type, precision, macs, reason))
+                node_types.append(NodeType(str(node.name), node.op_type, precision, macs, reason))
             bias = constant(node_input(node, _BIAS)) if node in self._layers else None
             if bias is not None and bias.ndim == 1:
                 self.findings.append(f"{node.op_type} {node.name}: ONNX Runtime makes its bias int32 at load")
             if node.op_type == explicit.ADD and all(_is_restored(value) for value in node.inputs):
                 self.findings.append(f"Add {node.name}: both branches are quantized")
-        return tuple(found)
+        return tuple(node_types)
 
     def _precision(self, node: ir.Node) -> str:
         if node in self._layers or node in self._fused:
@@ -326,20 +326,20 @@ def _at_border(cast: ir.Node) -> bool:
     """Return whether `cast` widens a 16-bit model input or makes a 16-bit model output. The model's inputs and outputs
     keep their types.
     """
-    source, made = cast.inputs[0], cast.outputs[0]
+    source, output = cast.inputs[0], cast.outputs[0]
     of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
-    return of_input or (made.is_graph_output() and made.dtype in _HALVES)
+    return of_input or (output.is_graph_output() and output.dtype in _HALVES)
 
 
 def _rounding(
-    editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, before: ir.Node | None
+    editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, following: ir.Node | None
 ) -> tuple[ir.Value, ir.Value]:
     """Insert a Cast of the tensor `name` to the 16-bit type and a Cast back, and return the outputs of both."""
     down = editor.node(
-        "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=before, attributes={"to": kind}
+        "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=following, attributes={"to": kind}
     )
     to = {"to": ir.DataType.FLOAT}
-    return down, editor.node("Cast", [down], f"{name}_from_16_bits", before=before, attributes=to)
+    return down, editor.node("Cast", [down], f"{name}_from_16_bits", before=following, attributes=to)
 
 
 # The runner uses the highest-ranked variant that fits the device. TensorRT variants have the ranks of their profiles.
@@ -387,16 +387,16 @@ class TensorrtBackend(Backend):
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
         self._check_float_type(scheme)
         if scheme.format == "table":
-            explicit.check_version(self._tensorrt, self._where)
+            explicit.check_version(self._tensorrt, self._target_name)
             if scheme.exclude or scheme.op_types is not None:
                 raise UsageError(
                     "with a table TensorRT itself chooses what runs in int8",
                     "Use --format QDQ, or leave out --exclude and --op-type",
                 )
-        known = sorted({*explicit.weighted_operators(int8_rules(self.name)), "Add"})
-        foreign = next((op for op in scheme.op_types or () if op not in known), None)
+        quantizable = sorted({*explicit.weighted_operators(int8_rules(self.name)), "Add"})
+        foreign = next((op for op in scheme.op_types or () if op not in quantizable), None)
         if foreign is not None:
-            raise UsageError(f"TensorRT does not quantize {foreign} by itself", f"It can be {', '.join(known)}")
+            raise UsageError(f"TensorRT does not quantize {foreign} by itself", f"It can be {', '.join(quantizable)}")
 
     def build(
         self,
@@ -438,10 +438,10 @@ class TensorrtBackend(Backend):
         yield DoctorCheck(
             "CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package"
         )
-        given = {"explicit": options.explicit_options("float16"), "table": options.table_options(FLATBUFFERS)}
-        for name, chosen in given.items():
+        option_sets = {"explicit": options.explicit_options("float16"), "table": options.table_options(FLATBUFFERS)}
+        for name, provider_options in option_sets.items():
             try:
-                options.check_options(options.TENSORRT, chosen)
+                options.check_options(options.TENSORRT, provider_options)
                 _, source = options.known_options(options.TENSORRT)
                 yield DoctorCheck(f"provider options ({name})", "ok", f"all listed in {source}")
             except EdgeqError as error:
@@ -450,7 +450,7 @@ class TensorrtBackend(Backend):
     def _explicit(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
     ) -> Artifact:
-        known = options.facts()
+        facts = options.facts()
         model = _raised(prepared, scheme.rest)
         place_pairs = partial(
             explicit.plan_placement,
@@ -459,7 +459,7 @@ class TensorrtBackend(Backend):
             exclude=scheme.excluded,
             op_types=scheme.op_types,
             cut=self.cut,
-            most_cut=known.most_cut,
+            most_cut=facts.most_cut,
             hazards=prepared.hazards,
         )
         plan = place_pairs()
@@ -471,15 +471,17 @@ class TensorrtBackend(Backend):
             )
             plan = place_pairs(gains=False)
         if not plan.edges:
-            first = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
+            refusal = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
             raise ModelError(
-                f"{prepared.source}: nothing in it was quantized: {first[0]}: {first[1]}",
+                f"{prepared.source}: nothing in it was quantized: {refusal[0]}: {refusal[1]}",
                 "Deploy the float model, or exclude fewer nodes",
             )
         ranges = {**ranges, **share_ranges(model, {name: ranges[name] for name in plan.activations if name in ranges})}
         explicit.insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
         in_float32 = (
-            {} if scheme.rest == "float32" else explicit.cast_float_nodes(model, scheme.rest, self._seen(ranges))
+            {}
+            if scheme.rest == "float32"
+            else explicit.cast_float_nodes(model, scheme.rest, self._value_ranges(ranges))
         )
         explicit.shield_biases(model)
         placement = check_placement(model, prepared.model, {**in_float32, **plan.reasons})
@@ -500,7 +502,7 @@ class TensorrtBackend(Backend):
             provider_options=provider_options,
             notes=(*doubt, *_notes(placement, in_float32)),
             device="gpu",
-            requires={**self._gpu, "min_tensorrt": known.rest[scheme.rest].min_tensorrt},
+            requires={**self._gpu, "min_tensorrt": facts.rest_types[scheme.rest].min_tensorrt},
             simulation=simulated_path,
             simulation_settings=SETTINGS,
             coverage=placement.coverage(),
@@ -511,7 +513,7 @@ class TensorrtBackend(Backend):
     def _implicit(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
     ) -> Artifact:
-        known = options.facts()
+        facts = options.facts()
         model = prepared.model.clone()
         tables = place / "tables"
         notes = explicit.write_implicit(model, ranges, tables, self._tensorrt)
@@ -527,8 +529,8 @@ class TensorrtBackend(Backend):
             device="gpu",
             requires={
                 **self._gpu,
-                "min_tensorrt": known.table["min_tensorrt"],
-                "below_tensorrt": known.table["below_tensorrt"],
+                "min_tensorrt": facts.table["min_tensorrt"],
+                "below_tensorrt": facts.table["below_tensorrt"],
                 "table": FLATBUFFERS,
             },
             simulation=destination,
@@ -540,10 +542,10 @@ class TensorrtBackend(Backend):
     def _alternatives(self, prepared: PreparedModel, scheme: Scheme, place: Path) -> tuple[Alternative, ...]:
         """Return the same model for devices without TensorRT: in 16 bits for CUDA, and in float32 for a CPU."""
         float32 = Scheme(mode="static", format="QDQ")
-        found = []
+        alternatives = []
         if scheme.rest != "float32":
             model = _raised(prepared, scheme.rest)
-            in_float32 = explicit.cast_float_nodes(model, scheme.rest, self._seen({}))
+            in_float32 = explicit.cast_float_nodes(model, scheme.rest, self._value_ranges({}))
             path, simulated_path = place / "cuda.onnx", place / "cuda-simulation.onnx"
             _save(model, path, prepared)
             save_model(simulation(model), simulated_path)
@@ -553,45 +555,47 @@ class TensorrtBackend(Backend):
                 provider=options.CUDA,
                 provider_options=engine_options(load_engines()[_CUDA]),
                 device="gpu",
-                requires={"min_compute_capability": options.facts().rest[scheme.rest].min_compute_capability},
+                requires={"min_compute_capability": options.facts().rest_types[scheme.rest].min_compute_capability},
                 simulation=simulated_path,
                 simulation_settings=SETTINGS,
                 notes=tuple(f"{name}: {reason}" for name, reason in in_float32.items()),
             )
-            found.append(Alternative(f"cuda-{scheme.rest}", f"any NVIDIA GPU, {scheme.rest}", _CUDA_RANK, artifact))
+            alternatives.append(
+                Alternative(f"cuda-{scheme.rest}", f"any NVIDIA GPU, {scheme.rest}", _CUDA_RANK, artifact)
+            )
         cpu = Artifact(model=prepared.path, scheme=float32, provider=options.CPU)
-        found.append(Alternative("cpu-float32", "any CPU, the float32 model", _FLOAT_RANK, cpu))
-        return tuple(found)
+        alternatives.append(Alternative("cpu-float32", "any CPU, the float32 model", _FLOAT_RANK, cpu))
+        return tuple(alternatives)
 
-    def _seen(self, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
+    def _value_ranges(self, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
         return self.observed or ranges
 
     def _check_float_type(self, scheme: Scheme) -> None:
-        needed = options.facts().rest[scheme.rest].min_compute_capability
+        required = options.facts().rest_types[scheme.rest].min_compute_capability
         have = self._gpu.get("min_compute_capability", "")
-        if needed and have and parse_version(have) < parse_version(needed):
+        if required and have and parse_version(have) < parse_version(required):
             raise HardwareError(
-                f"{self._where} has compute capability {have}, but {scheme.rest} needs {needed}",
+                f"{self._target_name} has compute capability {have}, but {scheme.rest} needs {required}",
                 "Use --rest float16",
             )
 
     @property
     def _gpu(self) -> dict[str, str]:
-        least = self.target.profile.min_compute_capability if self.target is not None else None
-        return {} if least is None else {"min_compute_capability": capability_text(least)}
+        capability = self.target.profile.min_compute_capability if self.target is not None else None
+        return {} if capability is None else {"min_compute_capability": capability_text(capability)}
 
     @property
     def _tensorrt(self) -> str:
         return str(self.target.runtime.get("tensorrt", "")) if self.target is not None else ""
 
     @property
-    def _where(self) -> str:
+    def _target_name(self) -> str:
         return self.target.name if self.target is not None else "the target"
 
 
 def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
     """Return a copy of the prepared model with the opset and IR version that a file with `float_type` needs."""
-    requirements = options.facts().rest[float_type]
+    requirements = options.facts().rest_types[float_type]
     raised = raise_opset(
         prepared.model.clone(),
         prepared.source,
@@ -606,10 +610,10 @@ def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
 
 def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     save_model(model, path)
-    written = onnx.load(path, load_external_data=False)
+    proto = onnx.load(path, load_external_data=False)
     try:
-        check_valid(written, path)
-        onnx.shape_inference.infer_shapes(proto_skeleton(written), check_type=True, strict_mode=True)
+        check_valid(proto, path)
+        onnx.shape_inference.infer_shapes(proto_skeleton(proto), check_type=True, strict_mode=True)
     except Exception as error:  # onnx raises InferenceError and other exceptions from its C++ code
         problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"
         raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
@@ -617,8 +621,8 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
 
 def _notes(placement: PlacementReport, in_float32: Mapping[str, str]) -> tuple[str, ...]:
     macs = placement.macs
-    whole = sum(macs.values()) or 1
-    shares = ", ".join(f"{name} {count / whole:.1%}" for name, count in macs.items() if count)
+    total = sum(macs.values()) or 1
+    shares = ", ".join(f"{name} {count / total:.1%}" for name, count in macs.items() if count)
     pairs = sum(not pair.weight for pair in placement.pairs)
     notes = [f"by the placement checker: {shares} of the multiply-accumulates, {pairs} activations between Q and DQ"]
     notes += [f"{name} {reason}" for name, reason in in_float32.items()]

@@ -141,7 +141,9 @@ def plan_placement(
         hazards: tensors that must not be in 8 bits, each with a reason. Messages print the reason directly after the
             tensor's name.
     """
-    lost = {name: _too_wide(share) for name, share in (cut or {}).items() if share > most_cut} | dict(hazards or {})
+    lost = {name: _wide_range_note(share) for name, share in (cut or {}).items() if share > most_cut} | dict(
+        hazards or {}
+    )
     types = element_types(model)
     index = GraphIndex(model)
     context = NodeContext(index.computed_constants)
@@ -175,7 +177,7 @@ def plan_placement(
     return OperandPlan(tuple(sorted(edges, key=lambda e: (index.order[e.node], e.place))), weights, reasons)
 
 
-def _too_wide(share: float) -> str:
+def _wide_range_note(share: float) -> str:
     return f"has a range that cuts off {share:.0%} of its power: its values spread too wide for 8 bits"
 
 
@@ -224,18 +226,18 @@ def shield_biases(model: ir.Model) -> None:
             node.replace_input_with(2, editor.constant(f"{bias.name}_row", values[np.newaxis]))
             continue
         ones, zeros = np.ones_like(values), np.zeros_like(values)
-        one, zero = (editor.constant(f"{bias.name}_{name}", v) for name, v in (("unit", ones), ("zero", zeros)))
+        unit, zero = (editor.constant(f"{bias.name}_{name}", v) for name, v in (("unit", ones), ("zero", zeros)))
         node.resize_inputs(2)
-        made = node.outputs[0]
+        output = node.outputs[0]
         shifted = editor.node(
             "BatchNormalization",
-            [made, one, bias, zero, one],
+            [output, unit, bias, zero, unit],
             f"{node.name}_bias",
             after=node,
             attributes={"epsilon": 0.0},
         )
-        insert_behind(made, shifted, shifted, f"{made.name}_without_bias")
-        made.type, made.shape = shifted.type, shifted.shape
+        insert_behind(output, shifted, shifted, f"{output.name}_without_bias")
+        output.type, output.shape = shifted.type, shifted.shape
     drop_unused_initializers(model.graph)
 
 
@@ -251,12 +253,12 @@ def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType 
     """Return float32 scales that cover `magnitude` and that `float_type` represents exactly. The scale for a magnitude
     of 0 is 1/127.
     """
-    wanted = np.asarray(magnitude, np.float64) / LEVELS
-    wanted = np.where(wanted == 0, 1 / LEVELS, np.maximum(wanted, _LEAST_SCALE))
+    exact = np.asarray(magnitude, np.float64) / LEVELS
+    exact = np.where(exact == 0, 1 / LEVELS, np.maximum(exact, _LEAST_SCALE))
     stored: type = _STORED[float_type]
-    scale: NDArray[Any] = wanted.astype(stored)
+    scale: NDArray[Any] = exact.astype(stored)
     # A tiny excess over 127 steps comes from rounding in the division. It does not mean that a value would be cut off.
-    short = scale.astype(np.float64) * (1 + 1e-6) < wanted
+    short = scale.astype(np.float64) * (1 + 1e-6) < exact
     up = np.nextafter(scale, np.asarray(np.inf, stored))
     return np.asarray(np.where(short, up, scale), np.float32)
 
@@ -267,8 +269,8 @@ def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: Flo
 
     The scales are float64 numbers that `float_type` represents exactly.
     """
-    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
-    magnitude = np.max(np.abs(np.asarray(weight, np.float64)), axis=others, initial=0.0)
+    reduced_axes = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    magnitude = np.max(np.abs(np.asarray(weight, np.float64)), axis=reduced_axes, initial=0.0)
     scale = stored_scale(magnitude, float_type).astype(np.float64)
     return QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT8, axis=axis or 0, narrow=True)
 
@@ -295,7 +297,7 @@ def insert_pairs(
         raise CalibrationError(f"tensor {missing!r} has no range", "The calibration is not of this model: run it again")
     editor = Editor(model)
     nodes = {node.name: node for node in model.graph}
-    made: dict[tuple[str, int | None], ir.Value] = {}
+    restored: dict[tuple[str, int | None], ir.Value] = {}
     inserted: list[ir.Value] = []
     for edge in plan.edges:
         node, tensor = nodes[edge.node], edge.tensor
@@ -304,18 +306,18 @@ def insert_pairs(
         weight = constant_values(value) if tensor in plan.weights else None
         # Two layers may read one weight along different axes.
         axis = weight_axis(node, weight.ndim) if weight is not None and per_channel and edge.place == 1 else None
-        if (tensor, axis) not in made:
+        if (tensor, axis) not in restored:
             if weight is None:
                 scale = stored_scale(ranges[tensor].bound, float_type)
                 params = QuantParams(scale, np.zeros((), np.int64), ir.DataType.INT8)
                 inserted += insert_pair(editor, value, params, before=node)
             else:
-                name = tensor if all(tensor != known for known, _ in made) else f"{tensor}_along_{axis}"
+                name = tensor if all(tensor != weight_name for weight_name, _ in restored) else f"{tensor}_along_{axis}"
                 params = weight_params(weight, axis, float_type)
                 scale_and_zero(editor, name, params)  # the file lists the scale and zero point before the integers
                 inserted.append(restore_constant(editor, name, weight, params, node))
-            made[tensor, axis] = inserted[-1]
-        node.replace_input_with(edge.place, made[tensor, axis])
+            restored[tensor, axis] = inserted[-1]
+        node.replace_input_with(edge.place, restored[tensor, axis])
     for value in inserted:  # the type depends on the scale, which may get a 16-bit type later
         value.type = value.shape = None
     drop_unused_initializers(model.graph)
@@ -326,21 +328,21 @@ NATIVE = "calibration.tensorrt"
 FILES = (FLATBUFFERS, JSON, CACHE, NATIVE)
 
 
-def check_version(tensorrt: str, where: str) -> None:
+def check_version(tensorrt: str, target_name: str) -> None:
     """Refuse a target whose TensorRT does not support tables, or whose TensorRT version is not known.
 
     Args:
         tensorrt: version of TensorRT; "" if it is not known.
-        where: the target, for the message.
+        target_name: the target, for the message.
     """
-    known = facts()
+    record = facts()
     if not tensorrt:
         raise HardwareError(
-            f"{where} does not name its TensorRT version: {known.table['reason']}",
+            f"{target_name} does not name its TensorRT version: {record.table['reason']}",
             "Name a target with `runtime.tensorrt`, or use --format QDQ",
         )
-    if parse_version(tensorrt) >= parse_version(known.table["below_tensorrt"]):
-        raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table['reason']}", known.table["fix"])
+    if parse_version(tensorrt) >= parse_version(record.table["below_tensorrt"]):
+        raise HardwareError(f"{target_name} has TensorRT {tensorrt}: {record.table['reason']}", record.table["fix"])
 
 
 def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:
@@ -364,9 +366,9 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
             "Calibrate this model again, for all its tensors",
         )
     problem = write_shapes(model)
-    wanted = {name: ranges[name] for name in tensors}
-    write_tables(folder, wanted, tensors=tensors)
-    write_native(folder / NATIVE, wanted, version=native_version(tensorrt))
+    tensor_ranges = {name: ranges[name] for name in tensors}
+    write_tables(folder, tensor_ranges, tensors=tensors)
+    write_native(folder / NATIVE, tensor_ranges, version=native_version(tensorrt))
     unknown = f"; some shapes are not known ({problem})" if problem else ""
     return (f"{len(tensors)} tensors have a range in the tables{unknown}",)
 
@@ -410,7 +412,7 @@ class _Caster:
     def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range]) -> None:
         self._model, self._half = model, half
         self._type = ir.DataType[half.upper()]
-        self._limit = facts().rest[half].limit
+        self._limit = facts().rest_types[half].limit
         self._observed = observed
         self._types = element_types(model)
         self._captured = GraphIndex(model).captured
@@ -427,7 +429,7 @@ class _Caster:
         for node in self._model.graph:
             floats = any(self._is_float(value) for value in (*node.inputs, *node.outputs))
             if floats and node.op_type not in (_Q, _DQ):
-                reason = self._why_not(node)
+                reason = self._float_reason(node)
                 if reason:
                     reasons[str(node.name)] = reason
         for node in self._model.graph:
@@ -447,7 +449,7 @@ class _Caster:
             for name in pair:
                 reasons.setdefault(name, reason)
 
-    def _why_not(self, node: ir.Node) -> str:
+    def _float_reason(self, node: ir.Node) -> str:
         reads, makes = self._slots[node]
         if _has_body(node):
             return "stays in fp32: edgeq does not change its body"
@@ -477,25 +479,28 @@ class _Caster:
         The type contains all whole numbers up to two divided by the distance from 1 to the next number.
         """
         exactness = Exactness(self._model)
-        most = 2 / float(self._type.eps)
+        largest_whole = 2 / float(self._type.eps)
         reasons: dict[str, str] = {}
 
         def keep(value: ir.Value, reason: str) -> None:
             for origin in exactness.origins(value):
                 # The type of a layer's output decides the type of the layer.
-                if not is_layer_output(origin) or self._bound(origin) > most:
+                if not is_layer_output(origin) or self._bound(origin) > largest_whole:
                     reasons.setdefault(name_of(origin), reason)
 
         for cast, reader in exactness.index_casts().items():
             if cast.inputs[0] is not None:
-                limits = f"whole numbers only up to {most:.0f}"
+                limits = f"whole numbers only up to {largest_whole:.0f}"
                 keep(cast.inputs[0], f"it leads to an index of {reader.name!r}, and {self._half} has all {limits}")
         for value in exactness.whole_numbers():
-            if self._bound(value) > most:
+            if self._bound(value) > largest_whole:
                 name, reached = value.name, f"{self._bound(value):.4g}"
-                keep(value, f"tensor {name!r} has whole numbers up to {reached}, over {most:.0f} for {self._half}")
+                keep(
+                    value,
+                    f"tensor {name!r} has whole numbers up to {reached}, over {largest_whole:.0f} for {self._half}",
+                )
         for value in exactness.angles():
-            if self._bound(value) / most > _RADIANS:
+            if self._bound(value) / largest_whole > _RADIANS:
                 name, reached = value.name, f"{self._bound(value):.4g}"
                 keep(value, f"tensor {name!r} is an angle up to {reached}, which {self._half} rounds too coarsely")
         return reasons
@@ -552,8 +557,8 @@ class _Caster:
     def _is_float(self, value: ir.Value | None) -> bool:
         if value is None:
             return False
-        held = value.const_value if value.is_initializer() else None
-        return (held.dtype if held is not None else self._types.get(name_of(value))) == _FLOAT
+        tensor = value.const_value if value.is_initializer() else None
+        return (tensor.dtype if tensor is not None else self._types.get(name_of(value))) == _FLOAT
 
     # Rewrite of the graph in these types.
 
@@ -592,7 +597,7 @@ class _Caster:
         if value.type is not None and not value.is_graph_output():
             value.type = ir.TensorType(kind)
 
-    def _as(self, value: ir.Value, kind: ir.DataType, before: ir.Node) -> ir.Value:
+    def _as(self, value: ir.Value, kind: ir.DataType, reader: ir.Node) -> ir.Value:
         """Return `value` in the type `kind`: unchanged, as a converted constant, or as the output of a Cast. Each copy
         is made only once.
         """
@@ -604,12 +609,12 @@ class _Caster:
             if constant_value:
                 copy = self._editor.constant(name, constant_values(value).astype(self._type.numpy()))
             else:
-                copy = self._cast(value, f"{value.name}_to_{'fp32' if kind == _FLOAT else self._half}", kind, before)
+                copy = self._cast(value, f"{value.name}_to_{'fp32' if kind == _FLOAT else self._half}", kind, reader)
             self._copies[value, kind] = copy
         return self._copies[value, kind]
 
-    def _cast(self, value: ir.Value, name: str, kind: ir.DataType, before: ir.Node | None) -> ir.Value:
-        return self._editor.node(_CAST, [value], f"{name}_Cast", output=name, before=before, attributes={"to": kind})
+    def _cast(self, value: ir.Value, name: str, kind: ir.DataType, following: ir.Node | None) -> ir.Value:
+        return self._editor.node(_CAST, [value], f"{name}_Cast", output=name, before=following, attributes={"to": kind})
 
     def _type_scale(self, node: ir.Node) -> None:
         """Change the scale of a QuantizeLinear to the type of its input."""
@@ -618,37 +623,37 @@ class _Caster:
         assert scale is not None
         node.replace_input_with(1, self._as(scale, self._made.get(data, _FLOAT), node))
 
-    def _restore(self, node: ir.Node, kind: ir.DataType, before: ir.Node) -> ir.Value:
+    def _restore(self, node: ir.Node, kind: ir.DataType, reader: ir.Node) -> ir.Value:
         """Return the output of a DequantizeLinear in the type `kind`, placed before its first reader in that type. The
         type of the scale decides the type of the output.
         """
         original = node.outputs[0]
         if (original, kind) not in self._copies:
             self._scales.setdefault(original, node.inputs[1])
-            scale = self._as(self._scales[original], kind, before)
+            scale = self._as(self._scales[original], kind, reader)
             if any(value is original for value, _ in self._copies):
-                made = self._editor.node(
+                restored = self._editor.node(
                     _DQ,
                     [node.inputs[0], scale, *node.inputs[2:]],
                     f"{node.name}_again",
                     output=f"{original.name}_again",
-                    before=before,
+                    before=reader,
                     attributes=node.attributes,
                 )
             else:
-                made = original
+                restored = original
                 node.replace_input_with(1, scale)
                 self._model.graph.remove(node)
-                self._model.graph.insert_before(before, node)
-            self._set_type(made, kind)
-            self._copies[original, kind] = made
+                self._model.graph.insert_before(reader, node)
+            self._set_type(restored, kind)
+            self._copies[original, kind] = restored
         return self._copies[original, kind]
 
-    def _restore_output(self, value: ir.Value, before: ir.Node | None) -> None:
+    def _restore_output(self, value: ir.Value, following: ir.Node | None) -> None:
         """Keep the type of a graph output at float32, and keep its name."""
         if value.is_graph_output() and self._made[value] != _FLOAT:
             name = str(value.name)
-            wide = self._cast(value, f"{name}_wide", _FLOAT, before)
+            wide = self._cast(value, f"{name}_wide", _FLOAT, following)
             insert_behind(value, wide, wide, f"{name}_{self._half}")
             maker(wide).name = f"{name}_Cast"
             self._made[wide] = _FLOAT

@@ -39,7 +39,7 @@ class Facts:
 
     Attributes:
         most_cut: largest share of a tensor's power that its range may cut off.
-        rest: float types for nodes that are not in int8, by name.
+        rest_types: float types for nodes that are not in int8, by name.
         float32_operators: the reason why an operator is not computed in 16 bits, by operator type.
         table: the versions that support calibration tables, from `min_tensorrt` up to `below_tensorrt`. `reason` and
             `fix` form the message for all other versions.
@@ -47,7 +47,7 @@ class Facts:
     """
 
     most_cut: float
-    rest: Mapping[str, RestType]
+    rest_types: Mapping[str, RestType]
     float32_operators: Mapping[str, str]
     table: Mapping[str, str]
     options: Mapping[str, frozenset[str]]
@@ -59,7 +59,7 @@ def facts() -> Facts:
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     explicit, halves = content["explicit"], content["rest"]
-    rest = {
+    rest_types = {
         name: RestType(
             entry.get("largest", math.inf) / halves["headroom"],
             entry.get("min_compute_capability", ""),
@@ -70,11 +70,11 @@ def facts() -> Facts:
         for name, entry in {"float32": {}, **halves}.items()
         if isinstance(entry, dict)
     }
-    kept = {op: str(entry["reason"]) for entry in content["float32_operators"] for op in entry["operators"]}
+    reasons = {op: str(entry["reason"]) for entry in content["float32_operators"] for op in entry["operators"]}
     return Facts(
         most_cut=explicit["most_cut"],
-        rest=MappingProxyType(rest),
-        float32_operators=MappingProxyType(kept),
+        rest_types=MappingProxyType(rest_types),
+        float32_operators=MappingProxyType(reasons),
         table=MappingProxyType(content["table"]),
         options=MappingProxyType({name: frozenset(options) for name, options in content["options"].items()}),
     )
@@ -98,8 +98,8 @@ def known_options(provider: str) -> tuple[frozenset[str], str]:
     if library is None:
         return recorded, "the record of targets/backends/tensorrt.toml: no onnxruntime-gpu is installed here"
     names = {name.decode() for name in _NAME.findall(library.read_bytes())}
-    own = {name for name in names if name.startswith("trt_")} if provider == TENSORRT else set()
-    return (recorded & names) | own, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
+    prefixed = {name for name in names if name.startswith("trt_")} if provider == TENSORRT else set()
+    return (recorded & names) | prefixed, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
 
 
 def check_options(provider: str, options: Mapping[str, str]) -> None:
@@ -108,10 +108,10 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
     Raises:
         UsageError: an option is not supported; suggests the nearest name.
     """
-    known, source = known_options(provider)
+    supported, source = known_options(provider)
     for name in options:
-        if name not in known:
-            hint = closest(name, known, f"Known by {source}")
+        if name not in supported:
+            hint = closest(name, supported, f"Known by {source}")
             raise UsageError(f"{provider} has no option {name!r}", hint)
 
 
