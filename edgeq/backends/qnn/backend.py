@@ -68,10 +68,12 @@ def write_pairs(
 
     rules = rules or int8_rules("qnn")
     predicted = predict_int8(prepared.model, rules, scheme.replace(per_channel=False), hazards=prepared.hazards)
-    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    float_reasons = {node.name: node.reason for node in predicted if node.verdict == "float"}
     types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
     if not types:
-        raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", next(iter(left.values()), ""))
+        raise ModelError(
+            f"{prepared.source}: no node can run in integers on the NPU", next(iter(float_reasons.values()), "")
+        )
     overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
     overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
     one_scale = [{"quant_type": quant_type(scheme.weight_type), "symmetric": scheme.weight_symmetric}]
@@ -88,18 +90,18 @@ def write_pairs(
             activation_symmetric=scheme.activation_symmetric,
             weight_symmetric=scheme.weight_symmetric,
             op_types_to_quantize=types,
-            nodes_to_exclude=sorted(left),
+            nodes_to_exclude=sorted(float_reasons),
         )
-    shared = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
+    shared_ranges = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
     options = {k: v for k, v in config.extra_options.items() if v is not None}
     dtype = ir.DataType(int(activation.tensor_type))
-    if lasting_clamps(prepared.model.graph, chosen_params(shared, dtype, symmetric=scheme.activation_symmetric)):
+    if lasting_clamps(prepared.model.graph, chosen_params(shared_ranges, dtype, symmetric=scheme.activation_symmetric)):
         options["QDQKeepRemovableActivations"] = True
     quantize_with_ranges(
         prepared,
         destination,
-        shared,
-        float_nodes=left,
+        shared_ranges,
+        float_nodes=float_reasons,
         fix="Keep the node in float with --exclude",
         fix_ranges="The calibration does not cover this tensor: calibrate this model again",
         op_types_to_quantize=types,
@@ -108,7 +110,7 @@ def write_pairs(
         weight_type=quant_type(scheme.weight_type),
         extra_options=options,
     )
-    return left
+    return float_reasons
 
 
 def _unsigned(model: ir.Model) -> set[str]:
@@ -186,8 +188,8 @@ def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
 def _activations(model: ir.Model) -> list[ir.Value]:
     """Return the float tensors that are not constant."""
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
-    made = [value for node in model.graph for value in node.outputs]
-    return [value for value in (*inputs, *made) if value.dtype in (None, ir.DataType.FLOAT)]
+    outputs = [value for node in model.graph for value in node.outputs]
+    return [value for value in (*inputs, *outputs) if value.dtype in (None, ir.DataType.FLOAT)]
 
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -210,29 +212,29 @@ def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir
     while broken - works > 1:
         middle = (works + broken) // 2
         file = folder / f"first-{middle}.onnx"
-        save_model(_beginning(graph, nodes[:middle]), file)
+        save_model(_leading_part(graph, nodes[:middle]), file)
         works, broken = (works, middle) if fails(file) else (middle, broken)
     return nodes[broken - 1] if nodes else None
 
 
-def _beginning(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
+def _leading_part(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
     """Return a model with `nodes`, all the nodes that they depend on, and the Q/DQ pairs after them."""
-    wanted = set(nodes)
+    members = set(nodes)
     stack = list(nodes)
     while stack:
         node = stack.pop()
-        before = [value.producer() for value in node.inputs if value is not None]
-        behind = [reader for value in node.outputs for reader, _ in value.uses()] if node in wanted else []
-        for other in (*before, *(reader for reader in behind if is_op(reader, *_PAIR))):
-            if other is not None and other not in wanted:
-                wanted.add(other)
-                stack.append(other)
-    kept = [node for node in model.graph if node in wanted]
-    made = [value for node in kept for value in node.outputs]
-    outputs = [value for value in made if not any(reader in wanted for reader, _ in value.uses())]
+        makers = [value.producer() for value in node.inputs if value is not None]
+        behind = [reader for value in node.outputs for reader, _ in value.uses()] if node in members else []
+        for neighbour in (*makers, *(reader for reader in behind if is_op(reader, *_PAIR))):
+            if neighbour is not None and neighbour not in members:
+                members.add(neighbour)
+                stack.append(neighbour)
+    ordered = [node for node in model.graph if node in members]
+    values = [value for node in ordered for value in node.outputs]
+    outputs = [value for value in values if not any(reader in members for reader, _ in value.uses())]
     for value in outputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-    return part_of(model, kept, [v for v in model.graph.inputs if v.uses()], outputs)
+    return part_of(model, ordered, [v for v in model.graph.inputs if v.uses()], outputs)
 
 
 _LISTED = 6
@@ -246,67 +248,72 @@ class Delegation:
         source: the model that was quantized.
         graphs: names of the nodes that the engine accepts, one set for each graph that it compiles.
         reasons: the reason why a node stays in float, by node name, if known.
-        how: how edgeq found out which nodes the engine accepts.
+        method: how edgeq found out which nodes the engine accepts.
     """
 
     source: ir.Model
     graphs: tuple[frozenset[str], ...]
     reasons: Mapping[str, str]
-    how: str
+    method: str
 
     @property
-    def left(self) -> tuple[ir.Node, ...]:
+    def on_cpu(self) -> tuple[ir.Node, ...]:
         """Return the nodes that run on the CPU: nodes that are in no graph and not merged into a node of a graph."""
-        taken = frozenset().union(*self.graphs)
-        return tuple(n for n in self.source.graph if n.name not in taken and not self._merged(n, taken))
+        accepted = frozenset().union(*self.graphs)
+        return tuple(n for n in self.source.graph if n.name not in accepted and not self._merged(n, accepted))
 
     @property
     def floating(self) -> tuple[ir.Node, ...]:
         """Return the nodes that are not quantized, but that the engine accepts. The engine computes these nodes in
         float16.
         """
-        taken = frozenset().union(*self.graphs)
-        return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
+        accepted = frozenset().union(*self.graphs)
+        return tuple(n for n in self.source.graph if n.name in accepted and n.name in self.reasons)
 
-    def _merged(self, node: ir.Node, taken: frozenset[str]) -> bool:
+    def _merged(self, node: ir.Node, accepted: frozenset[str]) -> bool:
         """Return whether `node` is a Relu or Clip that the quantizer removed because the range of its input already has
         the same effect.
         """
         maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-        return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken
+        return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in accepted
 
     def crossing(self) -> tuple[str, ...]:
         """Return the tensors that pass between the NPU and the CPU, in graph order."""
-        left = frozenset(self.left)
-        made = ((value, node in left) for node in self.source.graph for value in node.outputs)
+        cpu_nodes = frozenset(self.on_cpu)
+        values = ((value, node in cpu_nodes) for node in self.source.graph for value in node.outputs)
         return tuple(
-            name_of(value) for value, on_cpu in made if any((reader in left) != on_cpu for reader, _ in value.uses())
+            name_of(value)
+            for value, made_on_cpu in values
+            if any((reader in cpu_nodes) != made_on_cpu for reader, _ in value.uses())
         )
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences that describe where the nodes run and which tensors pass between the NPU and the CPU."""
-        count, left = len(self.source.graph), self.left
-        share = f"{count - len(left)} of {count}" if left else f"all {count}"
-        found = [f"{share} nodes run on the NPU, in {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
+        count, cpu_nodes = len(self.source.graph), self.on_cpu
+        share = f"{count - len(cpu_nodes)} of {count}" if cpu_nodes else f"all {count}"
+        sentences = [f"{share} nodes run on the NPU, in {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
         if self.floating:
-            found.append(f"in 16-bit floats there: {_listed(self._named(self.floating))}")
-        if left:
-            found += [f"on the CPU: {_listed(self._named(left))}", f"tensors that cross: {_listed(self.crossing())}"]
-        return tuple(found)
+            sentences.append(f"in 16-bit floats there: {_listed(self._named(self.floating))}")
+        if cpu_nodes:
+            sentences += [
+                f"on the CPU: {_listed(self._named(cpu_nodes))}",
+                f"tensors that cross: {_listed(self.crossing())}",
+            ]
+        return tuple(sentences)
 
     def coverage(self) -> Coverage:
         """Return a `Coverage` that states where the nodes run (`edgeq.measure.coverage`)."""
-        macs, floats = node_macs(self.source), frozenset((*self.left, *self.floating))
+        macs, floats = node_macs(self.source), frozenset((*self.on_cpu, *self.floating))
         runs = [
             NodeRun(str(n.name), str(n.name), n.op_type, "float" if n in floats else "int8", macs.get(n.name or "", 0))
             for n in self.source.graph
         ]
-        return coverage_of(runs, lambda run: self._why(run.name), basis="modelled", how=self.how)
+        return coverage_of(runs, lambda run: self._reason(run.name), basis="modelled", how=self.method)
 
     def _named(self, nodes: tuple[ir.Node, ...]) -> list[str]:
-        return [f"{n.name} ({n.op_type}: {self._why(str(n.name))})" for n in nodes]
+        return [f"{n.name} ({n.op_type}: {self._reason(str(n.name))})" for n in nodes]
 
-    def _why(self, name: str) -> str:
+    def _reason(self, name: str) -> str:
         return self.reasons.get(name, "the provider does not support it")
 
 
@@ -317,36 +324,36 @@ def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Cover
         absent: the reason why the engine itself was not used.
     """
     everything = frozenset(str(node.name) for node in source.graph)
-    found = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
-    return dataclasses.replace(found, basis="forecast", reason=absent)
+    coverage = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
+    return dataclasses.replace(coverage, basis="forecast", reason=absent)
 
 
 def delegated(
-    source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], how: str, folder: Path
+    source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], method: str, folder: Path
 ) -> Delegation:
     """Find out which nodes the engine accepts in `model`, which was made from `source`.
 
     Args:
         reasons: the reason why a node was left in float, by node name.
-        how: how edgeq finds out which nodes the engine accepts, for the record.
+        method: how edgeq finds out which nodes the engine accepts, for the record.
         folder: private folder for the results. A model with the same structure as an earlier one is not compiled again.
 
     Raises:
         EngineError: the engine refuses the model, crashes or hangs.
     """
-    known = {str(node.name) for node in source.graph}
-    found = folder / f"delegated-{structure_digest(model, {'engine': repr(engine)})}.json"
-    if not found.exists():
+    source_names = {str(node.name) for node in source.graph}
+    record = folder / f"delegated-{structure_digest(model, {'engine': repr(engine)})}.json"
+    if not record.exists():
         with Engines() as engines:
             try:
-                taken = engines.assigned_nodes(engine, model)
+                accepted = engines.assigned_nodes(engine, model)
             except EngineError as error:
                 raise _at_node(error, engine, engines, model) from error
-        found.write_text(json.dumps({"graphs": taken}), encoding="utf-8")
-    graphs_of = parse_json(found.read_bytes(), found.name)["graphs"]
-    assigned = parse(graphs_of, tuple[tuple[str, ...], ...], found, EngineError)
-    graphs = [frozenset(source_name(name, known) for name in nodes) & known for nodes in assigned]
-    return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, how)
+        record.write_text(json.dumps({"graphs": accepted}), encoding="utf-8")
+    graphs_of = parse_json(record.read_bytes(), record.name)["graphs"]
+    assigned = parse(graphs_of, tuple[tuple[str, ...], ...], record, EngineError)
+    graphs = [frozenset(source_name(name, source_names) for name in nodes) & source_names for nodes in assigned]
+    return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, method)
 
 
 def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
@@ -366,10 +373,10 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
         node = failing_node(model, fails, Path(folder)) if fails(model) else None
     if node is None:
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
-    where = f"at node {node.name!r} ({node.op_type})"
+    location = f"at node {node.name!r} ({node.op_type})"
     # The engine also accepts float nodes, and may fail at one of these as well.
     fix = "Keep it in float with --exclude. If that does not help, export the model without it"
-    return EngineError(f"{engine.name} fails {where}: {error.problem}", fix)
+    return EngineError(f"{engine.name} fails {location}: {error.problem}", fix)
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:
@@ -422,7 +429,7 @@ class QnnBackend(TargetBackend):
         check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
         changed, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
-        left = write_pairs(changed, ranges, scheme, destination)
+        float_reasons = write_pairs(changed, ranges, scheme, destination)
         engine, absent = engine_for(self.name, self._options), ""
         try:
             find_library(engine, str(onnxruntime().__version__))
@@ -446,14 +453,14 @@ class QnnBackend(TargetBackend):
                 simulation=destination,
                 simulation_settings=settings,
                 notes=notes,
-                coverage=forecast(changed.model, left, absent),
+                coverage=forecast(changed.model, float_reasons, absent),
             )
-        how = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
-        found = delegated(changed.model, destination, engine, left, how, prepared.path.parent)
+        method = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
+        delegation = delegated(changed.model, destination, engine, float_reasons, method, prepared.path.parent)
         return dataclasses.replace(
             artifact,
-            notes=(*artifact.notes, *found.notes(), f"the answers come from {how}; nothing was run on a chip"),
-            coverage=found.coverage(),
+            notes=(*artifact.notes, *delegation.notes(), f"the answers come from {method}; nothing was run on a chip"),
+            coverage=delegation.coverage(),
         )
 
     def simulator(self) -> DeviceSimulator:
@@ -465,9 +472,9 @@ class QnnBackend(TargetBackend):
         return self.target.device.get("engine_options", {}) if self.target is not None else {}
 
     def _on_cpu(self, model: Path, scheme: Scheme) -> Alternative:
-        where = self.target.name if self.target is not None else self.name
+        target_name = self.target.name if self.target is not None else self.name
         artifact = Artifact(model=model, scheme=scheme, provider=_CPU)
-        return Alternative(f"{where}-cpu", "any CPU, the same Q/DQ model", 0, artifact)
+        return Alternative(f"{target_name}-cpu", "any CPU, the same Q/DQ model", 0, artifact)
 
 
 @contextmanager
