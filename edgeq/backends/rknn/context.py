@@ -44,10 +44,10 @@ def write_context(compiled: Path, signature: Signature, platform: str, version: 
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)], ir_version=8
     )
-    known = {"platform": platform, "compiler": version}
-    held = {**known, "inputs": _listed(signature.inputs), "outputs": _listed(signature.outputs)}
+    toolchain = {"platform": platform, "compiler": version}
+    record = {**toolchain, "inputs": _listed(signature.inputs), "outputs": _listed(signature.outputs)}
     entry = model.metadata_props.add()
-    entry.key, entry.value = SIGNATURE, json.dumps(held, sort_keys=True)
+    entry.key, entry.value = SIGNATURE, json.dumps(record, sort_keys=True)
     destination.write_bytes(model.SerializeToString(deterministic=True))
 
 

@@ -94,15 +94,15 @@ def main(job: dict[str, Any]) -> None:
         if step() != 0:
             _refuse(f"{name} gives an error")
     for place, line in enumerate(sys.stdin if job["answers"] is not None else ()):
-        with np.load(line.rstrip("\n"), allow_pickle=False) as held:
-            arrays = [held[name] for name in job["inputs"]]
+        with np.load(line.rstrip("\n"), allow_pickle=False) as sample:
+            arrays = [sample[name] for name in job["inputs"]]
         answers = rknn.inference(inputs=arrays, data_format=["nchw"] * len(arrays))
         if answers is None:
             _refuse("the simulator gives no answer")
-        whole = Path(job["answers"]) / f"{place}.npz"
-        draft = whole.with_suffix(".draft.npz")
+        answer_file = Path(job["answers"]) / f"{place}.npz"
+        draft = answer_file.with_suffix(".draft.npz")
         np.savez(draft, *answers)
-        draft.rename(whole)
+        draft.rename(answer_file)
     rknn.release()
 
 
