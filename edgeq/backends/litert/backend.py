@@ -32,7 +32,7 @@ from edgeq.backends.litert.companions import with_estimate, with_sources
 from edgeq.backends.litert.convert import lower, refusals
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.gelu import parts_of_gelu
-from edgeq.backends.litert.interface import stating, with_own_interface
+from edgeq.backends.litert.interface import with_model_interface, with_signature
 from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
@@ -111,14 +111,14 @@ class LitertBackend(TargetBackend):
         check_names(prepared, scheme.exclude)
         place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
         prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
-        left = _float_nodes(prepared, ranges, scheme)
+        float_reasons = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
         write_whole_pools(model)
-        shared = share_ranges(model, ranges, tied())
+        shared_ranges = share_ranges(model, ranges, tied())
         types = {op_type for op_type, rule in int8_rules(self.name).items() if rule.int8}
-        wanted = types if scheme.op_types is None else types.intersection(scheme.op_types)
-        nodes = {str(node.name) for node in model.graph if node.op_type in wanted} - left.keys()
-        write_qdq(model, shared, scheme, nodes, source=prepared.source, results=results())
+        quantized_types = types if scheme.op_types is None else types.intersection(scheme.op_types)
+        nodes = {str(node.name) for node in model.graph if node.op_type in quantized_types} - float_reasons.keys()
+        write_qdq(model, shared_ranges, scheme, nodes, source=prepared.source, results=results())
         save_model(model, destination)
         network = lower(read_own(destination), prepared.source)
         engine = self.engine
@@ -128,7 +128,7 @@ class LitertBackend(TargetBackend):
             scheme=scheme,
             provider="CPUExecutionProvider",
             notes=(f"the answers come from {engine.title} on this machine",),
-            coverage=_coverage(prepared.model, network, left),
+            coverage=_coverage(prepared.model, network, float_reasons),
             engine=EngineChoice(engine),
         )
 
@@ -140,10 +140,10 @@ class LitertBackend(TargetBackend):
     def engine(self) -> Engine:
         """Return the engine of the target, configured for files with integer inputs and outputs."""
         name = self._device.get("engine", _DEFAULT_ENGINE)
-        found = load_engines().get(name)
-        if found is None or found.int8.backend != self.name:
+        engine = load_engines().get(name)
+        if engine is None or engine.int8.backend != self.name:
             raise UsageError(f"{name} cannot run {_SUFFIX} files", "Correct [device] engine of the target's file")
-        return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
+        return dataclasses.replace(engine, options={**engine.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
         """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
@@ -192,11 +192,11 @@ class LitertBackend(TargetBackend):
                 has the inputs and outputs of the model.
         """
         source = read_model(model)
-        network = stating(lower(source, model), source)
-        own = options.get(_INTERFACE) != _INTEGERS
-        network = with_own_interface(network) if own else network
+        network = with_signature(lower(source, model), source)
+        model_interface = options.get(_INTERFACE) != _INTEGERS
+        network = with_model_interface(network) if model_interface else network
         check(network)
-        destination.write_bytes(write(network, nodes=own))
+        destination.write_bytes(write(network, nodes=model_interface))
 
 
 @contextmanager
@@ -209,16 +209,16 @@ def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Ses
 def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, str]:
     """Return the nodes that stay in float, each with the reason."""
     predicted = predict_int8(prepared.graph, int8_rules("litert"), scheme, hazards=prepared.hazards)
-    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
-    left |= dict.fromkeys(parts_of_gelu(prepared.model), "it is part of a Gelu, which computes in float")
+    reasons = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    reasons |= dict.fromkeys(parts_of_gelu(prepared.model), "it is part of a Gelu, which computes in float")
     for node in prepared.model.graph:
-        found = ranges.get(name_of(node.outputs[0]))
-        if is_op(node, "Softmax") and found is not None and spreads_thin(found):
-            left[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
-    return left
+        span = ranges.get(name_of(node.outputs[0]))
+        if is_op(node, "Softmax") and span is not None and spreads_thin(span):
+            reasons[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
+    return reasons
 
 
-def _coverage(source: ir.Model, network: TfliteNetwork, left: Mapping[str, str]) -> Coverage:
+def _coverage(source: ir.Model, network: TfliteNetwork, float_reasons: Mapping[str, str]) -> Coverage:
     """Return which operators of the file run on integers."""
     floats = {
         operator.node
@@ -226,7 +226,7 @@ def _coverage(source: ir.Model, network: TfliteNetwork, left: Mapping[str, str])
         if operator.kind != "DEQUANTIZE"
         and any(tensor is not None and tensor.type == "float32" for tensor in operator.inputs)
     }
-    floats |= left.keys()
+    floats |= float_reasons.keys()
     floats -= {operator.node for operator in network.operators if operator.kind == "QUANTIZE"}
     macs = node_macs(source)
     runs = [
@@ -235,7 +235,7 @@ def _coverage(source: ir.Model, network: TfliteNetwork, left: Mapping[str, str])
     ]
     return coverage_of(
         runs,
-        lambda run: left.get(run.name, "its inputs or outputs are not quantized"),
+        lambda run: float_reasons.get(run.name, "its inputs or outputs are not quantized"),
         basis="modelled",
         how="the operators of the .tflite file",
     )

@@ -24,8 +24,8 @@ from edgeq.backends.litert.layout import (
     Order,
     channels_last,
     keeps_elements,
+    model_order,
     moves,
-    plain,
     reshaped,
     stored_shape,
 )
@@ -73,7 +73,7 @@ class Lowering:
     def __init__(self, model: ir.Model, handlers: dict[str, Callable[[Lowering, ir.Node], None]]) -> None:
         self._graph, self._handlers = model.graph, handlers
         self._operators: list[TfliteOperator] = []
-        self._held: dict[str, Stored] = {}
+        self._forms: dict[str, Stored] = {}
         self._floats: dict[str, Stored] = {}
         self._arranged: dict[tuple[TfliteTensor, Order], Stored] = {}
         self._names: set[str] = set()
@@ -129,7 +129,7 @@ class Lowering:
                         unknown.add(name_of(value))
                     else:
                         tensor = self._fresh(name_of(value), shape, self.type_of(value))
-                        self._held[name_of(value)] = Stored(tensor, plain(len(shape)), shape)
+                        self._forms[name_of(value)] = Stored(tensor, model_order(len(shape)), shape)
 
     # Inputs and outputs.
 
@@ -137,21 +137,21 @@ class Lowering:
         shape = sizes(value)
         if shape is None:
             raise ModelError(f"input {value.name!r} has no fixed sizes", "Fix them with --fix NAME=SIZE")
-        order = channels_last(len(shape)) if _wants_channels_last(value) else plain(len(shape))
+        order = channels_last(len(shape)) if _wants_channels_last(value) else model_order(len(shape))
         params = self._only_parameters(value)
         type_ = "int8" if params is not None else _TYPES.get(value.dtype or ir.DataType.FLOAT)
         if type_ is None:
             raise ModelError(f"input {value.name!r} is of type {value.dtype}", "Export the model with another type")
         tensor = self._fresh(name_of(value), stored_shape(shape, order), type_, params)
-        self._held[name_of(value)] = Stored(tensor, order, shape)
+        self._forms[name_of(value)] = Stored(tensor, order, shape)
         return Port(name_of(value), tensor, order)
 
     def _output(self, value: ir.Value) -> Port:
-        found = self.stored(value)
-        if found.features is not None:
-            found = self._in_order(found)
-        tensor = found.tensor
-        return Port(name_of(value), tensor, found.order)
+        stored = self.stored(value)
+        if stored.features is not None:
+            stored = self._in_order(stored)
+        tensor = stored.tensor
+        return Port(name_of(value), tensor, stored.order)
 
     def _only_parameters(self, value: ir.Value) -> Scales | None:
         """Return the quantization parameters of a tensor.
@@ -161,7 +161,7 @@ class Lowering:
         """
         if value.is_graph_output() or not value.uses():
             return None
-        found: Scales | None = None
+        common: Scales | None = None
         for use in value.uses():
             if is_op(use.node, "QuantizeLinear") and use.idx == 0:
                 params: Scales | None = _parameters(use.node)
@@ -169,10 +169,10 @@ class Lowering:
                 params = self._only_parameters(use.node.outputs[0])
             else:
                 return None
-            if params is None or (found is not None and not found.equals(params)):
+            if params is None or (common is not None and not common.equals(params)):
                 return None
-            found = params
-        return found
+            common = params
+        return common
 
     # Nodes.
 
@@ -181,7 +181,7 @@ class Lowering:
             self._quantize(node)
         elif is_op(node, "DequantizeLinear"):
             if not is_constant(node.inputs[0]):
-                self._held[name_of(node.outputs[0])] = self.stored(node.inputs[0])
+                self._forms[name_of(node.outputs[0])] = self.stored(node.inputs[0])
         elif is_op(node, "Constant"):
             return
         else:
@@ -209,19 +209,19 @@ class Lowering:
 
     def _quantize(self, node: ir.Node) -> None:
         source, params = self.stored(node.inputs[0]), _parameters(node)
-        self._held[name_of(node.outputs[0])] = self.requantized(source, params)
+        self._forms[name_of(node.outputs[0])] = self.requantized(source, params)
 
     def requantized(self, source: Stored, params: Scales, name: str = "") -> Stored:
         """Return a tensor as integers with the scales `params`."""
         if source.scales is not None and source.scales.equals(params):
             return source
         key = ("quantized", source.tensor, params.scale.tobytes(), params.zero.tobytes())
-        made = self._shared.get(key)
-        if made is None:
-            made = self._fresh(name or f"{source.tensor.name}/quantized", source.tensor.shape, "int8", params)
-            self._emit("QUANTIZE", (source.tensor,), (made,))
-            self._shared[key] = made
-        return Stored(made, source.order, source.shape, source.features)
+        integers = self._shared.get(key)
+        if integers is None:
+            integers = self._fresh(name or f"{source.tensor.name}/quantized", source.tensor.shape, "int8", params)
+            self._emit("QUANTIZE", (source.tensor,), (integers,))
+            self._shared[key] = integers
+        return Stored(integers, source.order, source.shape, source.features)
 
     # Methods that the operators' functions call.
 
@@ -260,88 +260,88 @@ class Lowering:
 
     def stored(self, value: ir.Value | None) -> Stored:
         """Return the stored form of a tensor, as integers if it has an integer form."""
-        found = self._held.get(name_of(value))
-        if found is None:
+        form = self._forms.get(name_of(value))
+        if form is None:
             if value is None or not self.is_constant(value):
                 raise CannotWriteError(f"it reads {name_of(value)!r}, which no node makes")
             values, params = self.constant(value)
-            return Stored(self.fixed(name_of(value), values, params), plain(values.ndim), values.shape)
-        return found
+            return Stored(self.fixed(name_of(value), values, params), model_order(values.ndim), values.shape)
+        return form
 
-    def read(self, value: ir.Value | None) -> Stored:
+    def activation(self, value: ir.Value | None) -> Stored:
         """Return an activation as integers if the current node computes on integers, or else as floats."""
-        found = self.stored(value)
-        if self.integer or found.tensor.type != "int8":
-            return found
-        key = found.tensor.name
+        stored = self.stored(value)
+        if self.integer or stored.tensor.type != "int8":
+            return stored
+        key = stored.tensor.name
         if key not in self._floats:
-            made = self._fresh(f"{key}/dequantized", found.tensor.shape, "float32")
-            self._emit("DEQUANTIZE", (found.tensor,), (made,))
-            self._floats[key] = Stored(made, found.order, found.shape, found.features)
+            floats = self._fresh(f"{key}/dequantized", stored.tensor.shape, "float32")
+            self._emit("DEQUANTIZE", (stored.tensor,), (floats,))
+            self._floats[key] = Stored(floats, stored.order, stored.shape, stored.features)
         dequantized = self._floats[key]
-        return Stored(dequantized.tensor, found.order, found.shape, found.features)
+        return Stored(dequantized.tensor, stored.order, stored.shape, stored.features)
 
-    def arranged(self, found: Stored, order: Order) -> Stored:
+    def arranged(self, stored: Stored, order: Order) -> Stored:
         """Return a tensor with its axes stored in another order."""
-        if found.features is not None:
-            found = self._in_order(found)
-        if found.order == order:
-            return found
-        key = (found.tensor, moves(found.order, order))
+        if stored.features is not None:
+            stored = self._in_order(stored)
+        if stored.order == order:
+            return stored
+        key = (stored.tensor, moves(stored.order, order))
         if key not in self._arranged:
-            shape = stored_shape(found.shape, order)
-            made = self._like(found, f"{found.tensor.name}/{''.join(map(str, order))}", shape)
-            if keeps_elements(found.tensor.shape, key[1]):
-                self.reshape(found.tensor, made)
+            shape = stored_shape(stored.shape, order)
+            moved = self._like(stored, f"{stored.tensor.name}/{''.join(map(str, order))}", shape)
+            if keeps_elements(stored.tensor.shape, key[1]):
+                self.reshape(stored.tensor, moved)
             else:
                 permutation = self.fixed("permutation", np.array(key[1], np.int32))
-                self._emit("TRANSPOSE", (found.tensor, permutation), (made,))
-            self._arranged[key] = Stored(made, order, found.shape)
-        made = self._arranged[key].tensor
-        return Stored(made, order, found.shape)
+                self._emit("TRANSPOSE", (stored.tensor, permutation), (moved,))
+            self._arranged[key] = Stored(moved, order, stored.shape)
+        moved = self._arranged[key].tensor
+        return Stored(moved, order, stored.shape)
 
-    def _in_order(self, found: Stored) -> Stored:
+    def _in_order(self, stored: Stored) -> Stored:
         """Return a tensor of two axes, after moving its features back into the model's order."""
-        assert found.features is not None
-        made = self._like(found, f"{found.tensor.name}/in_order", found.tensor.shape)
-        places = self.fixed("places", np.argsort(found.features).astype(np.int32))
-        self._emit("GATHER", (found.tensor, places), (made,), {"axis": 1, "batchDims": 0})
-        return Stored(made, found.order, found.shape)
+        assert stored.features is not None
+        ordered = self._like(stored, f"{stored.tensor.name}/in_order", stored.tensor.shape)
+        places = self.fixed("places", np.argsort(stored.features).astype(np.int32))
+        self._emit("GATHER", (stored.tensor, places), (ordered,), {"axis": 1, "batchDims": 0})
+        return Stored(ordered, stored.order, stored.shape)
 
-    def as_shape(self, found: Stored, shape: Sequence[int], name: str) -> Stored:
+    def as_shape(self, stored: Stored, shape: Sequence[int], name: str) -> Stored:
         """Return a tensor reshaped to `shape`, which is in the model's order of axes. The file moves as few elements as
         possible.
         """
-        if found.features is not None:
-            found = self._in_order(found)
-        if tuple(shape) == found.shape:
-            return found
-        needed, order = reshaped(found.shape, found.order, tuple(shape))
-        source = self.arranged(found, needed)
+        if stored.features is not None:
+            stored = self._in_order(stored)
+        if tuple(shape) == stored.shape:
+            return stored
+        input_order, order = reshaped(stored.shape, stored.order, tuple(shape))
+        source = self.arranged(stored, input_order)
         target = stored_shape(shape, order)
         if target == source.tensor.shape:
             return Stored(source.tensor, order, shape)
-        made = self._like(source, name, target)
-        self.reshape(source.tensor, made)
-        return Stored(made, order, shape)
+        output = self._like(source, name, target)
+        self.reshape(source.tensor, output)
+        return Stored(output, order, shape)
 
-    def flattened(self, found: Stored, name: str) -> Stored:
+    def flattened(self, stored: Stored, name: str) -> Stored:
         """Return a tensor as [N, features], with the features in their stored order."""
-        order = found.order
-        shape = found.shape
-        if found.features is not None or order[0] != 0 or len(shape) < 2:
-            return self.as_shape(found, (shape[0], int(np.prod(shape[1:]))), name)
+        order = stored.order
+        shape = stored.shape
+        if stored.features is not None or order[0] != 0 or len(shape) < 2:
+            return self.as_shape(stored, (shape[0], int(np.prod(shape[1:]))), name)
         places = np.arange(int(np.prod(shape[1:]))).reshape(shape[1:]).transpose([a - 1 for a in order[1:]]).ravel()
         flat = (shape[0], places.size)
-        made = self._like(found, name, flat)
-        self.reshape(found.tensor, made)
+        output = self._like(stored, name, flat)
+        self.reshape(stored.tensor, output)
         in_order = bool(np.all(places == np.arange(places.size)))
-        return Stored(made, plain(2), flat, None if in_order else places)
+        return Stored(output, model_order(2), flat, None if in_order else places)
 
-    def reshape(self, source: TfliteTensor, made: TfliteTensor) -> None:
+    def reshape(self, source: TfliteTensor, output: TfliteTensor) -> None:
         """Write a RESHAPE."""
-        shape = np.array(made.shape, np.int32)
-        self._emit("RESHAPE", (source, self.fixed("shape", shape)), (made,), {"newShape": list(made.shape)})
+        shape = np.array(output.shape, np.int32)
+        self._emit("RESHAPE", (source, self.fixed("shape", shape)), (output,), {"newShape": list(output.shape)})
 
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> TfliteTensor:
         """Return the tensor that stores a constant. Equal constants share one tensor."""
@@ -352,8 +352,8 @@ class Lowering:
         parameters = (scales.scale.tobytes(), scales.zero.tobytes(), scales.axis) if scales is not None else ()
         key = ("constant", values.dtype.str, values.shape, values.tobytes(), parameters)
         if key not in self._shared:
-            made = self._fresh(name, values.shape, values.dtype.name, scales)  # type: ignore[arg-type]
-            self._shared[key] = replace(made, values=values)
+            tensor = self._fresh(name, values.shape, values.dtype.name, scales)  # type: ignore[arg-type]
+            self._shared[key] = replace(tensor, values=values)
         return self._shared[key]
 
     def write(
@@ -378,12 +378,12 @@ class Lowering:
         value = node.outputs[output]
         shape, name = self.sizes(value), name_of(value)
         if like is not None:
-            made = self._fresh(name, stored_shape(shape, order), like.type, like.scales)
+            tensor = self._fresh(name, stored_shape(shape, order), like.type, like.scales)
         else:
             type_ = "float32" if self.integer else self.type_of(value)
-            made = self.partial(name, stored_shape(shape, order), scales or self._only_parameters(value), type_)
-        self._emit(kind, tuple(inputs), (made,), options)
-        self.hold(value, Stored(made, order, shape))
+            tensor = self.partial(name, stored_shape(shape, order), scales or self._only_parameters(value), type_)
+        self._emit(kind, tuple(inputs), (tensor,), options)
+        self.hold(value, Stored(tensor, order, shape))
 
     def partial(
         self, name: str, shape: Sequence[int], scales: Scales | None = None, type_: Type = "float32"
@@ -395,28 +395,28 @@ class Lowering:
 
     def type_of(self, value: ir.Value) -> Type:
         """Return the type of the file's tensor for a tensor of the model that is not quantized."""
-        found = _TYPES.get(value.dtype or ir.DataType.FLOAT)
-        if found is None or found == "int8":
+        type_ = _TYPES.get(value.dtype or ir.DataType.FLOAT)
+        if type_ is None or type_ == "int8":
             raise CannotWriteError(f"{value.name!r} is of type {value.dtype}")
-        return found
+        return type_
 
     def emit(
         self,
         kind: str,
         inputs: Sequence[TfliteTensor | None],
-        made: TfliteTensor,
+        output: TfliteTensor,
         options: dict[str, Any] | None = None,
-        *others: TfliteTensor,
+        *more_outputs: TfliteTensor,
     ) -> TfliteTensor:
-        """Write one operator that is a step of the current node, and return its first output. `others` are its other
-        outputs.
+        """Write one operator that is a step of the current node, and return its first output. `more_outputs` are its
+        other outputs.
         """
-        self._emit(kind, tuple(inputs), (made, *others), options)
-        return made
+        self._emit(kind, tuple(inputs), (output, *more_outputs), options)
+        return output
 
-    def hold(self, value: ir.Value, found: Stored) -> None:
-        """Record `found` as the stored form of a tensor of the model."""
-        self._held[name_of(value)] = found
+    def hold(self, value: ir.Value, stored: Stored) -> None:
+        """Record `stored` as the stored form of a tensor of the model."""
+        self._forms[name_of(value)] = stored
 
     def parameters(self, node: ir.Node) -> Scales | None:
         """Return the quantization parameters of the node's output, or None if the node does not compute on integers."""
@@ -424,17 +424,17 @@ class Lowering:
 
     def sizes(self, value: ir.Value | None) -> tuple[int, ...]:
         """Return the shape of a tensor in the model."""
-        found = sizes(value)
-        if found is None:
+        shape = sizes(value)
+        if shape is None:
             raise CannotWriteError(f"the shape of {name_of(value)!r} is not known")
-        return found
+        return shape
 
     def like(self, source: TfliteTensor, name: str, shape: Sequence[int]) -> TfliteTensor:
         """Return a new tensor with the type and scales of another."""
         return self._fresh(name, tuple(shape), source.type, source.scales)
 
-    def _like(self, found: Stored, name: str, shape: Sequence[int]) -> TfliteTensor:
-        return self.like(found.tensor, name, shape)
+    def _like(self, stored: Stored, name: str, shape: Sequence[int]) -> TfliteTensor:
+        return self.like(stored.tensor, name, shape)
 
     def _fresh(self, name: str, shape: tuple[int, ...], type_: Type, scales: Scales | None = None) -> TfliteTensor:
         free, count = name, 1
@@ -484,7 +484,7 @@ def _wants_channels_last(value: ir.Value) -> bool:
     order.
     """
     shape, waiting = sizes(value), [value]
-    seen: set[ir.Value] = set()
+    visited: set[ir.Value] = set()
     if shape is None or len(shape) < 3:
         return False
     while waiting:
@@ -494,6 +494,6 @@ def _wants_channels_last(value: ir.Value) -> bool:
                 return True
             if is_op(use.node, *_PLAIN):
                 return False
-            waiting.extend(v for v in use.node.outputs if v not in seen)
-            seen.update(use.node.outputs)
+            waiting.extend(v for v in use.node.outputs if v not in visited)
+            visited.update(use.node.outputs)
     return False

@@ -43,22 +43,22 @@ def check_kernels(network: TfliteNetwork, engine: str) -> None:
 
 def problems(network: TfliteNetwork) -> Iterator[str]:
     """Yield one sentence for each fault in a network."""
-    made = {port.tensor for port in network.inputs}
+    available = {port.tensor for port in network.inputs}
     for operator in network.operators:
-        where = f"{operator.kind} of node {operator.node!r}"
+        location = f"{operator.kind} of node {operator.node!r}"
         row = dialect().get(operator.kind)
         if row is None:
-            yield f"{where}: the dialect has no row for it"
+            yield f"{location}: the dialect has no row for it"
             continue
         for tensor in operator.inputs:
-            if tensor is not None and tensor.values is None and tensor not in made:
-                yield f"{where}: it reads {tensor.name!r}, which no earlier operator makes"
-        made.update(operator.outputs)
+            if tensor is not None and tensor.values is None and tensor not in available:
+                yield f"{location}: it reads {tensor.name!r}, which no earlier operator makes"
+        available.update(operator.outputs)
         if _integers(operator) and row.int8 == 0:
-            yield f"{where}: no runtime has an int8 kernel"
+            yield f"{location}: no runtime has an int8 kernel"
         if _integers(operator):
             for rule in row.rules:
-                yield from (f"{where}: {fault}" for fault in RULES[rule](operator))
+                yield from (f"{location}: {fault}" for fault in RULES[rule](operator))
     yield from _tensors(network)
 
 
@@ -97,18 +97,23 @@ def _scales(tensor: TfliteTensor) -> Iterator[str]:
         yield "an activation with a scale for each channel"
 
 
-def _same(one: TfliteTensor | None, other: TfliteTensor | None) -> bool:
-    return one is not None and other is not None and one.scales is not None and one.scales.equals(other.scales)
+def _has_same_scales(tensor: TfliteTensor | None, reference: TfliteTensor | None) -> bool:
+    return (
+        tensor is not None
+        and reference is not None
+        and tensor.scales is not None
+        and tensor.scales.equals(reference.scales)
+    )
 
 
 def _input_as_output(operator: TfliteOperator) -> Iterator[str]:
-    if not _same(operator.inputs[0], operator.outputs[0]):
+    if not _has_same_scales(operator.inputs[0], operator.outputs[0]):
         yield "its input and output have different scales"
 
 
 def _inputs_as_output(operator: TfliteOperator) -> Iterator[str]:
     for tensor in operator.inputs:
-        if not _same(tensor, operator.outputs[0]):
+        if not _has_same_scales(tensor, operator.outputs[0]):
             yield f"{tensor.name if tensor else ''!r} has another scale than the output"
 
 
@@ -144,8 +149,8 @@ def _bias(operator: TfliteOperator) -> Iterator[str]:
     if bias.type != "int32" or bias.scales is None:
         yield "its bias is not int32"
         return
-    wanted = data.scales.scale.astype(np.float64) * weights.scales.scale.astype(np.float64)
-    if bias.scales.zero.any() or not np.allclose(bias.scales.scale, wanted, rtol=_BIAS_TOLERANCE, atol=0):
+    expected = data.scales.scale.astype(np.float64) * weights.scales.scale.astype(np.float64)
+    if bias.scales.zero.any() or not np.allclose(bias.scales.scale, expected, rtol=_BIAS_TOLERANCE, atol=0):
         yield "the scale of its bias is not that of its input times that of its weights"
 
 

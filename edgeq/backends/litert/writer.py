@@ -82,77 +82,77 @@ class _FileWriter:
         return bytes(builder.Output())
 
     def _buffer(self, data: bytes) -> Any:
-        made = self._schema.BufferT()
+        buffer = self._schema.BufferT()
         if data:
-            made.data = data
-            made.Pack = lambda builder: _packed(self._schema, builder, data)
-        return made
+            buffer.data = data
+            buffer.Pack = lambda builder: _packed(self._schema, builder, data)
+        return buffer
 
     def _add(self, data: bytes) -> int:
         self._buffers.append(self._buffer(data))
         return len(self._buffers) - 1
 
     def _tensor(self, tensor: TfliteTensor) -> Any:
-        made = self._schema.TensorT()
-        made.name = tensor.name
-        made.shape = list(tensor.shape)
-        made.hasRank = True
-        made.type = getattr(self._schema.TensorType, tensor.type.upper())
+        entry = self._schema.TensorT()
+        entry.name = tensor.name
+        entry.shape = list(tensor.shape)
+        entry.hasRank = True
+        entry.type = getattr(self._schema.TensorType, tensor.type.upper())
         if tensor.values is not None:
-            made.buffer = self._add(np.ascontiguousarray(tensor.values).tobytes())
+            entry.buffer = self._add(np.ascontiguousarray(tensor.values).tobytes())
         if tensor.scales is not None:
-            made.quantization = self._quantization(tensor.scales)
-        return made
+            entry.quantization = self._quantization(tensor.scales)
+        return entry
 
     def _quantization(self, scales: Scales) -> Any:
-        made = self._schema.QuantizationParametersT()
-        made.scale = [float(scale) for scale in scales.scale]
-        made.zeroPoint = [int(zero) for zero in np.broadcast_to(scales.zero, scales.scale.shape)]
-        made.quantizedDimension = scales.axis if scales.scale.size > 1 else 0
-        return made
+        parameters = self._schema.QuantizationParametersT()
+        parameters.scale = [float(scale) for scale in scales.scale]
+        parameters.zeroPoint = [int(zero) for zero in np.broadcast_to(scales.zero, scales.scale.shape)]
+        parameters.quantizedDimension = scales.axis if scales.scale.size > 1 else 0
+        return parameters
 
     def _operator(self, operator: TfliteOperator) -> Any:
-        row, made = dialect()[operator.kind], self._schema.OperatorT()
-        made.opcodeIndex = self._codes.setdefault((operator.kind, version(operator)), len(self._codes))
-        made.inputs = [-1 if tensor is None else self._tensors[tensor] for tensor in operator.inputs]
-        made.outputs = [self._tensors[tensor] for tensor in operator.outputs]
+        row, entry = dialect()[operator.kind], self._schema.OperatorT()
+        entry.opcodeIndex = self._codes.setdefault((operator.kind, version(operator)), len(self._codes))
+        entry.inputs = [-1 if tensor is None else self._tensors[tensor] for tensor in operator.inputs]
+        entry.outputs = [self._tensors[tensor] for tensor in operator.outputs]
         if row.options:
-            made.builtinOptionsType = getattr(self._schema.BuiltinOptions, row.options)
-            made.builtinOptions = getattr(self._schema, f"{row.options}T")()
+            entry.builtinOptionsType = getattr(self._schema.BuiltinOptions, row.options)
+            entry.builtinOptions = getattr(self._schema, f"{row.options}T")()
             for name, value in operator.options.items():
-                known = getattr(self._schema, _ENUMS[name]) if name in _ENUMS else None
-                setattr(made.builtinOptions, name, value if known is None else getattr(known, value))
-        return made
+                enum = getattr(self._schema, _ENUMS[name]) if name in _ENUMS else None
+                setattr(entry.builtinOptions, name, value if enum is None else getattr(enum, value))
+        return entry
 
     def _code(self, kind: str, version_: int) -> Any:
-        made = self._schema.OperatorCodeT()
-        made.builtinCode = getattr(self._schema.BuiltinOperator, kind)
-        made.deprecatedBuiltinCode = min(made.builtinCode, _OLD_CODES)
-        made.version = version_
-        return made
+        code = self._schema.OperatorCodeT()
+        code.builtinCode = getattr(self._schema.BuiltinOperator, kind)
+        code.deprecatedBuiltinCode = min(code.builtinCode, _OLD_CODES)
+        code.version = version_
+        return code
 
     def _metadata(self) -> Any:
-        made = self._schema.MetadataT()
-        made.name = METADATA
+        metadata = self._schema.MetadataT()
+        metadata.name = METADATA
         network = self._network
         text: dict[str, Any] = {"inputs": _ports(network.inputs), "outputs": _ports(network.outputs)}
         if self._nodes:
             text["nodes"] = [operator.node for operator in network.operators]
-        made.buffer = self._add(json.dumps(text, sort_keys=True).encode())
-        return made
+        metadata.buffer = self._add(json.dumps(text, sort_keys=True).encode())
+        return metadata
 
     def _signature(self) -> Any:
-        made = self._schema.SignatureDefT()
-        made.signatureKey = "serving_default"
-        made.inputs, made.outputs = (
+        signature = self._schema.SignatureDefT()
+        signature.signatureKey = "serving_default"
+        signature.inputs, signature.outputs = (
             [self._named(port) for port in ports] for ports in (self._network.inputs, self._network.outputs)
         )
-        return made
+        return signature
 
     def _named(self, port: Port) -> Any:
-        made = self._schema.TensorMapT()
-        made.name, made.tensorIndex = port.name, self._tensors[port.tensor]
-        return made
+        entry = self._schema.TensorMapT()
+        entry.name, entry.tensorIndex = port.name, self._tensors[port.tensor]
+        return entry
 
 
 def version(operator: TfliteOperator) -> int:
@@ -167,8 +167,8 @@ def _ports(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
 
 
 def _stated(port: Port) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": port.name, "order": list(port.order)}
-    return found if port.shape is None else {**found, "type": port.type, "shape": list(port.shape)}
+    record: dict[str, Any] = {"name": port.name, "order": list(port.order)}
+    return record if port.shape is None else {**record, "type": port.type, "shape": list(port.shape)}
 
 
 def _packed(schema_: Any, builder: Any, data: bytes) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.litert.layout import Order, keeps_elements, moves, plain, reshaped, stored_shape, transposed
+from edgeq.backends.litert.layout import Order, keeps_elements, model_order, moves, reshaped, stored_shape, transposed
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=5)
 
@@ -62,8 +62,8 @@ def test_moves_lead_from_one_order_to_another(given_: tuple[list[int], Order], d
 def test_a_reshape_goes_through_orders(given_: tuple[list[int], Order, list[int]]) -> None:
     shape, order, made = given_
     needed, after = reshaped(shape, order, made)
-    assert sorted(needed) == list(plain(len(shape)))
-    assert sorted(after) == list(plain(len(made)))
+    assert sorted(needed) == list(model_order(len(shape)))
+    assert sorted(after) == list(model_order(len(made)))
     array = elements(shape)
     in_file = array.transpose(needed).reshape(stored_shape(made, after))
     assert np.array_equal(in_file, array.reshape(made).transpose(after))

@@ -16,7 +16,7 @@ import pytest
 
 from edgeq.backends.base import ESTIMATE, Artifact
 from edgeq.backends.litert.companions import with_sources
-from edgeq.backends.litert.micro import ARENA, arena_bytes, method
+from edgeq.backends.litert.micro import ARENA, arena_bytes, resolver_method
 from edgeq.data.samples import open_samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.jobs.package import package
@@ -77,7 +77,7 @@ def sources(bundle: Path) -> Path:
 def test_methods_are_named_as_the_resolvers() -> None:
     kinds = ("CONV_2D", "RELU6", "RESIZE_NEAREST_NEIGHBOR", "BATCH_MATMUL", "PADV2", "ADD", "SPACE_TO_BATCH_ND")
     names = ("Conv2D", "Relu6", "ResizeNearestNeighbor", "BatchMatMul", "PadV2", "Add", "SpaceToBatchNd")
-    assert tuple(map(method, kinds)) == tuple(f"Add{name}" for name in names)
+    assert tuple(map(resolver_method, kinds)) == tuple(f"Add{name}" for name in names)
 
 
 class TestBundle:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.litert.layout import Order, plain
+from edgeq.backends.litert.layout import Order, model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Scales, TfliteTensor
 from edgeq.backends.litert.operators.shared import (
@@ -31,15 +31,15 @@ def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
             sides = [work.requantized(side, scales) for side in sides]
         elif scales is not None and len(sides) != 2:
             raise CannotWriteError("its partial results have no scale")
-        current, last = sides[0].tensor, sides[-1]
+        current, last_side = sides[0].tensor, sides[-1]
         if len(sides) == 1:
-            work.hold(node.outputs[0], last)
+            work.hold(node.outputs[0], last_side)
             return
         for place, side in enumerate(sides[1:-1]):
             shape = np.broadcast_shapes(current.shape, side.tensor.shape)
-            made = work.partial(f"{node.outputs[0].name}/{place}", shape, scales, work.type_of(node.outputs[0]))
-            current = work.emit(kind, (current, side.tensor), made, ACTIVATED.get(kind))
-        work.write(node, kind, (current, last.tensor), order, ACTIVATED.get(kind))
+            partial = work.partial(f"{node.outputs[0].name}/{place}", shape, scales, work.type_of(node.outputs[0]))
+            current = work.emit(kind, (current, side.tensor), partial, ACTIVATED.get(kind))
+        work.write(node, kind, (current, last_side.tensor), order, ACTIVATED.get(kind))
 
     return write
 
@@ -52,13 +52,13 @@ ACTIVATED: dict[str, dict[str, Any]] = {
 def broadcast(work: Lowering, node: ir.Node) -> tuple[list[Stored], Order]:
     """Return all inputs of a node with their axes in one common order, and that order."""
     rank = len(work.sizes(node.outputs[0]))
-    given: list[Stored | None] = [None if work.is_constant(v) else work.read(v) for v in node.inputs]
-    found = [_raised(work, value, rank) for value in given if value is not None]
-    moving = [value for value in found if value.order != plain(rank)]
+    inputs: list[Stored | None] = [None if work.is_constant(v) else work.activation(v) for v in node.inputs]
+    raised = [_raised(work, value, rank) for value in inputs if value is not None]
+    moving = [value for value in raised if value.order != model_order(rank)]
     # The larger input keeps its order.
-    order = max(moving or found, key=lambda value: int(np.prod(value.shape))).order if found else plain(rank)
+    order = max(moving or raised, key=lambda value: int(np.prod(value.shape))).order if raised else model_order(rank)
     sides = []
-    for value, stored in zip(node.inputs, given, strict=True):
+    for value, stored in zip(node.inputs, inputs, strict=True):
         if stored is None:
             sides.append(constant_side(work, value, rank, order))
         else:
@@ -66,9 +66,9 @@ def broadcast(work: Lowering, node: ir.Node) -> tuple[list[Stored], Order]:
     return sides, order
 
 
-def _raised(work: Lowering, found: Stored, rank: int) -> Stored:
-    missing = rank - len(found.shape)
-    return work.as_shape(found, (*[1] * missing, *found.shape), f"{found.tensor.name}/raised") if missing else found
+def _raised(work: Lowering, stored: Stored, rank: int) -> Stored:
+    missing = rank - len(stored.shape)
+    return work.as_shape(stored, (*[1] * missing, *stored.shape), f"{stored.tensor.name}/raised") if missing else stored
 
 
 def constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Order) -> Stored:
@@ -95,9 +95,9 @@ def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None
 
     def write(work: Lowering, node: ir.Node) -> None:
         """Write an operator on one tensor."""
-        source = work.read(node.inputs[0])
+        source = work.activation(node.inputs[0])
         if source.features is not None:
-            source = work.arranged(source, plain(2))
+            source = work.arranged(source, model_order(2))
         work.write(node, kind, (source.tensor,), source.order, dict(options), scales=_FIXED.get(kind))
 
     return write
@@ -120,7 +120,7 @@ def write_gelu(work: Lowering, node: ir.Node) -> None:
 
 def write_prelu(work: Lowering, node: ir.Node) -> None:
     """Write PRELU. Its slopes have the same axis order as the tensor."""
-    source = work.read(node.inputs[0])
+    source = work.activation(node.inputs[0])
     slope = constant_side(work, node.inputs[1], len(source.shape), source.order)
     shape = slope.tensor.shape[1:]
     values, scales = slope.tensor.values, slope.tensor.scales
@@ -138,12 +138,12 @@ def write_prelu(work: Lowering, node: ir.Node) -> None:
 
 def write_clamp(work: Lowering, node: ir.Node) -> None:
     """Write a Relu or Clip as one float operator if the file has a suitable one, or else as a MAXIMUM and a MINIMUM."""
-    source, bounds = work.read(node.inputs[0]), clamp_bounds(node)
+    source, bounds = work.activation(node.inputs[0]), clamp_bounds(node)
     if bounds is None:
         _write_computed_clamp(work, node)
         return
     if source.features is not None:
-        source = work.arranged(source, plain(2))
+        source = work.arranged(source, model_order(2))
     kind = {(0.0, np.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}.get(bounds)
     if not work.integer and kind is not None:
         work.write(node, kind, (source.tensor,), source.order)
@@ -155,9 +155,9 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
         tensor = current.tensor
         filler = np.array([filler_of(tensor, bound)[0]], np.dtype(tensor.type)).reshape((1,) * len(tensor.shape))
         limit = work.fixed(f"{node.name}/bound", filler, tensor.scales)
-        made = work.like(tensor, f"{node.outputs[0].name}/{step.lower()}", tensor.shape)
-        work.emit(step, (tensor, limit), made)
-        current = Stored(made, current.order, current.shape)
+        clamped = work.like(tensor, f"{node.outputs[0].name}/{step.lower()}", tensor.shape)
+        work.emit(step, (tensor, limit), clamped)
+        current = Stored(clamped, current.order, current.shape)
     work.hold(node.outputs[0], current)
 
 
@@ -165,20 +165,20 @@ def _write_computed_clamp(work: Lowering, node: ir.Node) -> None:
     """Write a Clip of integers that are not quantized, or with computed bounds, as a MAXIMUM and a MINIMUM."""
     if work.integer:
         raise CannotWriteError("its bounds are computed")
-    source = work.read(node.inputs[0])
-    source = source if source.features is None else work.arranged(source, plain(2))
+    source = work.activation(node.inputs[0])
+    source = source if source.features is None else work.arranged(source, model_order(2))
     current = source.tensor
     for place, kind in ((1, "MAXIMUM"), (2, "MINIMUM")):
         value = node_input(node, place)
         if value is not None:
-            given = work.floats(value) if work.is_constant(value) else None
+            numbers = work.floats(value) if work.is_constant(value) else None
             ones = (1,) * len(current.shape)
-            if given is not None:
-                bound = work.fixed(name_of(value), given.reshape(ones))
+            if numbers is not None:
+                bound = work.fixed(name_of(value), numbers.reshape(ones))
             else:
-                bound = work.as_shape(work.read(value), ones, f"{name_of(value)}/raised").tensor
-            made = work.like(current, f"{node.outputs[0].name}/{kind.lower()}", current.shape)
-            current = work.emit(kind, (current, bound), made)
+                bound = work.as_shape(work.activation(value), ones, f"{name_of(value)}/raised").tensor
+            clamped = work.like(current, f"{node.outputs[0].name}/{kind.lower()}", current.shape)
+            current = work.emit(kind, (current, bound), clamped)
     work.hold(node.outputs[0], Stored(current, source.order, source.shape))
 
 
@@ -189,7 +189,7 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
     alpha, and the range of the integers clamps the sum. The MUL by alpha changes only the scale, not the integers.
     """
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
-    source, scales = work.read(node.inputs[0]), work.parameters(node)
+    source, scales = work.activation(node.inputs[0]), work.parameters(node)
     ones, name = (1,) * len(source.shape), name_of(node.outputs[0])
     if scales is None:
         shape, order, tensor = source.tensor.shape, source.order, source.tensor
@@ -198,8 +198,8 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
             if kind == "MINIMUM":
                 work.write(node, kind, (tensor, constant), order)
             else:
-                made = work.partial(f"{name}/{kind.lower()}ed", shape, None)
-                tensor = work.emit(kind, (tensor, constant), made, ACTIVATED.get(kind))
+                output = work.partial(f"{name}/{kind.lower()}ed", shape, None)
+                tensor = work.emit(kind, (tensor, constant), output, ACTIVATED.get(kind))
         return
     if alpha <= 0 or beta < 0:
         raise CannotWriteError(f"its alpha, {alpha:g}, is not positive, or its beta, {beta:g}, is negative")
@@ -217,7 +217,7 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
 
 def write_softmax(work: Lowering, node: ir.Node) -> None:
     """Write SOFTMAX or LOG_SOFTMAX. Both work on the last axis of the file's tensor."""
-    source = work.read(node.inputs[0])
+    source = work.activation(node.inputs[0])
     rank = len(source.shape)
     axis = node.attributes.get_int("axis", -1) % rank
     order = source.order
@@ -231,7 +231,7 @@ def write_softmax(work: Lowering, node: ir.Node) -> None:
 
 def write_batch_norm(work: Lowering, node: ir.Node) -> None:
     """Write a BatchNormalization in float, as a MUL and an ADD."""
-    source = work.read(node.inputs[0])
+    source = work.activation(node.inputs[0])
     if work.integer:
         raise CannotWriteError("it has no integer form")
     gamma, beta, mean, variance = (work.floats(value).astype(np.float64) for value in node.inputs[1:5])
@@ -253,13 +253,13 @@ def write_cast(work: Lowering, node: ir.Node) -> None:
     """Write CAST. Integers of every width are already int32 in the file."""
     if work.integer:
         raise CannotWriteError("it has no int8 kernel")
-    source, made = work.read(node.inputs[0]), work.type_of(node.outputs[0])
-    if source.tensor.type == made:
+    source, target_type = work.activation(node.inputs[0]), work.type_of(node.outputs[0])
+    if source.tensor.type == target_type:
         work.hold(node.outputs[0], source)
         return
     if source.features is not None:
-        source = work.arranged(source, plain(2))
-    options = {"inDataType": source.tensor.type.upper(), "outDataType": made.upper()}
+        source = work.arranged(source, model_order(2))
+    options = {"inDataType": source.tensor.type.upper(), "outDataType": target_type.upper()}
     work.write(node, "CAST", (source.tensor,), source.order, options)
 
 
@@ -286,14 +286,14 @@ def write_mean(work: Lowering, node: ir.Node) -> None:
 
 def reduction(work: Lowering, node: ir.Node) -> tuple[Stored, list[int], bool]:
     """Return the input of a reduction, the axes that it reduces, and whether they stay as axes of size 1."""
-    source = work.read(node.inputs[0])
+    source = work.activation(node.inputs[0])
     rank = len(source.shape)
     if source.features is not None:
-        source = work.arranged(source, plain(rank))
+        source = work.arranged(source, model_order(rank))
     if node.op_type.startswith("Global"):
         return source, list(range(2, rank)), True
-    given = work.constant(node.inputs[1])[0] if node_input(node, 1) is not None else None
-    named = given.ravel().tolist() if given is not None else list(node.attributes.get_ints("axes", ()))
+    axis_values = work.constant(node.inputs[1])[0] if node_input(node, 1) is not None else None
+    named = axis_values.ravel().tolist() if axis_values is not None else list(node.attributes.get_ints("axes", ()))
     if not named and not node.attributes.get_int("noop_with_empty_axes", 0):
         named = list(range(rank))
     return source, sorted(axis % rank for axis in named), bool(node.attributes.get_int("keepdims", 1))
@@ -306,5 +306,5 @@ def axes_of(work: Lowering, source: Stored, axes: Sequence[int]) -> TfliteTensor
 
 def order_after(order: Order, axes: Sequence[int], *, keeps: bool) -> Order:
     """Return the order of the axes that a reduction over `axes` leaves."""
-    rest = [axis for axis in order if keeps or axis not in axes]
-    return tuple(sorted(rest).index(axis) for axis in rest)
+    remaining = [axis for axis in order if keeps or axis not in axes]
+    return tuple(sorted(remaining).index(axis) for axis in remaining)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.litert.layout import Order, plain
+from edgeq.backends.litert.layout import Order, model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import TfliteTensor
 from edgeq.backends.litert.operators.elements import (
@@ -34,10 +34,10 @@ class Formula:
     def __call__(self, kind: str, *inputs: TfliteTensor | float) -> TfliteTensor:
         """Write an operator on float tensors and numbers."""
         rank = max(len(value.shape) for value in inputs if isinstance(value, TfliteTensor))
-        given = [value if isinstance(value, TfliteTensor) else self._number(value, rank) for value in inputs]
-        shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
+        tensors = [value if isinstance(value, TfliteTensor) else self._number(value, rank) for value in inputs]
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
         result = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
-        return self.work.emit(kind, given, result, ACTIVATED.get(kind))
+        return self.work.emit(kind, tensors, result, ACTIVATED.get(kind))
 
     def over(
         self, kind: str, source: Stored, axes: Sequence[int], tensor: TfliteTensor, *, keeps: bool = True
@@ -161,15 +161,15 @@ def write_pow(work: Lowering, node: ir.Node) -> None:
     (base, power), order = broadcast(work, node)
     f, exponent = Formula(work, node), power.tensor
     if exponent.values is not None:
-        known = exponent.values.astype(np.dtype(base.tensor.type))
-        same = known.size == 1 and base.shape == work.sizes(node.outputs[0]) and base.tensor.type == "float32"
-        if same and float(known.reshape(())) == 2:
+        numbers = exponent.values.astype(np.dtype(base.tensor.type))
+        is_scalar = numbers.size == 1 and base.shape == work.sizes(node.outputs[0]) and base.tensor.type == "float32"
+        if is_scalar and float(numbers.reshape(())) == 2:
             f.hold(_square(f, base.tensor), order)
             return
-        if same and float(known.reshape(())) == 0.5:
+        if is_scalar and float(numbers.reshape(())) == 0.5:
             f.hold(f("SQRT", base.tensor), order)
             return
-        exponent = work.fixed(name_of(node.inputs[1]), known)
+        exponent = work.fixed(name_of(node.inputs[1]), numbers)
     if base.tensor.type != exponent.type:
         raise CannotWriteError(f"its exponent is computed and of type {exponent.type}")
     work.write(node, "POW", (base.tensor, exponent), order)
@@ -179,13 +179,13 @@ def _square(f: Formula, x: TfliteTensor) -> TfliteTensor:
     return f("MUL", x, x)
 
 
-_BEFORE: dict[str, Callable[[Formula, TfliteTensor], TfliteTensor]] = {
+_INNER: dict[str, Callable[[Formula, TfliteTensor], TfliteTensor]] = {
     "ReduceL1": lambda f, x: f("ABS", x),
     "ReduceL2": _square,
     "ReduceSumSquare": _square,
     "ReduceLogSum": lambda f, x: x,
 }
-_BEHIND = {"ReduceL2": "SQRT", "ReduceLogSum": "LOG"}
+_OUTER = {"ReduceL2": "SQRT", "ReduceLogSum": "LOG"}
 
 
 def write_sum_of(work: Lowering, node: ir.Node) -> None:
@@ -193,11 +193,11 @@ def write_sum_of(work: Lowering, node: ir.Node) -> None:
     _refuse_integers(work)
     source, axes, keeps = reduction(work, node)
     f = Formula(work, node)
-    result = _BEFORE[node.op_type](f, source.tensor)
+    result = _INNER[node.op_type](f, source.tensor)
     if axes:
         result = f.over("SUM", source, axes, result, keeps=keeps)
-    if node.op_type in _BEHIND:
-        result = f(_BEHIND[node.op_type], result)
+    if node.op_type in _OUTER:
+        result = f(_OUTER[node.op_type], result)
     f.hold(result, order_after(source.order, axes, keeps=keeps))
 
 
@@ -250,7 +250,7 @@ def write_norm(work: Lowering, node: ir.Node) -> None:
     rank = len(source.shape)
     factor, shift = node.inputs[1], node_input(node, 2)
     if node.op_type == "LayerNormalization":
-        source = work.arranged(source, plain(rank))
+        source = work.arranged(source, model_order(rank))
         axes = list(range(node.attributes.get_int("axis", -1) % rank, rank))
         wide = [work.floats(v) if v is not None else np.zeros(1, np.float32) for v in (factor, shift)]
     else:
@@ -277,9 +277,9 @@ def write_lrn(work: Lowering, node: ir.Node) -> None:
         raise CannotWriteError(f"its input has {rank} axes")
     refuse_large((channels, channels))
     source, f = work.arranged(source, NHWC), Formula(work, node)
-    before, after = (size - 1) // 2, size // 2
-    near = np.tril(np.triu(np.ones((channels, channels), np.float32), -before), after)
-    band = work.fixed(f"{node.name}/band", near.reshape(channels, 1, 1, channels))
+    below, above = (size - 1) // 2, size // 2
+    neighbours = np.tril(np.triu(np.ones((channels, channels), np.float32), -below), above)
+    band = work.fixed(f"{node.name}/band", neighbours.reshape(channels, 1, 1, channels))
     bias = work.fixed(f"{node.name}/bias", np.zeros(channels, np.float32))
     total = work.partial(f"{node.outputs[0].name}/total", source.tensor.shape)
     ones = {"strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1}
@@ -292,8 +292,8 @@ def write_lrn(work: Lowering, node: ir.Node) -> None:
 def _floats(work: Lowering, node: ir.Node) -> Stored:
     """Return a node's first input as floats."""
     _refuse_integers(work)
-    source = work.read(node.inputs[0])
-    return source if source.features is None else work.arranged(source, plain(2))
+    source = work.activation(node.inputs[0])
+    return source if source.features is None else work.arranged(source, model_order(2))
 
 
 def _refuse_integers(work: Lowering) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.litert.layout import plain, stored_shape, transposed
+from edgeq.backends.litert.layout import model_order, stored_shape, transposed
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import TfliteTensor
 from edgeq.backends.litert.operators.shared import (
@@ -56,7 +56,7 @@ def write_reshape(work: Lowering, node: ir.Node) -> None:
     """Write a RESHAPE. If only matrix products read the result, leave the features in the file's order, and reorder the
     weights of the products instead.
     """
-    source, value = work.read(node.inputs[0]), node.outputs[0]
+    source, value = work.activation(node.inputs[0]), node.outputs[0]
     shape = work.sizes(value)
     if 0 in shape or 0 in source.shape:
         raise CannotWriteError("it makes a tensor without elements")
@@ -88,14 +88,14 @@ def _only_products(work: Lowering, value: ir.Value) -> bool:
 
 def write_identity(work: Lowering, node: ir.Node) -> None:
     """Use the input as the output."""
-    work.hold(node.outputs[0], work.read(node.inputs[0]))
+    work.hold(node.outputs[0], work.activation(node.inputs[0]))
 
 
 def write_transpose(work: Lowering, node: ir.Node) -> None:
     """Record that the axes are in another order, and write nothing."""
-    source, value = work.read(node.inputs[0]), node.outputs[0]
+    source, value = work.activation(node.inputs[0]), node.outputs[0]
     if source.features is not None:
-        source = work.arranged(source, plain(2))
+        source = work.arranged(source, model_order(2))
     rank = len(source.shape)
     permutation = list(node.attributes.get_ints("perm", range(rank - 1, -1, -1)))
     work.hold(value, Stored(source.tensor, transposed(source.order, permutation), work.sizes(value)))
@@ -103,14 +103,14 @@ def write_transpose(work: Lowering, node: ir.Node) -> None:
 
 def write_concat(work: Lowering, node: ir.Node) -> None:
     """Write a CONCATENATION of tensors that have the same axis order. Integer tensors also need the same scale."""
-    found = [work.read(value) for value in node.inputs]
+    parts = [work.activation(value) for value in node.inputs]
     scales = work.parameters(node) if work.integer else None
     if scales is None and work.integer:
         raise CannotWriteError("its inputs have no common scale")
-    moving = [f for f in found if f.order != plain(len(f.shape))]
-    order = (moving or found)[0].order
+    moving = [f for f in parts if f.order != model_order(len(f.shape))]
+    order = (moving or parts)[0].order
     axis = node.attributes.get_int("axis", 0) % len(order)
-    sides = [work.arranged(f if scales is None else work.requantized(f, scales), order) for f in found]
+    sides = [work.arranged(f if scales is None else work.requantized(f, scales), order) for f in parts]
     options = {"axis": order.index(axis), "fusedActivationFunction": "NONE"}
     tensors = [side.tensor for side in sides]
     work.write(node, "CONCATENATION", tensors, order, options, like=tensors[0])
@@ -120,28 +120,28 @@ def _cut(
     work: Lowering, node: ir.Node, source: Stored, spans: dict[int, tuple[int, int, int]], output: int = 0
 ) -> None:
     """Write a slice of a tensor. `spans` maps an axis of the model to (begin, end, step)."""
-    whole = [spans.get(axis, (0, source.shape[axis], 1)) for axis in source.order]
-    ends = [(begin, end) for begin, end, _ in whole]
-    parts = slices(work, ends, [step for _, _, step in whole])
+    full_spans = [spans.get(axis, (0, source.shape[axis], 1)) for axis in source.order]
+    ends = [(begin, end) for begin, end, _ in full_spans]
+    parts = slices(work, ends, [step for _, _, step in full_spans])
     work.write(node, "STRIDED_SLICE", (source.tensor, *parts), source.order, SLICING, like=source.tensor, output=output)
 
 
 def write_slice(work: Lowering, node: ir.Node) -> None:
     """Write STRIDED_SLICE."""
     source = _whole(work, node)
-    given = [work.constant(value)[0].ravel() if value is not None else None for value in node.inputs[1:]]
-    if len(node.inputs) < 3 or given[0] is None or given[1] is None:
+    arguments = [work.constant(value)[0].ravel() if value is not None else None for value in node.inputs[1:]]
+    if len(node.inputs) < 3 or arguments[0] is None or arguments[1] is None:
         raise CannotWriteError("its ends are computed")
-    starts, stops = given[0], given[1]
-    axes = given[2] if len(given) > 2 and given[2] is not None else np.arange(len(starts))
-    steps = given[3] if len(given) > 3 and given[3] is not None else np.ones(len(starts), np.int64)
+    starts, stops = arguments[0], arguments[1]
+    axes = arguments[2] if len(arguments) > 2 and arguments[2] is not None else np.arange(len(starts))
+    steps = arguments[3] if len(arguments) > 3 and arguments[3] is not None else np.ones(len(starts), np.int64)
     spans = {}
     for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
         place = int(axis) % len(source.shape)
         if step < 0:
             raise CannotWriteError("it has a negative step")
-        first, last, stride = slice(int(start), int(stop), int(step)).indices(source.shape[place])
-        spans[place] = (first, last, stride)
+        begin, end, stride = slice(int(start), int(stop), int(step)).indices(source.shape[place])
+        spans[place] = (begin, end, stride)
     _cut(work, node, source, spans)
 
 
@@ -157,8 +157,8 @@ def write_split(work: Lowering, node: ir.Node) -> None:
 
 
 def _whole(work: Lowering, node: ir.Node) -> Stored:
-    found = work.read(node.inputs[0])
-    return work.arranged(found, plain(2)) if found.features is not None else found
+    stored = work.activation(node.inputs[0])
+    return work.arranged(stored, model_order(2)) if stored.features is not None else stored
 
 
 def write_gather(work: Lowering, node: ir.Node) -> None:
@@ -175,31 +175,31 @@ def write_gather(work: Lowering, node: ir.Node) -> None:
             return
         if places.ndim == 0:
             table = work.fixed("places", places.astype(np.int32).reshape(1))
-            one = tuple(1 if a == axis else s for a, s in enumerate(source.shape))
-            made = work.like(source.tensor, f"{node.outputs[0].name}/one", stored_shape(one, source.order))
-            work.emit("GATHER", (source.tensor, table), made, {"axis": source.order.index(axis), "batchDims": 0})
-            held = Stored(made, source.order, one)
-            work.hold(node.outputs[0], work.as_shape(held, work.sizes(node.outputs[0]), name_of(node.outputs[0])))
+            row_shape = tuple(1 if a == axis else s for a, s in enumerate(source.shape))
+            picked = work.like(source.tensor, f"{node.outputs[0].name}/one", stored_shape(row_shape, source.order))
+            work.emit("GATHER", (source.tensor, table), picked, {"axis": source.order.index(axis), "batchDims": 0})
+            row = Stored(picked, source.order, row_shape)
+            work.hold(node.outputs[0], work.as_shape(row, work.sizes(node.outputs[0]), name_of(node.outputs[0])))
             return
     axis = node.attributes.get_int("axis", 0)
-    source, places_ = work.read(node.inputs[0]), work.stored(node.inputs[1])
-    source = work.arranged(source, plain(len(source.shape)))
+    source, places_ = work.activation(node.inputs[0]), work.stored(node.inputs[1])
+    source = work.arranged(source, model_order(len(source.shape)))
     rank = len(work.sizes(node.outputs[0]))
     options = {"axis": axis % len(source.shape), "batchDims": 0}
-    places_ = work.arranged(places_, plain(len(places_.shape)))
-    work.write(node, "GATHER", (source.tensor, places_.tensor), plain(rank), options, like=source.tensor)
+    places_ = work.arranged(places_, model_order(len(places_.shape)))
+    work.write(node, "GATHER", (source.tensor, places_.tensor), model_order(rank), options, like=source.tensor)
 
 
 def write_pad_node(work: Lowering, node: ir.Node) -> None:
     """Write PAD, PADV2 or MIRROR_PAD."""
     source, mode = _whole(work, node), node.attributes.get_string("mode", "constant")
     rank = len(source.shape)
-    given = work.constant(node.inputs[1])[0].ravel().tolist()
+    amounts = work.constant(node.inputs[1])[0].ravel().tolist()
     axes_value = node_input(node, 3)
     axes = [int(a) % rank for a in work.constant(axes_value)[0].ravel()] if axes_value is not None else range(rank)
-    count = len(given) // 2
+    count = len(amounts) // 2
     pads = dict.fromkeys(range(rank), (0, 0)) | {
-        axis: (int(given[i]), int(given[i + count])) for i, axis in enumerate(axes)
+        axis: (int(amounts[i]), int(amounts[i + count])) for i, axis in enumerate(axes)
     }
     if any(min(pair) < 0 for pair in pads.values()):
         raise CannotWriteError("it has negative pads")
@@ -221,26 +221,26 @@ def write_pad_node(work: Lowering, node: ir.Node) -> None:
 
 def write_resize(work: Lowering, node: ir.Node) -> None:
     """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR, if it samples at the same positions as the node."""
-    source, made = image(work, node), work.sizes(node.outputs[0])
-    if made[:2] != source.shape[:2]:
+    source, new_shape = image(work, node), work.sizes(node.outputs[0])
+    if new_shape[:2] != source.shape[:2]:
         raise CannotWriteError("it resizes channels")
     mode = node.attributes.get_string("mode", "nearest")
-    how = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    transformation = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
     rounding = node.attributes.get_string("nearest_mode", "round_prefer_floor")
-    size = work.fixed("size", np.array(made[2:], np.int32))
-    whole = all(new % old == 0 for new, old in zip(made[2:], source.shape[2:], strict=True))
+    size = work.fixed("size", np.array(new_shape[2:], np.int32))
+    is_multiple = all(new % old == 0 for new, old in zip(new_shape[2:], source.shape[2:], strict=True))
     if mode == "nearest":
-        by_floor = how == "asymmetric" and rounding == "floor"
-        by_half = how in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round_prefer")
-        if not (by_floor or (by_half and whole)):
-            raise CannotWriteError(f"with {how} and {rounding} the file would choose other nearest elements")
+        by_floor = transformation == "asymmetric" and rounding == "floor"
+        by_half = transformation in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round_prefer")
+        if not (by_floor or (by_half and is_multiple)):
+            raise CannotWriteError(f"with {transformation} and {rounding} the file would choose other nearest elements")
         options = {"alignCorners": False, "halfPixelCenters": False}
         work.write(node, "RESIZE_NEAREST_NEIGHBOR", (source.tensor, size), NHWC, options, like=source.tensor)
         return
-    known = {"half_pixel": (False, True), "align_corners": (True, False), "asymmetric": (False, False)}
-    if mode != "linear" or how.replace("pytorch_", "") not in known:
-        raise CannotWriteError(f"the file cannot resize with {mode} and {how}")
-    corners, half = known[how.replace("pytorch_", "")]
+    flags = {"half_pixel": (False, True), "align_corners": (True, False), "asymmetric": (False, False)}
+    if mode != "linear" or transformation.replace("pytorch_", "") not in flags:
+        raise CannotWriteError(f"the file cannot resize with {mode} and {transformation}")
+    corners, half = flags[transformation.replace("pytorch_", "")]
     options = {"alignCorners": corners, "halfPixelCenters": half}
     work.write(node, "RESIZE_BILINEAR", (source.tensor, size), NHWC, options, like=source.tensor)
 

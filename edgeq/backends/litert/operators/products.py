@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.litert.layout import plain
+from edgeq.backends.litert.layout import model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Scales, TfliteTensor
 from edgeq.backends.litert.operators.shared import (
@@ -59,15 +59,18 @@ def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
     kernel = work.fixed(name_of(node.inputs[1]), weights.transpose(1, 2, 3, 0), _on_axis(weight_scales, 0))
     bias = _bias(work, node, source, weight_scales, weights.shape[1])
     n, c, *_ = work.sizes(node.outputs[0])
-    made, axes = image_size(work, node), range(2)
+    output_size, axes = image_size(work, node), range(2)
     full = [(source.shape[2 + a] - 1) * shape.strides[a] + shape.kernel[a] for a in axes]
-    cut = [(shape.pads[a][0], shape.pads[a][0] + made[a]) for a in axes]
-    same = [same_pads(shape.strides[a] * source.shape[2 + a], shape.kernel[a], shape.strides[a]) for a in axes]
+    cut = [(shape.pads[a][0], shape.pads[a][0] + output_size[a]) for a in axes]
+    same_padding = [same_pads(shape.strides[a] * source.shape[2 + a], shape.kernel[a], shape.strides[a]) for a in axes]
     options: dict[str, Any] = {"padding": VALID, **strides(shape)}
-    is_same = all(made[a] == shape.strides[a] * source.shape[2 + a] and same[a][0] == shape.pads[a][0] for a in axes)
+    is_same = all(
+        output_size[a] == shape.strides[a] * source.shape[2 + a] and same_padding[a][0] == shape.pads[a][0]
+        for a in axes
+    )
     if is_same or cut == [(0, size) for size in full]:
         options["padding"] = SAME if is_same else VALID
-        size = work.fixed("shape", np.array([n, *made, c], np.int32))
+        size = work.fixed("shape", np.array([n, *output_size, c], np.int32))
         write_image(work, node, "TRANSPOSE_CONV", (size, kernel, source.tensor, bias), options)
         return
     if any(end > size for (_, end), size in zip(cut, full, strict=True)):
@@ -95,40 +98,40 @@ def write_matmul(work: Lowering, node: ir.Node) -> None:
         return
     if work.integer and work.is_constant(node.inputs[0]):
         raise CannotWriteError("its left matrix is constant")
-    left, right = (_in_plain_order(work, value) for value in node.inputs[:2])
-    rank, output = max(len(left.shape), len(right.shape), 2), node.outputs[0]
-    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
+    lhs, rhs = (_in_plain_order(work, value) for value in node.inputs[:2])
+    rank, output = max(len(lhs.shape), len(rhs.shape), 2), node.outputs[0]
+    rows, columns = lhs.shape[-2:-1], rhs.shape[-1:] if len(rhs.shape) > 1 else ()
     # In a product, a vector on the left is a row, and a vector on the right is a column.
-    right = work.as_shape(right, right.shape if columns else (*right.shape, 1), f"{name_of(output)}/column")
-    left, right = (
+    rhs = work.as_shape(rhs, rhs.shape if columns else (*rhs.shape, 1), f"{name_of(output)}/column")
+    lhs, rhs = (
         work.as_shape(side, (*[1] * (rank - len(side.shape)), *side.shape), f"{side.tensor.name}/raised")
-        for side in (left, right)
+        for side in (lhs, rhs)
     )
-    left, right = (work.arranged(side, plain(rank)) for side in (left, right))
+    lhs, rhs = (work.arranged(side, model_order(rank)) for side in (lhs, rhs))
     options = {"adjX": False, "adjY": False}
     if rows and columns:
-        work.write(node, "BATCH_MATMUL", (left.tensor, right.tensor), plain(rank), options)
+        work.write(node, "BATCH_MATMUL", (lhs.tensor, rhs.tensor), model_order(rank), options)
         return
-    shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), *(rows or (1,)), *(columns or (1,)))
-    made = work.partial(f"{name_of(output)}/product", shape, work.parameters(node))
-    work.emit("BATCH_MATMUL", (left.tensor, right.tensor), made, options)
-    work.hold(output, work.as_shape(Stored(made, plain(rank), shape), work.sizes(output), name_of(output)))
+    shape = (*np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2]), *(rows or (1,)), *(columns or (1,)))
+    product = work.partial(f"{name_of(output)}/product", shape, work.parameters(node))
+    work.emit("BATCH_MATMUL", (lhs.tensor, rhs.tensor), product, options)
+    work.hold(output, work.as_shape(Stored(product, model_order(rank), shape), work.sizes(output), name_of(output)))
 
 
 def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool) -> None:
-    source = work.read(node.inputs[0])
+    source = work.activation(node.inputs[0])
     weights, scales = _weights(work, node.inputs[1], 0 if transposed_weights else 1)
     if not transposed_weights:
         weights = weights.T
     if source.features is not None:
         weights = weights[:, source.features]
-    elif source.order != plain(len(source.shape)):
-        source = work.arranged(source, plain(len(source.shape)))
+    elif source.order != model_order(len(source.shape)):
+        source = work.arranged(source, model_order(len(source.shape)))
     kernel = work.fixed(name_of(node.inputs[1]), weights, _on_axis(scales, 0))
     bias = _bias(work, node, source, scales, weights.shape[0])
     rank = len(work.sizes(node.outputs[0]))
     options = {"keepNumDims": rank != 2}
-    work.write(node, "FULLY_CONNECTED", (source.tensor, kernel, bias), plain(rank), options)
+    work.write(node, "FULLY_CONNECTED", (source.tensor, kernel, bias), model_order(rank), options)
 
 
 def _weights(work: Lowering, value: ir.Value | None, axis: int) -> tuple[NDArray[Any], Scales | None]:
@@ -165,13 +168,13 @@ def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None,
     scales = Scales(scale, np.zeros(scale.shape, np.int64), 0)
     values = np.zeros(channels, np.int32)
     if value is not None:
-        given, params = work.constant(value)
-        exact = params is not None and given.dtype == np.int32 and np.allclose(params.scale, scale, rtol=1e-6)
-        values = given if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(np.int32)
+        integers, params = work.constant(value)
+        exact = params is not None and integers.dtype == np.int32 and np.allclose(params.scale, scale, rtol=1e-6)
+        values = integers if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(np.int32)
     values = np.ascontiguousarray(np.broadcast_to(values.ravel(), channels), np.int32)
     return work.fixed(name_of(value) or f"{node.name}/bias", values, scales)
 
 
 def _in_plain_order(work: Lowering, value: ir.Value | None) -> Stored:
-    found = work.read(value)
-    return work.arranged(found, plain(len(found.shape)))
+    stored = work.activation(value)
+    return work.arranged(stored, model_order(len(stored.shape)))

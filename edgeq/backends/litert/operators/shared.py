@@ -19,22 +19,22 @@ SAME, VALID = "SAME", "VALID"
 
 def image(work: Lowering, node: ir.Node) -> Stored:
     """Return the input of a node as [N, H, W, C]. A sequence becomes an image of one row."""
-    found = work.read(node.inputs[0])
-    if len(found.shape) == 3:
-        n, c, length = found.shape
-        found = work.as_shape(found, (n, c, 1, length), f"{found.tensor.name}/row")
-    if len(found.shape) != 4:
-        raise CannotWriteError(f"its input has {len(found.shape)} axes; the file has windows on one or two")
-    return work.arranged(found, NHWC)
+    source = work.activation(node.inputs[0])
+    if len(source.shape) == 3:
+        n, c, length = source.shape
+        source = work.as_shape(source, (n, c, 1, length), f"{source.tensor.name}/row")
+    if len(source.shape) != 4:
+        raise CannotWriteError(f"its input has {len(source.shape)} axes; the file has windows on one or two")
+    return work.arranged(source, NHWC)
 
 
 def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> KernelGeometry:
     """Return how a node's windows move over an image. The windows of a sequence move over one row."""
-    found = geometry(node, source.shape[4 - len(kernel) :], tuple(kernel))
+    shape = geometry(node, source.shape[4 - len(kernel) :], tuple(kernel))
     if len(kernel) == 2:
-        return found
+        return shape
     return KernelGeometry(
-        (1, *found.kernel), (1, *found.strides), (1, *found.dilations), ((0, 0), *found.pads), found.group
+        (1, *shape.kernel), (1, *shape.strides), (1, *shape.dilations), ((0, 0), *shape.pads), shape.group
     )
 
 
@@ -62,9 +62,9 @@ def write_image(
         return
     n, c, length = shape
     name, stored = f"{value.name}/row", (n, 1, length, c)
-    made = work.like(like, name, stored) if like else work.partial(name, stored, work.parameters(node))
-    work.emit(kind, inputs, made, options)
-    work.hold(value, work.as_shape(Stored(made, NHWC, (n, c, 1, length)), shape, value.name or ""))
+    output = work.like(like, name, stored) if like else work.partial(name, stored, work.parameters(node))
+    work.emit(kind, inputs, output, options)
+    work.hold(value, work.as_shape(Stored(output, NHWC, (n, c, 1, length)), shape, value.name or ""))
 
 
 def strides(shape: KernelGeometry) -> dict[str, Any]:
@@ -94,16 +94,18 @@ def with_padding(
     Args:
         lowest: whether to pad with the lowest number, as MaxPool does, instead of 0.
     """
-    made = image_size(work, node)
+    output_size = image_size(work, node)
     pads = []
     for axis in range(2):
-        before, size = shape.pads[axis][0], source.shape[2 + axis]
-        last = (made[axis] - 1) * shape.strides[axis] + (shape.kernel[axis] - 1) * shape.dilations[axis] + 1
-        pads.append((before, max(last - size - before, 0)))
+        front, size = shape.pads[axis][0], source.shape[2 + axis]
+        reach = (output_size[axis] - 1) * shape.strides[axis] + (shape.kernel[axis] - 1) * shape.dilations[axis] + 1
+        pads.append((front, max(reach - size - front, 0)))
     if not any(map(any, pads)):
         return source.tensor, VALID
-    same = [same_pads(source.shape[2 + a], shape.kernel[a], shape.strides[a], shape.dilations[a]) for a in range(2)]
-    if same == pads and all(made[a] == -(-source.shape[2 + a] // shape.strides[a]) for a in range(2)):
+    same_padding = [
+        same_pads(source.shape[2 + a], shape.kernel[a], shape.strides[a], shape.dilations[a]) for a in range(2)
+    ]
+    if same_padding == pads and all(output_size[a] == -(-source.shape[2 + a] // shape.strides[a]) for a in range(2)):
         return source.tensor, SAME
     return pad(work, source.tensor, [(0, 0), *pads, (0, 0)], -np.inf if lowest else 0.0), VALID
 
@@ -112,15 +114,15 @@ def pad(work: Lowering, source: TfliteTensor, pads: Sequence[tuple[int, int]], v
     """Write a PAD that fills with `value`. In an integer tensor, the filler is the integer that represents the number
     nearest to `value`.
     """
-    wide = tuple(size + before + after for size, (before, after) in zip(source.shape, pads, strict=True))
-    made = work.like(source, f"{source.name}/padded", wide)
+    wide = tuple(size + front + end for size, (front, end) in zip(source.shape, pads, strict=True))
+    padded = work.like(source, f"{source.name}/padded", wide)
     table = work.fixed("paddings", np.array(pads, np.int32))
     filler, zero = filler_of(source, value)
     if filler == zero:
-        return work.emit("PAD", (source, table), made)
+        return work.emit("PAD", (source, table), padded)
     kind = source.type
     constant = work.fixed("padding", np.array([filler], np.dtype(kind)), source.scales)
-    return work.emit("PADV2", (source, table, constant), made)
+    return work.emit("PADV2", (source, table, constant), padded)
 
 
 def filler_of(source: TfliteTensor, value: float) -> tuple[float, float]:
