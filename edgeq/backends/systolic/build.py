@@ -75,28 +75,28 @@ def _make_constant_outputs(model: ir.Model) -> None:
         tensor = constant_tensor(value)
         if tensor is not None:
             copy = editor.constant(f"{value.name}/constant", tensor)
-            made = editor.node("Identity", [copy], f"{value.name}/output", like=value)
+            output = editor.node("Identity", [copy], f"{value.name}/output", like=value)
             name, value.name = value.name, editor.free_value_name(f"{value.name}/replaced")
-            made.name = name
-            model.graph.outputs[place] = made
+            output.name = name
+            model.graph.outputs[place] = output
 
 
 def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
     assert value.shape is not None
-    batch, *others = value.shape
+    batch, *inner_sizes = value.shape
     if isinstance(batch, int) and batch != 1:
         raise ModelError(
             f"{path}: input {value.name!r} has the fixed batch {batch}",
             "Export the model with batch 1 or an open batch: the array runs one sample at a time",
         )
-    for axis, size in enumerate(others, 1):
+    for axis, size in enumerate(inner_sizes, 1):
         if not isinstance(size, int):
             raise ModelError(
                 f"{path}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})",
                 f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses need "
                 "fixed sizes, except for the batch",
             )
-    return ir.Shape([1, *others])
+    return ir.Shape([1, *inner_sizes])
 
 
 _WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
@@ -131,8 +131,8 @@ def two_dimensional(model: ir.Model) -> bool:
         node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
         output = node.outputs[0]
         line = editor.constant(f"{node.name}/line", np.array([0, 0, -1]))
-        last = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
-        insert_behind(output, last, last, editor.free_value_name(f"{name_of(output)}/2d"))
+        as_line = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
+        insert_behind(output, as_line, as_line, editor.free_value_name(f"{name_of(output)}/2d"))
         changed = True
     return changed
 
@@ -151,12 +151,14 @@ def batch_in_front(model: ir.Model) -> bool:
     in_front: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
         if _is_product_of_rows(node):
-            first, made = _product(editor, node, in_front)
+            product, total = _product(editor, node, in_front)
         elif _is_of_rows(node, in_front):
-            read = [in_front.get(value, value) if value is not None else None for value in node.inputs]
+            inputs = [in_front.get(value, value) if value is not None else None for value in node.inputs]
             like = next(in_front[value] for value in node.inputs if value in in_front)
-            name, kept = f"{node.name}/in_front", node.attributes
-            first = made = editor.node(node.op_type, read, name, before=node, like=like, attributes=kept)
+            name, node_attributes = f"{node.name}/in_front", node.attributes
+            product = total = editor.node(
+                node.op_type, inputs, name, before=node, like=like, attributes=node_attributes
+            )
         else:
             continue
         flat = node.outputs[0]
@@ -166,17 +168,17 @@ def batch_in_front(model: ir.Model) -> bool:
             if is_op(reader, "Reshape") and shape is not None and shape[:1] == (1,):
                 editor.set_input(reader, 1, np.array(shape, np.int64), f"{reader.name}/shape")
                 reader.attributes.pop("allowzero", None)
-                reader.replace_input_with(0, made)
-        known = name_of(flat)
+                reader.replace_input_with(0, total)
+        flat_name = name_of(flat)
         if readers(flat):
             without = editor.constant(f"{node.name}/rows", np.array([-1, columns]))
-            rows = editor.node("Reshape", [made, without], f"{node.name}/flat", before=node, like=flat)
+            rows = editor.node("Reshape", [total, without], f"{node.name}/flat", before=node, like=flat)
             flat.replace_all_uses_with(rows)
-            in_front[rows] = made
+            in_front[rows] = total
         model.graph.remove(node, safe=True)
         # Keep both names: excluded nodes and multiply-accumulates are looked up by the node's name, ranges by the
         # tensor's.
-        maker(first).name, made.name = node.name, known
+        maker(product).name, total.name = node.name, flat_name
     if in_front:
         RemoveUnusedNodesPass()(model)
     return bool(in_front)
@@ -184,19 +186,19 @@ def batch_in_front(model: ir.Model) -> bool:
 
 def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
     """Return the product with the batch as first axis, and its sum with the bias. Without a bias, both are the same."""
-    read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
+    source, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
     matrix = constant_values(weights)
-    assert read is not None
+    assert source is not None
     assert weights is not None
-    if read not in in_front:
-        in_front[read] = _with_batch(editor, node, read)
+    if source not in in_front:
+        in_front[source] = _with_batch(editor, node, source)
     if node.attributes.get_int("transB", 0):
         matrix = matrix.T
         weights = editor.constant(f"{weights.name}/transposed", matrix)
     product = editor.node(
-        "MatMul", [in_front[read], weights], f"{name}/product", before=node, dtype=node.outputs[0].dtype
+        "MatMul", [in_front[source], weights], f"{name}/product", before=node, dtype=node.outputs[0].dtype
     )
-    product.shape = ir.Shape([*(sizes(in_front[read]) or ())[:-1], matrix.shape[1]])
+    product.shape = ir.Shape([*(sizes(in_front[source]) or ())[:-1], matrix.shape[1]])
     if bias is None:
         return product, product
     return product, editor.node("Add", [product, bias], f"{name}/bias", before=node, like=product)
@@ -223,16 +225,18 @@ def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
     """
     if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
         return False
-    read = [value for value in node.inputs if value is not None and not is_constant(value)]
-    if not read or not all(value in in_front for value in read):
+    activations = [value for value in node.inputs if value is not None and not is_constant(value)]
+    if not activations or not all(value in in_front for value in activations):
         return False
-    if any(sizes(in_front[value]) != sizes(in_front[read[0]]) for value in read):
+    if any(sizes(in_front[value]) != sizes(in_front[activations[0]]) for value in activations):
         return False
     shape = sizes(node.outputs[0])
-    if not shape or shape != sizes(read[0]):
+    if not shape or shape != sizes(activations[0]):
         return False
     outputs = shape[-1]
-    return node.op_type != "Add" or all(_for_each_output(constant(v), outputs) for v in node.inputs if v not in read)
+    return node.op_type != "Add" or all(
+        _for_each_output(constant(v), outputs) for v in node.inputs if v not in activations
+    )
 
 
 def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
@@ -240,31 +244,31 @@ def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
     return values is not None and (values.size == 1 or (values.shape[-1:] == (outputs,) and values.size == outputs))
 
 
-def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
+def _with_batch(editor: Editor, node: ir.Node, flat: ir.Value) -> ir.Value:
     """Return a product's input as [1, ..., K].
 
     If a Reshape made the rows from a tensor of that form, return that tensor. Otherwise add a Reshape.
     """
-    rows, inner = sizes(read) or (0, 0)
-    before, source = read.producer(), read
-    given = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
-    shape = sizes(given) or ()
-    if given is not None and shape[:1] == (1,):
+    rows, inner = sizes(flat) or (0, 0)
+    reshape, source = flat.producer(), flat
+    original = reshape.inputs[0] if reshape is not None and is_op(reshape, "Reshape") else None
+    shape = sizes(original) or ()
+    if original is not None and shape[:1] == (1,):
         if shape[-1] == inner:
-            return given
-        source = given
-    whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
-    made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
-    made.shape, made.type = ir.Shape([1, rows, inner]), read.type
+            return original
+        source = original
+    target_shape = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
+    batched = editor.node("Reshape", [source, target_shape], f"{node.name}/in_front", before=node)
+    batched.shape, batched.type = ir.Shape([1, rows, inner]), flat.type
     # The tensor with the batch as first axis may become int8, so it gets the name under which its range is stored.
-    made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
-    return made
+    batched.name, flat.name = flat.name, editor.free_value_name(f"{flat.name}/flat")
+    return batched
 
 
 _ACTIVATIONS = ("Relu", "Clip")
 
 
-def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
+def rewrite(model: ir.Model, may_leave_float: Callable[[ir.Node], bool]) -> None:
     """Bring a model into the form that the array requires, in place.
 
     - Convolutions, pooling and products get the array's shapes (`two_dimensional`, `batch_in_front`).
@@ -273,13 +277,13 @@ def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
       layer that it can be fused into.
 
     Args:
-        wanted: a function that returns whether a node may leave float.
+        may_leave_float: a function that returns whether a node may leave float.
 
     Raises:
         ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
     """
-    first = partial(activations_first, wanted=wanted)
-    for change in (two_dimensional, explicit_ceil, fold_shapes, batch_in_front, first):
+    move_activations = partial(activations_first, may_leave_float=may_leave_float)
+    for change in (two_dimensional, explicit_ceil, fold_shapes, batch_in_front, move_activations):
         if change(model):
             infer_shapes(model)
 
@@ -324,7 +328,7 @@ def explicit_ceil(model: ir.Model) -> bool:
     return False  # each change infers the shapes again, because the next pooling may depend on them
 
 
-def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:
+def activations_first(model: ir.Model, may_leave_float: Callable[[ir.Node], bool]) -> bool:
     """Swap each activation with the MaxPool or data movement in front of it, in place: X → MaxPool → Relu becomes X →
     Relu → MaxPool. The values stay the same.
 
@@ -332,29 +336,36 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> boo
     between the two would have no calibrated range.
 
     Args:
-        wanted: a function that returns whether a node may leave float.
+        may_leave_float: a function that returns whether a node may leave float.
 
     Returns:
         True if anything changed.
     """
     editor = Editor(model)
     changed = False
-    while (found := next(filter(None, (_movable(model, node, wanted) for node in model.graph)), None)) is not None:
-        through, activation = found
-        source, between, last = through.inputs[0], through.outputs[0], activation.outputs[0]
+    while (
+        swap := next(filter(None, (_movable(model, node, may_leave_float) for node in model.graph)), None)
+    ) is not None:
+        through, activation = swap
+        source, between, activated = through.inputs[0], through.outputs[0], activation.outputs[0]
         assert source is not None
         model.graph.remove(activation)
-        last.replace_all_uses_with(between, replace_graph_outputs=True)
+        activated.replace_all_uses_with(between, replace_graph_outputs=True)
         model.graph.insert_before(through, activation)
         activation.replace_input_with(0, source)
-        through.replace_input_with(0, last)
+        through.replace_input_with(0, activated)
         # The last tensor keeps its name, under which its range is stored.
-        last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
+        activated.name, between.name = (
+            editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"),
+            activated.name,
+        )
         changed = True
     return changed
 
 
-def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
+def _movable(
+    model: ir.Model, node: ir.Node, may_leave_float: Callable[[ir.Node], bool]
+) -> tuple[ir.Node, ir.Node] | None:
     """Return a MaxPool or data movement and the activation after it, if the two can be swapped.
 
     Return None if they cannot be swapped, or if the first node has no int8 form.
@@ -367,7 +378,7 @@ def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) 
     maker = source.producer()
     if maker is None or maker.op_type in _ACTIVATIONS or not _spans_zero(activation):
         return None
-    if not wanted(node) or not wanted(activation) or isinstance(recognise(model, node), str):
+    if not may_leave_float(node) or not may_leave_float(activation) or isinstance(recognise(model, node), str):
         return None
     return node, activation
 
@@ -382,7 +393,7 @@ _ANCHORS = (steps.Conv, steps.Fc)
 _SURROUNDED = "its inputs are in float, and quantizing them for this operator alone would gain nothing"
 
 _Item = TypeVar("_Item", bound=Layer | ir.Node)
-Found = dict[str, tuple[Layer, ...]]
+LayersByNode = dict[str, tuple[Layer, ...]]
 """Layers by the name of their node. A node that became part of the layer before it has no layers."""
 
 
@@ -407,37 +418,37 @@ def build_network(
         ModelError: an input's size is not fixed.
     """
     fixed = fixed_batch(model, path)
-    kept = {**exclude, **hazardous_nodes(model, hazards)}
-    rewrite(fixed, lambda node: not _unwanted(node, kept, op_types))
+    float_reasons = {**exclude, **hazardous_nodes(model, hazards)}
+    rewrite(fixed, lambda node: not _choice_reason(node, float_reasons, op_types))
     index = GraphIndex(fixed)
-    found: Found = {}
+    layers_by_node: LayersByNode = {}
     reasons: dict[str, str] = {}
     for node in fixed.graph:
-        made = _unwanted(node, kept, op_types) or recognise(fixed, node)
-        if isinstance(made, str):
-            reasons[node.name or ""] = made
+        recognised = _choice_reason(node, float_reasons, op_types) or recognise(fixed, node)
+        if isinstance(recognised, str):
+            reasons[node.name or ""] = recognised
         else:
-            found[node.name or ""] = made
-    _fold_biases(index, found, reasons)
-    _settle(index, found, reasons)
-    layers = [layer for node in fixed.graph if node.name in found for layer in found[node.name]]
+            layers_by_node[node.name or ""] = recognised
+    _fold_biases(index, layers_by_node, reasons)
+    _settle(index, layers_by_node, reasons)
+    layers = [layer for node in fixed.graph if node.name in layers_by_node for layer in layers_by_node[node.name]]
     layers = _fold_relus(layers, index.outputs)
     floats = [node for node in fixed.graph if node.name in reasons]
     ordered = alternate(layers, floats)
-    read = {name for layer in layers for name in step_inputs(layer)}
-    whole = tuple(
-        _float_layer(fixed, item, read, reasons, number) if isinstance(item, list) else item
+    int8_inputs = {name for layer in layers for name in step_inputs(layer)}
+    all_layers = tuple(
+        _float_layer(fixed, item, int8_inputs, reasons, number) if isinstance(item, list) else item
         for number, item in enumerate(ordered)
     )
     shapes = {name: sizes(value) or () for name, value in index.values.items()}
     for layer in layers:
         if isinstance(layer, steps.AveragePool):  # a tensor that the float model does not have
             shapes.setdefault(layer.output, (*shapes[layer.input][:2], 1, 1))
-    used = {*index.inputs, *(n for layer in whole for n in (*step_inputs(layer), *step_outputs(layer)))}
+    used = {*index.inputs, *(n for layer in all_layers for n in (*step_inputs(layer), *step_outputs(layer)))}
     return Network(
         inputs=index.inputs,
         outputs=index.outputs,
-        layers=whole,
+        layers=all_layers,
         shapes={name: shapes[name] for name in sorted(used)},
         dtypes={name: _dtype(index.values.get(name)) for name in sorted(used)},
     )
@@ -447,15 +458,15 @@ def _dtype(value: ir.Value | None) -> str:
     return "float32" if value is None or value.dtype is None else str(value.dtype.numpy().name)
 
 
-def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] | None) -> str:
+def _choice_reason(node: ir.Node, float_reasons: Mapping[str, str], op_types: Collection[str] | None) -> str:
     """Return why the caller's choices keep a node in float; "" if they do not."""
-    if node.name is not None and node.name in kept:
-        return kept[node.name]
+    if node.name is not None and node.name in float_reasons:
+        return float_reasons[node.name]
     return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
 
 
-def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """Move layers from `found` to `reasons`, in place, if in int8 they would only add conversions.
+def _settle(index: GraphIndex, layers_by_node: LayersByNode, reasons: dict[str, str]) -> None:
+    """Move layers from `layers_by_node` to `reasons`, in place, if in int8 they would only add conversions.
 
     Convolutions and products are worth a conversion. Any other layer becomes int8 if it reads an int8 tensor. Two other
     kinds of layers also become int8 if all readers of their results are int8: layers that read nothing but graph
@@ -464,54 +475,56 @@ def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
     integers: set[ir.Value] = set()
     for node in index.graph:
         name = node.name or ""
-        if name not in found:
+        if name not in layers_by_node:
             continue
-        if not found[name]:
+        if not layers_by_node[name]:
             integers.update(node.outputs)
             continue
-        first = found[name][0]
+        first_layer = layers_by_node[name][0]
         sources = [value for value in node.inputs if value is not None and not is_constant(value)]
-        worth = isinstance(first, _ANCHORS) or not integers.isdisjoint(sources)
-        reshapes = isinstance(first, steps.Rearrange) and first.index is None
+        worth = isinstance(first_layer, _ANCHORS) or not integers.isdisjoint(sources)
+        reshapes = isinstance(first_layer, steps.Rearrange) and first_layer.index is None
         if not worth and (reshapes or all(value.is_graph_input() for value in sources)):
-            worth = all(_wants_integers(found, value) for value in node.outputs if value.name)
+            worth = all(_wants_integers(layers_by_node, value) for value in node.outputs if value.name)
         if worth:
             integers.update(value for value in node.outputs if value.name)
         else:
-            del found[name]
+            del layers_by_node[name]
             reasons[name] = _SURROUNDED
 
 
-def _wants_integers(found: Found, tensor: ir.Value) -> bool:
+def _wants_integers(layers_by_node: LayersByNode, tensor: ir.Value) -> bool:
     nodes = readers(tensor)
     if not nodes or tensor.is_graph_output():
         return False
     for node in nodes:
-        layers = found.get(node.name or "")
+        layers = layers_by_node.get(node.name or "")
         if layers is None:
             return False
-        if not isinstance(layers[0], _ANCHORS) and not all(_wants_integers(found, v) for v in node.outputs if v.name):
+        if not isinstance(layers[0], _ANCHORS) and not all(
+            _wants_integers(layers_by_node, v) for v in node.outputs if v.name
+        ):
             return False
     return True
 
 
-def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
+def _fold_biases(index: GraphIndex, layers_by_node: LayersByNode, reasons: dict[str, str]) -> None:
     """Fold each Add of one constant per channel into the bias of the MatMul or Conv before it, in place."""
     for node in index.graph:
-        layers = found.get(node.name or "")
+        layers = layers_by_node.get(node.name or "")
         layer = layers[0] if layers else None
         following = only_reader(index.values[layer.output]) if isinstance(layer, steps.Fc | steps.Conv) else None
         name = following.name or "" if following is not None else ""
         if following is None or following.op_type != "Add" or reasons.get(name) != CONSTANT_OPERAND:
             continue
         assert isinstance(layer, steps.Fc | steps.Conv)
-        other = next(values for value in following.inputs if (values := constant(value)) is not None)
-        if _per_channel(other, layer) and sizes(following.outputs[0]) == sizes(node.outputs[0]):
+        addend = next(values for value in following.inputs if (values := constant(value)) is not None)
+        if _per_channel(addend, layer) and sizes(following.outputs[0]) == sizes(node.outputs[0]):
             del reasons[name]
-            bias = layer.bias + np.broadcast_to(other.astype(np.float64).ravel(), layer.bias.shape)
+            bias = layer.bias + np.broadcast_to(addend.astype(np.float64).ravel(), layer.bias.shape)
             sources, output = (*layer.sources, name), name_of(following.outputs[0])
-            found[node.name or ""] = (dataclasses.replace(layer, bias=bias, output=output, sources=sources),)
-            found[name] = ()
+            layers_by_node[node.name or ""] = (dataclasses.replace(layer, bias=bias, output=output, sources=sources),)
+            layers_by_node[name] = ()
 
 
 def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
@@ -529,14 +542,14 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
     """Return the layers with each Relu folded into a convolution, product or sum, if nothing else reads the result of
     that layer.
     """
-    read = steps.readers(layers)
+    readers_by_tensor = steps.readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
     for layer in layers:
         if layer.name in gone:
             continue
         if isinstance(layer, steps.Conv | steps.Fc | steps.ResidualAdd) and layer.output not in outputs:
-            following = read[layer.output]
+            following = readers_by_tensor[layer.output]
             clamp = following[0] if len(following) == 1 else None
             if isinstance(clamp, steps.Clamp) and clamp.low == 0 and math.isinf(clamp.high):
                 sources = (*layer.sources, *clamp.sources)
@@ -547,12 +560,12 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
 
 
 def _float_layer(
-    model: ir.Model, nodes: list[ir.Node], read: Collection[str], reasons: Mapping[str, str], number: int
+    model: ir.Model, nodes: list[ir.Node], int8_inputs: Collection[str], reasons: Mapping[str, str], number: int
 ) -> steps.Float:
     """Return one layer that contains these nodes, which stay in float.
 
     Args:
-        read: names of the tensors that int8 layers read.
+        int8_inputs: names of the tensors that int8 layers read.
     """
     inside = {value for node in nodes for value in node.outputs}
     needs = dict.fromkeys(value for node in nodes for value in reads(node))
@@ -561,12 +574,13 @@ def _float_layer(
         value
         for node in nodes
         for value in node.outputs
-        if value.name and (value.name in read or value.is_graph_output() or not set(readers(value)).issubset(nodes))
+        if value.name
+        and (value.name in int8_inputs or value.is_graph_output() or not set(readers(value)).issubset(nodes))
     ]
-    kept = {node.name or "": reasons[node.name or ""] for node in nodes}
+    node_reasons = {node.name or "": reasons[node.name or ""] for node in nodes}
     content = to_bytes(part_of(model, nodes, inputs, outputs))
     names = tuple(map(name_of, inputs)), tuple(map(name_of, outputs))
-    return steps.Float(f"float/{number}", *names, content, kept, tuple(kept))
+    return steps.Float(f"float/{number}", *names, content, node_reasons, tuple(node_reasons))
 
 
 def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
@@ -576,43 +590,43 @@ def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer 
     kind that can run before it switches to the other kind. It runs twice, once starting with each kind, and the order
     with fewer groups is returned.
     """
-    made = {name for item in (*layers, *floats) for name in _writes(item)}
-    orders = [_greedy(layers, floats, made, floats_first) for floats_first in (False, True)]
+    computed = {name for item in (*layers, *floats) for name in _writes(item)}
+    orders = [_greedy(layers, floats, computed, floats_first) for floats_first in (False, True)]
     return min(orders, key=lambda order: sum(isinstance(item, list) for item in order))
 
 
 def _greedy(
-    layers: Sequence[Layer], floats: Sequence[ir.Node], made: set[str], floats_first: bool
+    layers: Sequence[Layer], floats: Sequence[ir.Node], computed: set[str], floats_first: bool
 ) -> list[Layer | list[ir.Node]]:
-    known: set[str] = set()
+    available: set[str] = set()
     remaining_layers, remaining_floats = list(layers), list(floats)
     order: list[Layer | list[ir.Node]] = []
     in_float = floats_first
     while remaining_layers or remaining_floats:
         if in_float:
-            group = _run(remaining_floats, known, made)
+            group = _take_ready(remaining_floats, available, computed)
             order += [group] if group else []
         else:
-            order += _run(remaining_layers, known, made)
+            order += _take_ready(remaining_layers, available, computed)
         in_float = not in_float
     return order
 
 
-def _run(waiting: list[_Item], known: set[str], made: set[str]) -> list[_Item]:
-    """Remove from `waiting` the items that can run, and return these items in order. Add their outputs to `known`.
+def _take_ready(waiting: list[_Item], available: set[str], computed: set[str]) -> list[_Item]:
+    """Remove from `waiting` the items that can run, and return these items in order. Add their outputs to `available`.
 
     Args:
         waiting: items in topological order.
     """
-    done, remaining = [], []
+    ready, remaining = [], []
     for item in waiting:
-        if all(name in known or name not in made for name in _reads(item)):
-            known.update(_writes(item))
-            done.append(item)
+        if all(name in available or name not in computed for name in _reads(item)):
+            available.update(_writes(item))
+            ready.append(item)
         else:
             remaining.append(item)
     waiting[:] = remaining
-    return done
+    return ready
 
 
 def _reads(item: Layer | ir.Node) -> Sequence[str]:

@@ -114,10 +114,10 @@ class _Ties:
         )
 
     def _by_root(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
-        found: dict[str, list[_Item]] = defaultdict(list)
+        grouped: dict[str, list[_Item]] = defaultdict(list)
         for name, item in items:
-            found[self._root(name)].append(item)
-        return found
+            grouped[self._root(name)].append(item)
+        return grouped
 
     def _add_fc(self, layer: steps.Fc) -> None:
         self._writers.append((layer.output, layer))
@@ -130,13 +130,13 @@ class _Ties:
             self._readers.append((source, (layer, repeat)))
 
     def _add_move(self, layer: steps.Rearrange) -> None:
-        before, after = (self._network.shapes[name] for name in (layer.input, layer.output))
+        input_shape, output_shape = (self._network.shapes[name] for name in (layer.input, layer.output))
         following = [reader for reader in self._network.layers if layer.output in step_inputs(reader)]
         inside = layer.output not in self._network.outputs and all(isinstance(reader, steps.Fc) for reader in following)
-        if layer.index is None and len(before) > 1 and len(after) > 1 and before[1] == after[1]:
+        if layer.index is None and len(input_shape) > 1 and len(output_shape) > 1 and input_shape[1] == output_shape[1]:
             self._tie([layer.input, layer.output])
-        elif layer.index is None and len(after) == 2 and inside:
-            self._flat[layer.output] = (layer.input, math.prod(before[2:]))
+        elif layer.index is None and len(output_shape) == 2 and inside:
+            self._flat[layer.output] = (layer.input, math.prod(input_shape[2:]))
         else:
             self._fix([layer.input, layer.output], f"{layer.name} rearranges its channels")
 
@@ -170,8 +170,10 @@ def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Netwo
     for layer in network.layers:
         if isinstance(layer, Weighted):
             layer = _silenced(layer, idle.get(layer.input))
-            most = np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
-            low[layer.output] = most + layer.bias <= 0
+            largest = (
+                np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
+            )
+            low[layer.output] = largest + layer.bias <= 0
             if layer.relu:
                 idle[layer.output] = low[layer.output]
         elif isinstance(layer, steps.Clamp) and layer.low == 0 and layer.input in low:
@@ -211,11 +213,11 @@ def with_offsets(
     Args:
         ranges: the ranges from which the scales were chosen. A tensor whose range must be kept is not shifted.
     """
-    read = network.readers
+    readers = network.readers
     layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
     shapes, dtypes, changed, shifted = dict(network.shapes), dict(network.dtypes), dict(scales), {}
     for layer in network.layers:
-        clamp = _relu_behind(layer, network, read) if isinstance(layer, Weighted) else None
+        clamp = _relu_behind(layer, network, readers) if isinstance(layer, Weighted) else None
         if not isinstance(layer, Weighted) or clamp is None:
             continue
         origin = clamp.output
@@ -223,8 +225,8 @@ def with_offsets(
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
         # Saturation replaces the Clip only if the Clip's upper bound is not below the largest value that can be stored.
         cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
-        kept = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
-        if kept or cut or not read.get(origin) or not all(map(_absorbs, read[origin])):
+        keeps_range = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
+        if keeps_range or cut or not readers.get(origin) or not all(map(_absorbs, readers[origin])):
             continue
         name = f"{origin}{_SUFFIX}"
         sources = layer.sources if clamp is layer else (*layer.sources, *clamp.sources)
@@ -232,20 +234,22 @@ def with_offsets(
         layers[layer.name] = replace(layers[layer.name], output=name, bias=bias, relu=False, sources=sources)
         if clamp is not layer:
             del layers[clamp.name]
-        for reader in read[origin]:
+        for reader in readers[origin]:
             layers[reader.name] = replace(layers[reader.name], input=name)
         shapes[name], dtypes[name], changed[name], shifted[name] = shapes[origin], dtypes[origin], step, origin
     remaining = tuple(layers[layer.name] for layer in network.layers if layer.name in layers)
     return replace(network, layers=remaining, shapes=shapes, dtypes=dtypes, shifted=shifted), changed
 
 
-def _relu_behind(layer: Weighted, network: Network, read: Mapping[str, list[Layer]]) -> Weighted | steps.Clamp | None:
+def _relu_behind(
+    layer: Weighted, network: Network, readers: Mapping[str, list[Layer]]
+) -> Weighted | steps.Clamp | None:
     """Return the layer that applies the relu: `layer` itself, or a Clip from 0 that is its only reader; None if neither
     does.
     """
     if layer.relu:
         return layer
-    behind = read.get(layer.output, [])
+    behind = readers.get(layer.output, [])
     alone = len(behind) == 1 and layer.output not in network.outputs
     return next((r for r in behind if alone and isinstance(r, steps.Clamp) and r.low == 0), None)
 
@@ -269,12 +273,12 @@ def sort_channels(network: Network, dim: int) -> Network:
         for name in group.tensors:
             channels[name] = tuple(order.tolist())
         for writer in group.writers:
-            own = layers[writer.name]
-            layers[writer.name] = replace(own, weights=own.weights[order], bias=own.bias[order])
+            current = layers[writer.name]
+            layers[writer.name] = replace(current, weights=current.weights[order], bias=current.bias[order])
         for reader, repeat in group.readers:
-            own = layers[reader.name]
+            current = layers[reader.name]
             inputs = (order[:, None] * repeat + np.arange(repeat)).ravel()
-            layers[reader.name] = replace(own, weights=own.weights[:, inputs])
+            layers[reader.name] = replace(current, weights=current.weights[:, inputs])
     return replace(network, layers=tuple(layers[layer.name] for layer in network.layers), channels=channels)
 
 
@@ -287,8 +291,8 @@ def best_order(group: ChannelGroup, dim: int) -> Order | None:
     ranges = [_log_ranges(layer) for layer in group.writers]
     candidates = [np.argsort(-key, kind="stable") for key in (*ranges, np.sum(ranges, axis=0))]
     best = min(candidates, key=lambda order: _waste(group.writers, order, dim))
-    given = np.arange(len(best))
-    return best if _waste(group.writers, best, dim) < _waste(group.writers, given, dim) else None
+    identity = np.arange(len(best))
+    return best if _waste(group.writers, best, dim) < _waste(group.writers, identity, dim) else None
 
 
 def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
@@ -328,13 +332,13 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     scales: dict[str, float] = {}
     empty: set[str] = set()
     for members in {id(g): g for g in groups.values()}.values():
-        known = [name for name in members if name in ranges]
-        chosen = [name for name in known if name in used] or known
-        if not chosen:
+        ranged = [name for name in members if name in ranges]
+        deciding = [name for name in ranged if name in used] or ranged
+        if not deciding:
             raise CalibrationError(
                 f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
             )
-        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
+        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in deciding)
         scale = float(np.float32(bound / steps.LARGEST))
         if bound <= _NOTHING:
             empty.update(members)
@@ -347,9 +351,9 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     while changed:
         changed = False
         for layer in additions:
-            least = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
-            if scales[layer.output] < least:
-                scales.update(dict.fromkeys(groups[layer.output], least))
+            operand_scale = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
+            if scales[layer.output] < operand_scale:
+                scales.update(dict.fromkeys(groups[layer.output], operand_scale))
                 empty.difference_update(groups[layer.output])
                 changed = True
     # Start with the last sums: a sum that is all zero must have the scale of its reader before its operands get the
@@ -370,21 +374,23 @@ def _groups(network: Network) -> dict[str, list[str]]:
     for layer in network.layers:
         if not isinstance(layer, steps.SAME_SCALE):
             continue
-        first, *others = (*step_outputs(layer), *step_inputs(layer))
-        for other in others:
-            if groups[first] is not groups[other]:
-                joined = groups[first] + groups[other]
+        anchor, *tied = (*step_outputs(layer), *step_inputs(layer))
+        for name in tied:
+            if groups[anchor] is not groups[name]:
+                joined = groups[anchor] + groups[name]
                 groups.update(dict.fromkeys(joined, joined))
     return groups
 
 
 def _used(network: Network) -> set[str]:
     """Return the outputs, the tensors that nothing reads, and the tensors that a layer outside `SAME_SCALE` reads."""
-    read = network.readers
+    readers = network.readers
     return {
         name
         for name in network.integers
-        if name in network.outputs or not read[name] or any(not isinstance(r, steps.SAME_SCALE) for r in read[name])
+        if name in network.outputs
+        or not readers[name]
+        or any(not isinstance(r, steps.SAME_SCALE) for r in readers[name])
     }
 
 

@@ -85,18 +85,18 @@ def rounded_weights(network: Network) -> Change:
         if taps > _MOST_TAPS:
             return step
         scales = steps.tile_values(step.tiles, "weight_scale").astype(np.float64)
-        wanted = (layer.weights.reshape(outputs, taps) / scales[:, None]).reshape(groups, -1, taps)
+        exact = (layer.weights.reshape(outputs, taps) / scales[:, None]).reshape(groups, -1, taps)
         patches = _patches(step, x, groups)
         mean = patches.mean(axis=1, keepdims=True)
         centred = patches - mean
         metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
-        nearest = step.weights.reshape(wanted.shape).astype(np.int64)
-        found = round_rows(wanted, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
-        better = squared(wanted - found, metric) < squared(wanted - nearest, metric)
-        chosen = np.where(better[..., None], found, nearest)
-        moved = ((nearest - chosen) * mean).sum(axis=2).ravel()
+        nearest = step.weights.reshape(exact.shape).astype(np.int64)
+        fitted = round_rows(exact, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
+        better = squared(exact - fitted, metric) < squared(exact - nearest, metric)
+        integers = np.where(better[..., None], fitted, nearest)
+        moved = ((nearest - integers) * mean).sum(axis=2).ravel()
         bias = np.clip(np.rint(step.bias + moved), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
-        return replace(step, weights=chosen.reshape(step.weights.shape).astype(np.int8), bias=bias)
+        return replace(step, weights=integers.reshape(step.weights.shape).astype(np.int8), bias=bias)
 
     return rounded
 
@@ -137,14 +137,14 @@ def _channel_axis(step: Weighted) -> int:
 
 
 def correct_biases(
-    program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
+    program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, change: Change | None = None
 ) -> Program:
     """Return `program` with biases that cancel the mean errors of its layers.
 
     Args:
         inputs: samples [N, ...] by input name.
         means: means of the float model's channels over the same samples, by the names in `corrected_layers`.
-        first: a function that changes each step before its bias is corrected; None changes nothing.
+        change: a function that changes each step before its bias is corrected; None changes nothing.
     """
     simulator = Simulator(program, keep_sums=True)
 
@@ -152,7 +152,7 @@ def correct_biases(
         """Return `step` with a corrected bias. For each output channel, the mean error of the outputs for `x` is
         subtracted from the bias, in accumulator units.
         """
-        step = first(step, x) if first is not None else step
+        step = change(step, x) if change is not None else step
         tensor = program.tensors[step.output]
         if tensor.origin not in means:
             return step
@@ -182,11 +182,11 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
     if len(y) != len(mean):
         return None
     assert tensor.scale is not None
-    wanted = mean if tensor.channels is None else mean[list(tensor.channels)]
+    target = mean if tensor.channels is None else mean[list(tensor.channels)]
     axes = tuple(range(1, y.ndim))
-    found = y.astype(np.float64).mean(axis=axes) * tensor.scale
+    actual = y.astype(np.float64).mean(axis=axes) * tensor.scale
     free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
-    return np.where((free > _FLAT) & np.isfinite(wanted), (wanted - found) / np.maximum(free, _FLAT), 0.0)
+    return np.where((free > _FLAT) & np.isfinite(target), (target - actual) / np.maximum(free, _FLAT), 0.0)
 
 
 SAMPLES = 48
@@ -235,9 +235,9 @@ class FloatReference:
             return
         for fold in range(_FOLDS):
             held_out = np.arange(count) % _FOLDS == fold
-            yield self._taken(np.flatnonzero(~held_out)), self._taken(np.flatnonzero(held_out))
+            yield self._subset(np.flatnonzero(~held_out)), self._subset(np.flatnonzero(held_out))
 
-    def _taken(self, places: NDArray[np.intp]) -> FloatReference:
+    def _subset(self, places: NDArray[np.intp]) -> FloatReference:
         outputs = {name: [rows[place] for place in places] for name, rows in self.outputs.items()}
         inputs, channels = ({n: v[places] for n, v in part.items()} for part in (self.inputs, self.channels))
         return FloatReference(inputs, outputs, channels)
@@ -273,51 +273,51 @@ def compile_program(
     network, scales = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
     network = sort_channels(network, array.dim)
     name = prepared.source.stem
-    plain = lower(name, network, scales, array)
+    on_array = lower(name, network, scales, array)
     if samples is None:
-        return plain
-    reference = observe(prepared.model, plain, samples, network.shifted)
-    best = _fitted(plain, network, reference)
+        return on_array
+    reference = observe(prepared.model, on_array, samples, network.shifted)
+    best = _fitted(on_array, network, reference)
     if not any(getattr(layer, "depthwise", False) for layer in network.layers) or best.sqnr_db >= _GOOD_ENOUGH:
         return best.program
-    apart = lower(name, network, scales, array, depthwise_tile=1)
-    off = _fitted(apart, network, reference)
+    on_core = lower(name, network, scales, array, depthwise_tile=1)
+    off = _fitted(on_core, network, reference)
     return (off if off.sqnr_db >= best.sqnr_db + _WORTH_LEAVING else best).program
 
 
-class _Judged(NamedTuple):
+class _FittedProgram(NamedTuple):
     """Hold a fitted program, and the SQNR of its fitting method on samples that were not used for fitting."""
 
     program: Program
     sqnr_db: float
 
 
-def _fitted(plain: Program, network: Network, reference: FloatReference) -> _Judged:
-    """Return `plain` fitted by the best method: rounded weights, corrected biases, both or neither.
+def _fitted(unfitted: Program, network: Network, reference: FloatReference) -> _FittedProgram:
+    """Return `unfitted` fitted by the best method: rounded weights, corrected biases, both or neither.
 
     Each third of the samples is used to judge fits to the other two thirds. The best method is then fitted to all
     samples.
     """
     rounded = rounded_weights(network)
     ways: tuple[Callable[[FloatReference], Program], ...] = (
-        lambda seen: plain,
-        lambda seen: correct_biases(plain, seen.inputs, seen.means, first=rounded),
-        lambda seen: correct_biases(plain, seen.inputs, seen.means),
-        lambda seen: correct_biases(plain, seen.inputs, {}, first=rounded),
+        lambda fold: unfitted,
+        lambda fold: correct_biases(unfitted, fold.inputs, fold.means, change=rounded),
+        lambda fold: correct_biases(unfitted, fold.inputs, fold.means),
+        lambda fold: correct_biases(unfitted, fold.inputs, {}, change=rounded),
     )
     powers = dict.fromkeys(ways, np.zeros(2))
     for fit, judge in reference.folds():
         for way in powers:
             powers[way] = powers[way] + _powers(way(fit), judge)
         best = max(powers, key=lambda way: _decibels(powers[way]))
-        least = _decibels(powers[best]) - _BEHIND
-        powers = {way: found for way, found in powers.items() if _decibels(found) >= least}
+        limit_db = _decibels(powers[best]) - _BEHIND
+        powers = {way: power for way, power in powers.items() if _decibels(power) >= limit_db}
         if len(powers) == 1:
             break
     unchanged = powers.get(ways[0])
     if unchanged is not None and _decibels(powers[best]) < _decibels(unchanged) + _WORTH_FITTING:
-        return _Judged(plain, _decibels(unchanged))
-    return _Judged(best(reference), _decibels(powers[best]))
+        return _FittedProgram(unfitted, _decibels(unchanged))
+    return _FittedProgram(best(reference), _decibels(powers[best]))
 
 
 def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> FloatReference:
@@ -328,19 +328,19 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
     outputs = GraphIndex(model).outputs
-    made = {value.name for node in model.graph for value in node.outputs}
+    model_tensors = {value.name for node in model.graph for value in node.outputs}
     axes = {shifted.get(name, name): axis for name, axis in corrected_layers(program).items()}
-    names = {name: axis for name, axis in axes.items() if name in made}
+    names = {name: axis for name, axis in axes.items() if name in model_tensors}
     observed = with_outputs(model, names)
     session = open_in_memory(observed)
-    taken: list[Mapping[str, Array]] = []
+    feeds: list[Mapping[str, Array]] = []
     sums: dict[str, list[Array]] = {name: [] for name in names}
     results: dict[str, list[Array]] = {name: [] for name in outputs}
-    apart = max(len(samples) // count, 1)
-    for sample in itertools.islice(samples, 0, apart * count, apart):
+    stride = max(len(samples) // count, 1)
+    for sample in itertools.islice(samples, 0, stride * count, stride):
         feed = {name: np.asarray(sample.inputs[name]) for name in program.inputs}
         feed = {name: value[:1] if value.ndim else value for name, value in feed.items()}
-        taken.append(feed)
+        feeds.append(feed)
         fetched = dict(zip([*outputs, *names], session.run([*outputs, *names], feed), strict=True))
         for name in names:
             sums[name].append(channel_means(fetched[name], names[name]))
@@ -352,7 +352,7 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
         if origin in channels:
             channels[name] = channels[origin] - OFFSET * scales[name]
     return FloatReference(
-        {name: np.concatenate([np.atleast_1d(feed[name]) for feed in taken]) for name in program.inputs},
+        {name: np.concatenate([np.atleast_1d(feed[name]) for feed in feeds]) for name in program.inputs},
         {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},
         channels,
     )
@@ -362,14 +362,14 @@ def _powers(program: Program, reference: FloatReference) -> Floats:
     """Return the power of the float model's outputs and the power of the program's errors, each summed over all
     outputs.
     """
-    found = Simulator(program).run(reference.inputs).tensors
+    tensors = Simulator(program).run(reference.inputs).tensors
     signal = noise = 0.0
     for name, parts in reference.outputs.items():
         # If the batch is not the first axis, a tensor has several rows for each sample.
         exact = np.concatenate(parts).astype(np.float64)
         finite = np.isfinite(exact)
         signal += float((exact[finite] ** 2).sum())
-        noise += float(((found[name][finite] - exact[finite]) ** 2).sum())
+        noise += float(((tensors[name][finite] - exact[finite]) ** 2).sum())
     return np.array([signal, noise])
 
 

@@ -39,13 +39,13 @@ class MacPlacement:
         array: multiply-accumulates on the array.
         depthwise: multiply-accumulates of depthwise layers, on the array or the core. On the array, such a layer uses a
             single column.
-        apart: multiply-accumulates of each depthwise layer that runs on the core.
+        on_core: multiply-accumulates of each depthwise layer that runs on the core.
     """
 
     macs: int
     array: int
     depthwise: int
-    apart: tuple[int, ...]
+    on_core: tuple[int, ...]
 
     @property
     def array_share(self) -> float:
@@ -57,8 +57,8 @@ class MacPlacement:
         text = f"{self.array_share:.1%} of the multiply-accumulates run on the array"
         if self.depthwise:
             text += f"; depthwise layers, which fill only one column of it, are {self.depthwise / self.macs:.1%}"
-        if self.apart:
-            share = f"{len(self.apart)} of them ({sum(self.apart) / self.macs:.1%})"
+        if self.on_core:
+            share = f"{len(self.on_core)} of them ({sum(self.on_core) / self.macs:.1%})"
             text += f", and {share} run on the core, with a scale for each channel"
         return text
 
@@ -70,19 +70,19 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> MacPlaceme
         macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`). They are used for the
             float parts.
     """
-    whole = array = depthwise = 0
-    apart = []
+    total = array = depthwise = 0
+    on_core = []
     for step in program.steps:
         count = sum((macs or {}).get(name, 0) for name in step.reasons) if isinstance(step, steps.Float) else 0
         count += step_macs(program, step)
-        whole += count
+        total += count
         inside = isinstance(step, steps.Fc) or (isinstance(step, steps.Conv) and on_array(step, program.array.dim))
         array += count if inside else 0
         if isinstance(step, steps.Conv) and step.depthwise:
             depthwise += count
             if not inside:
-                apart.append(count)
-    return MacPlacement(whole, array, depthwise, tuple(apart))
+                on_core.append(count)
+    return MacPlacement(total, array, depthwise, tuple(on_core))
 
 
 def on_array(step: steps.Conv, dim: int) -> bool:
@@ -118,8 +118,8 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
         else:
             source = step.sources[0] if step.sources else step.name
             runs.append(NodeRun(step.name, source, kind, "int8", step_macs(program, step)))
-    how = "the program that was compiled for the array"
-    return coverage_of(runs, lambda run: reasons[run.name], basis="modelled", how=how)
+    method = "the program that was compiled for the array"
+    return coverage_of(runs, lambda run: reasons[run.name], basis="modelled", how=method)
 
 
 BYTES_PER_CYCLE = 16
@@ -198,21 +198,21 @@ def estimate(program: Program) -> ArrayEstimate:
 
 def _conv(program: Program, step: steps.Conv) -> LayerEstimate:
     _, outputs, rows, columns = step.conv_shape
-    read = math.prod(program.tensors[step.input].shape) // step.groups
-    written = math.prod(program.tensors[step.output].shape) // step.groups
+    bytes_in = math.prod(program.tensors[step.input].shape) // step.groups
+    bytes_out = math.prod(program.tensors[step.output].shape) // step.groups
     share = outputs // step.groups
-    return _product(program, step, step.groups, rows * columns, share, int(step.weights[0].size), read, written)
+    return _product(program, step, step.groups, rows * columns, share, int(step.weights[0].size), bytes_in, bytes_out)
 
 
 def _product(
-    program: Program, step: Weighted, groups: int, rows: int, columns: int, depth: int, read: int, written: int
+    program: Program, step: Weighted, groups: int, rows: int, columns: int, depth: int, bytes_in: int, bytes_out: int
 ) -> LayerEstimate:
     array = program.array
     tiles = steps.product_tiles(rows, columns, depth, array)
-    whole = [-(-size // array.dim) for size in (rows, columns, depth)]
-    passes_i, passes_j = -(-whole[0] // tiles.i), -(-whole[1] // tiles.j)
-    traffic = groups * (read * passes_j + depth * columns * passes_i + 4 * columns + written)
-    compute = groups * math.prod(whole) * array.dim
+    tile_counts = [-(-size // array.dim) for size in (rows, columns, depth)]
+    passes_i, passes_j = -(-tile_counts[0] // tiles.i), -(-tile_counts[1] // tiles.j)
+    traffic = groups * (bytes_in * passes_j + depth * columns * passes_i + 4 * columns + bytes_out)
+    compute = groups * math.prod(tile_counts) * array.dim
     cycles = max(compute, -(-traffic // BYTES_PER_CYCLE))
     macs = step_macs(program, step)
     return LayerEstimate(step.name, macs, cycles, compute, traffic, macs / (cycles * array.dim**2))

@@ -92,9 +92,9 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
     Raises:
         HardwareError: a value is impossible or contradicts another. The message names the key.
     """
-    for key, known in (("element_type", "int8"), ("accumulator_type", "int32")):
-        if table.get(key, known) != known:
-            raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"edgeq only builds for {known} arrays")
+    for key, supported in (("element_type", "int8"), ("accumulator_type", "int32")):
+        if table.get(key, supported) != supported:
+            raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"edgeq only builds for {supported} arrays")
     scale, dataflow = str(table.get("scale_type", "float32")), str(table.get("dataflow", "WS"))
     for key, value, choices in (("scale_type", scale, [*_SCALES]), ("dataflow", dataflow, ["WS", "OS"])):
         if value not in choices:
@@ -144,10 +144,10 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     share = 2 if array.dataflow == "WS" else 1
     scratchpad = array.scratchpad_rows // share // array.dim
     accumulator = array.accumulator_rows // share // array.dim
-    whole = tuple(-(-size // array.dim) for size in (rows, columns, depth))
+    total = tuple(-(-size // array.dim) for size in (rows, columns, depth))
     side = max(math.isqrt(accumulator), 1)
-    tile = [min(whole[0], side), min(whole[1], side), 1]
-    tile[2] = max(min(whole[2], scratchpad // (tile[0] + tile[1])), 1)
+    tile = [min(total[0], side), min(total[1], side), 1]
+    tile[2] = max(min(total[2], scratchpad // (tile[0] + tile[1])), 1)
 
     def fits(i: int, j: int, k: int) -> bool:
         """Return whether a piece of i × j tiles, k tiles deep, fits into accumulator and scratchpad."""
@@ -159,7 +159,7 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
         for axis in (1, 0, 2):
             larger = tile.copy()
             larger[axis] += 1
-            if larger[axis] <= whole[axis] and fits(*larger):
+            if larger[axis] <= total[axis] and fits(*larger):
                 tile, grown = larger, True
     return ProductTiles(*tile)
 
@@ -485,11 +485,11 @@ class Program:
 
 def readers(layers: Iterable[Layer]) -> Mapping[str, list[Layer]]:
     """Return the layers that read each tensor, in order. A tensor that no layer reads has an empty list."""
-    found: dict[str, list[Layer]] = defaultdict(list)
+    layers_by_tensor: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
         for name in dict.fromkeys(step_inputs(layer)):
-            found[name].append(layer)
-    return found
+            layers_by_tensor[name].append(layer)
+    return layers_by_tensor
 
 
 def step_inputs(step: Step) -> tuple[str, ...]:

@@ -65,23 +65,23 @@ def convolve(
     for tap, (_, _, vertical, horizontal) in enumerate(spans):
         patches[tap] = channels_first[:, :, vertical, horizontal]
     share = outputs // groups
-    made = np.empty((outputs, len(x), rows, columns), kind)
+    sums = np.empty((outputs, len(x), rows, columns), kind)
     for group in range(groups):
-        own = patches[:, group * depth : (group + 1) * depth]
+        group_patches = patches[:, group * depth : (group + 1) * depth]
         taps = weights[group * share : (group + 1) * share].transpose(0, 2, 3, 1).reshape(share, -1).astype(kind)
-        product = multiply(taps, own.reshape(kh * kw * depth, -1), k_tile)
-        made[group * share : (group + 1) * share] = product.reshape(share, len(x), rows, columns)
-    return made.transpose(1, 0, 2, 3)
+        product = multiply(taps, group_patches.reshape(kh * kw * depth, -1), k_tile)
+        sums[group * share : (group + 1) * share] = product.reshape(share, len(x), rows, columns)
+    return sums.transpose(1, 0, 2, 3)
 
 
-def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArray[Any]:
+def multiply(lhs: NDArray[Any], rhs: NDArray[Any], k_tile: int = 0) -> NDArray[Any]:
     """Return left [M, K] @ right [..., K, P]. With `k_tile`, cut each partial sum of `k_tile` products to 20 bits."""
     if not k_tile:
-        return np.asarray(left @ right)
+        return np.asarray(lhs @ rhs)
     limit = 2 ** (PARTIAL_BITS - 1) - 1
     parts = (
-        np.clip(left[:, start : start + k_tile] @ right[..., start : start + k_tile, :], -limit - 1, limit)
-        for start in range(0, left.shape[1], k_tile)
+        np.clip(lhs[:, start : start + k_tile] @ rhs[..., start : start + k_tile, :], -limit - 1, limit)
+        for start in range(0, lhs.shape[1], k_tile)
     )
     return np.asarray(sum(parts))
 
@@ -292,9 +292,9 @@ class Simulator:
             for number, step in enumerate(self.program.steps):
                 self._run(number, step, values, runs, parts)
             for name, part in parts.items():
-                found = values[name]
+                samples = values[name]
                 # A value without axes has no batch axis, so it is represented by a list with one value for each sample.
-                part += map(np.atleast_1d, found) if isinstance(found, list) else [found]
+                part += map(np.atleast_1d, samples) if isinstance(samples, list) else [samples]
         return ProgramRun({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
 
     def walk(self, inputs: Mapping[str, Array], change: Callable[[Weighted, Array], Weighted]) -> tuple[Step, ...]:
@@ -316,15 +316,15 @@ class Simulator:
             self._run(number, step, values, {}, ())
         return tuple(ran)
 
-    def compute(self, step: Step, read: list[Array], runs: Runs | None = None) -> Array:
+    def compute(self, step: Step, inputs: list[Array], runs: Runs | None = None) -> Array:
         """Return the output of an integer step.
 
         Args:
-            read: the step's inputs, each [N, ...].
+            inputs: the step's inputs, each [N, ...].
             runs: dictionary that receives a record under the step's name if the step accumulates or adds.
         """
         runs = {} if runs is None else runs
-        x = read[0]
+        x = inputs[0]
         output = self._tensors[step_outputs(step)[0]]
         match step:
             case steps.Quantize():
@@ -336,7 +336,7 @@ class Simulator:
             case steps.Fc():
                 return self._fc(step, x, runs)
             case steps.ResidualAdd():
-                return self._add(step, x, read[1], runs)
+                return self._add(step, x, inputs[1], runs)
             case steps.MaxPool():
                 return largest_in_windows(x, step.kernel, step.strides, step.dilations, step.pads, output.shape[2:])
             case steps.AveragePool():
@@ -345,22 +345,22 @@ class Simulator:
             case steps.Clamp():
                 return np.clip(x, np.int8(step.low), np.int8(step.high))
             case steps.Concat():
-                return np.concatenate(read, axis=step.axis)
+                return np.concatenate(inputs, axis=step.axis)
             case steps.Rearrange():
                 if step.index is not None:
                     x = np.where(step.index < 0, np.int8(0), x.reshape(len(x), -1)[:, step.index])
                 return x.reshape(len(x), *output.shape[1:])
         raise TypeError(f"{type(step).__name__} is not an integer step")
 
-    def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, wanted: Collection[str]) -> None:
+    def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, keep: Collection[str]) -> None:
         """Run a step and add its outputs to `values`. Drop values that no later step reads."""
         if isinstance(step, steps.Float):
             values.update(self._float(step, values))
         else:
-            read = [np.asarray(values[name]) for name in step_inputs(step)]
-            values[step_outputs(step)[0]] = self.compute(step, read, runs)
+            inputs = [np.asarray(values[name]) for name in step_inputs(step)]
+            values[step_outputs(step)[0]] = self.compute(step, inputs, runs)
         for name in step_inputs(step):
-            if self._last_use[name] == number and name not in wanted:
+            if self._last_use[name] == number and name not in keep:
                 values.pop(name, None)
 
     def _values(self, inputs: Mapping[str, Array]) -> dict[str, Values]:
@@ -397,10 +397,10 @@ class Simulator:
             session.run(list(step.outputs), {name: _sample(values[name], i) for name in step.inputs})
             for i in range(count)
         ]
-        made = {name: [row[place] for row in rows] for place, name in enumerate(step.outputs)}
+        outputs = {name: [row[place] for row in rows] for place, name in enumerate(step.outputs)}
         return {
-            name: np.concatenate(found) if self._tensors[name].shape[:1] == (1,) else found
-            for name, found in made.items()
+            name: np.concatenate(samples) if self._tensors[name].shape[:1] == (1,) else samples
+            for name, samples in outputs.items()
         }
 
     def _conv(self, step: steps.Conv, x: Int8s, runs: Runs) -> Int8s:
@@ -431,9 +431,9 @@ class Simulator:
         parts = []
         for start, stop in _slices(step.tiles, len(step.bias) // step.groups):
             group = start * step.groups // len(step.bias)
-            own, weights = x[:, group * depth : (group + 1) * depth], step.weights[start:stop]
+            group_input, weights = x[:, group * depth : (group + 1) * depth], step.weights[start:stop]
             k_tile = self._k_tile(step.conv_shape[2] * step.conv_shape[3], stop - start, weights[0].size)
-            parts.append(convolve(own, weights, 1, step.strides, step.dilations, step.pads, k_tile=k_tile))
+            parts.append(convolve(group_input, weights, 1, step.strides, step.dilations, step.pads, k_tile=k_tile))
         return np.concatenate(parts, axis=1)
 
     def _fc(self, step: steps.Fc, x: Int8s, runs: Runs) -> Int8s:
@@ -467,10 +467,10 @@ class Simulator:
             scaled = rescale(accumulator, multipliers, rounding=self._rounding)
         return self._saturated(step, scaled, overflows, runs)
 
-    def _add(self, step: steps.ResidualAdd, left: Int8s, right: Int8s, runs: Runs) -> Int8s:
+    def _add(self, step: steps.ResidualAdd, lhs: Int8s, rhs: Int8s, runs: Runs) -> Int8s:
         parts = [
             np.clip(round_values(x.astype(np.float32) * np.float32(factor), rounding=self._rounding), -128, 127)
-            for x, factor in ((left, step.left_multiplier), (right, step.right_multiplier))
+            for x, factor in ((lhs, step.left_multiplier), (rhs, step.right_multiplier))
         ]
         return self._saturated(step, parts[0] + parts[1], 0, runs)
 
@@ -481,8 +481,8 @@ class Simulator:
         cut = int(np.count_nonzero(results > 127))
         if not step.relu:
             cut += int(np.count_nonzero(results < -128))
-        seen = runs.get(step.name, LayerRun(step.name))
-        counts = seen.values + results.size, seen.overflows + overflows, seen.saturated + cut
+        record = runs.get(step.name, LayerRun(step.name))
+        counts = record.values + results.size, record.overflows + overflows, record.saturated + cut
         runs[step.name] = LayerRun(step.name, *counts)
         return saturate(results, relu=step.relu)
 

@@ -126,11 +126,11 @@ class _ModelWriter:
         # Use one factor for each value of the last axis. The optimiser would move a single factor past a product, which
         # would change the rounding.
         scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
-        made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
-        self._node("Mul", [made, scales], step.name, step.output)
+        cast = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
+        self._node("Mul", [cast, scales], step.name, step.output)
 
     def _conv(self, step: steps.Conv) -> None:
-        made = self._qlinear_conv(
+        output = self._qlinear_conv(
             step.name,
             self._operand(step.input),
             (step.weights, _scales(step.tiles), step.bias),
@@ -142,24 +142,24 @@ class _ModelWriter:
             pads=step.pads,
         )
         if step.relu:
-            made = self._relu(step.name, made, f"{step.name}/relu" if step.pool else step.output)
+            output = self._relu(step.name, output, f"{step.name}/relu" if step.pool else step.output)
         if step.pool is not None:
-            self._pool(step.pool, made, f"{step.name}/pool", step.output)
+            self._pool(step.pool, output, f"{step.name}/pool", step.output)
 
     def _fc(self, step: steps.Fc) -> None:
         name, depth = step.name, step.weights.shape[1]
         shape = self._program.tensors[step.output].shape
         column = self._constant(f"{name}/column", np.array([-1, depth, 1, 1], np.int64))
-        back = self._constant(f"{name}/back", np.array([-1, *shape[1:]], np.int64))
+        rows_shape = self._constant(f"{name}/back", np.array([-1, *shape[1:]], np.int64))
         rows = self._node("Reshape", [self._values[step.input], column], f"{name}/as-image", f"{name}/rows")
-        self._node("Reshape", [self._product(step, rows), back], f"{name}/as-rows", step.output)
+        self._node("Reshape", [self._product(step, rows), rows_shape], f"{name}/as-rows", step.output)
 
     def _product(self, step: steps.Fc, rows: ir.Value) -> ir.Value:
         """Write a product as a 1 × 1 convolution of `rows` [N, K, 1, 1]."""
         layer = (step.weights[:, :, None, None], _scales(step.tiles), step.bias)
         source = (rows, *self._params(step.input))
-        made = self._qlinear_conv(step.name, source, layer, step.output, f"{step.name}/product")
-        return self._relu(step.name, made, f"{step.name}/relu") if step.relu else made
+        product = self._qlinear_conv(step.name, source, layer, step.output, f"{step.name}/product")
+        return self._relu(step.name, product, f"{step.name}/relu") if step.relu else product
 
     def _add(self, step: steps.ResidualAdd) -> None:
         name = step.name
@@ -167,12 +167,12 @@ class _ModelWriter:
         parts = []
         operands = (("left", step.left, step.left_multiplier), ("right", step.right, step.right_multiplier))
         for side, tensor, factor in operands:
-            own = f"{name}/{side}"
-            multiplier = self._constant(f"{own}/multiplier", np.array(factor, np.float32))
-            part = self._as_float(tensor, f"{own}/cast", f"{own}/float")
-            part = self._node("Mul", [part, multiplier], f"{own}/scale", f"{own}/scaled")
-            part = self._node("Round", [part], f"{own}/round", f"{own}/rounded")
-            parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
+            prefix = f"{name}/{side}"
+            multiplier = self._constant(f"{prefix}/multiplier", np.array(factor, np.float32))
+            part = self._as_float(tensor, f"{prefix}/cast", f"{prefix}/float")
+            part = self._node("Mul", [part, multiplier], f"{prefix}/scale", f"{prefix}/scaled")
+            part = self._node("Round", [part], f"{prefix}/round", f"{prefix}/rounded")
+            parts.append(self._node("Clip", [part, low, high], f"{prefix}/clip", f"{prefix}/cut"))
         total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
         total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
         # The node with the sum's name computes the final integers, so that no intermediate tensor in other units is
@@ -276,8 +276,11 @@ class _ModelWriter:
         """
         weights, scales, bias = layer
         zero = self._constant(f"{name}/weight-zero", np.zeros(scales.shape, np.int8)) if scales.ndim else self._zero()
-        own = [self._constant(f"{name}/weights", weights), self._constant(f"{name}/weight-scale", np.asarray(scales))]
-        inputs = [*data, *own, zero, *self._params(tensor)]
+        weight_inputs = [
+            self._constant(f"{name}/weights", weights),
+            self._constant(f"{name}/weight-scale", np.asarray(scales)),
+        ]
+        inputs = [*data, *weight_inputs, zero, *self._params(tensor)]
         if bias is not None:
             inputs.append(self._constant(f"{name}/bias", bias))
         return self._node("QLinearConv", inputs, name, output or tensor, kernel_shape=weights.shape[2:], **attributes)
@@ -287,11 +290,11 @@ class _ModelWriter:
     ) -> ir.Value:
         """Insert a node. Its output, called `output`, is a tensor of the program or an intermediate tensor."""
         ordered = dict(sorted(attributes.items()))
-        made = self._editor.node(op_type, inputs, name, output=output, domain=domain, attributes=ordered)
+        value = self._editor.node(op_type, inputs, name, output=output, domain=domain, attributes=ordered)
         if output in self._tensors:
-            made.name = output
-            self._values[output] = made
-        return made
+            value.name = output
+            self._values[output] = value
+        return value
 
     def _operand(self, tensor: str) -> Operand:
         return self._values[tensor], *self._params(tensor)
@@ -379,20 +382,20 @@ def check_dialect(model: ir.Model) -> None:
     if opsets.get("") not in (12, 13) or opsets.get(MICROSOFT) != 1:
         raise ModelError(f"the file imports {opsets}; the runtime needs opset 12 or 13, and {MICROSOFT} 1")
     for node in model.graph:
-        where = f"{node.op_type} {node.name!r}"
+        location = f"{node.op_type} {node.name!r}"
         if node.op_type == _RELU:
             maker = _maker(node)
             if maker is None or maker.op_type not in _FUSES_RELU or only_reader(maker.outputs[0]) is not node:
-                raise ModelError(f"{where} cannot be fused, and has no kernel of its own")
+                raise ModelError(f"{location} cannot be fused, and has no kernel of its own")
         elif node.domain == MICROSOFT:
             if node.op_type not in _MICROSOFT:
-                raise ModelError(f"{where} is unknown to the runtime")
+                raise ModelError(f"{location} is unknown to the runtime")
         elif node.domain or not onnx.defs.has(node.op_type, DIALECT_OPSET, ""):
-            raise ModelError(f"{where} is not in opset {DIALECT_OPSET}")
+            raise ModelError(f"{location} is not in opset {DIALECT_OPSET}")
         if node.op_type in (*_FUSES_RELU, "QuantizeLinear", "DequantizeLinear"):
-            _check_params(node, where)
+            _check_params(node, location)
         if node.op_type == "MaxPool":
-            _check_pool(node, where)
+            _check_pool(node, location)
 
 
 def to_oldest_form(node: ir.Node) -> None:
@@ -401,23 +404,23 @@ def to_oldest_form(node: ir.Node) -> None:
     Raises:
         ModelError: opset 13 has no form of the node.
     """
-    where = f"{node.op_type} {node.name!r}"
+    location = f"{node.op_type} {node.name!r}"
     if node.domain not in MAIN_DOMAINS:
-        raise ModelError(f"{where} of {node.domain} is unknown to the runtime")
+        raise ModelError(f"{location} of {node.domain} is unknown to the runtime")
     if node.op_type in _AXES_TO_ATTRIBUTE and len(node.inputs) > 1:
         axes = constant(node.inputs[1])
         if axes is None:
-            raise ModelError(f"{where} computes its axes, which opset {DIALECT_OPSET} does not know")
+            raise ModelError(f"{location} computes its axes, which opset {DIALECT_OPSET} does not know")
         node.resize_inputs(1)
         node.attributes["axes"] = ir.AttrInt64s("axes", axes.ravel().tolist())
         return
     if node.op_type == "HardSwish" or not onnx.defs.has(node.op_type, DIALECT_OPSET, ""):
-        raise ModelError(f"{where} is not in opset {DIALECT_OPSET}")
+        raise ModelError(f"{location} is not in opset {DIALECT_OPSET}")
     schema = onnx.defs.get_schema(node.op_type, DIALECT_OPSET, "")
     unknown = [attribute for name, attribute in node.attributes.items() if name not in schema.attributes]
     used = [attribute.name for attribute in unknown if not _is_default(attribute, node.op_type)]
     if used or len(node.inputs) > schema.max_input:
-        raise ModelError(f"{f'{used[0]} of ' if used else ''}{where} is not in opset {DIALECT_OPSET}")
+        raise ModelError(f"{f'{used[0]} of ' if used else ''}{location} is not in opset {DIALECT_OPSET}")
     for inner in (inner for body in bodies(node) for inner in body):
         to_oldest_form(inner)
     for attribute in unknown:
@@ -438,18 +441,18 @@ def _is_default(attribute: ir.Attr, op_type: str) -> bool:
     return bool(attribute.value == (default.decode() if isinstance(default, bytes) else default))
 
 
-def _check_params(node: ir.Node, where: str) -> None:
+def _check_params(node: ir.Node, location: str) -> None:
     row = operator_of(node)
     places = [(integers.scale, integers.zero_point) for integers in row.integers]
     for scale_at, zero_at in [*places, *([row.integer_output] if row.integer_output else [])]:
         scale, zero = constant_tensor(node_input(node, scale_at)), constant_tensor(node_input(node, zero_at))
         if scale is None or scale.size != 1:
-            raise ModelError(f"{where} has more than one scale; the kernels refuse that")
+            raise ModelError(f"{location} has more than one scale; the kernels refuse that")
         if zero is None or zero.dtype != ir.DataType.INT8 or zero.numpy().any():
-            raise ModelError(f"{where} has a zero point other than int8 0; the kernels refuse that")
+            raise ModelError(f"{location} has a zero point other than int8 0; the kernels refuse that")
 
 
-def _check_pool(node: ir.Node, where: str) -> None:
+def _check_pool(node: ir.Node, location: str) -> None:
     maker = behind = _maker(node)
     if maker is not None and maker.op_type == _RELU:
         behind = _maker(maker)
@@ -461,7 +464,7 @@ def _check_pool(node: ir.Node, where: str) -> None:
     fits = max(*kernel, *strides, *pads) <= 3
     odd = a.get("ceil_mode") or "auto_pad" in a or any(d != 1 for d in a.get("dilations", [1]))
     if not square or not fits or odd or (pads[0] and maker is behind):
-        raise ModelError(f"{where} after a convolution would be fused wrongly")
+        raise ModelError(f"{location} after a convolution would be fused wrongly")
 
 
 def _maker(node: ir.Node) -> ir.Node | None:
@@ -511,21 +514,21 @@ class _DialectWriter(_ModelWriter):
         self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
 
     def _conv(self, step: steps.Conv) -> None:
-        whole = len(step.tiles) == 1
+        is_single = len(step.tiles) == 1
         source = self._values[step.input]
         parts = []
         for tile in step.tiles:
-            name = step.name if whole else f"{step.name}/{tile.start}"
-            own, groups = source, step.groups
-            if not whole and step.depthwise:
-                own, groups = self._slice(name, source, tile), tile.stop - tile.start
-            output = step.output if whole and step.pool is None else f"{name}/out"
+            name = step.name if is_single else f"{step.name}/{tile.start}"
+            tile_source, groups = source, step.groups
+            if not is_single and step.depthwise:
+                tile_source, groups = self._slice(name, source, tile), tile.stop - tile.start
+            output = step.output if is_single and step.pool is None else f"{name}/out"
             windows: dict[str, Any] = {"strides": step.strides, "dilations": step.dilations, "pads": step.pads}
-            made = self._tile(name, own, step, tile, output, group=groups, **windows)
+            part = self._tile(name, tile_source, step, tile, output, group=groups, **windows)
             if step.pool is not None:
-                made = self._pool(step.pool, made, f"{name}/pool", step.output if whole else f"{name}/pooled")
-            parts.append(made)
-        if not whole:
+                part = self._pool(step.pool, part, f"{name}/pool", step.output if is_single else f"{name}/pooled")
+            parts.append(part)
+        if not is_single:
             self._node("Concat", parts, f"{step.name}/join", step.output, axis=1)
 
     def _slice(self, name: str, source: ir.Value, tile: Tile) -> ir.Value:
@@ -549,8 +552,8 @@ class _DialectWriter(_ModelWriter):
         data = (source, *self._params(step.input))
         layer = (weights, np.float32(tile.weight_scale), step.bias[tile.start : tile.stop])
         between = f"{name}/conv" if step.relu else output
-        made = self._qlinear_conv(name, data, layer, step.output, between, **attributes)
-        return self._relu(name, made, output) if step.relu else made
+        convolved = self._qlinear_conv(name, data, layer, step.output, between, **attributes)
+        return self._relu(name, convolved, output) if step.relu else convolved
 
     def _product(self, step: steps.Fc, rows: ir.Value) -> ir.Value:
         parts = []
@@ -564,9 +567,9 @@ class _DialectWriter(_ModelWriter):
     def _add(self, step: steps.ResidualAdd) -> None:
         inputs = [*self._operand(step.left), *self._operand(step.right), *self._params(step.output)]
         output = f"{step.name}/sum" if step.relu else step.output
-        made = self._node("QLinearAdd", inputs, step.name, output, domain=MICROSOFT)
+        total = self._node("QLinearAdd", inputs, step.name, output, domain=MICROSOFT)
         if step.relu:
-            self._relu(step.name, made, step.output)
+            self._relu(step.name, total, step.output)
 
     def _max_pool(self, step: steps.MaxPool) -> None:
         """Write a max pooling. If it follows a convolution, write it in float.

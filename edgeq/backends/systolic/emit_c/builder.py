@@ -60,8 +60,8 @@ def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.
     """
     places = np.empty(source.size, np.int64)
     places[source] = np.arange(source.size)
-    wanted = index[target]
-    return np.where(wanted < 0, -1, places[np.maximum(wanted, 0)]).astype(np.int32)
+    source_places = index[target]
+    return np.where(source_places < 0, -1, places[np.maximum(source_places, 0)]).astype(np.int32)
 
 
 def is_identity(index: NDArray[np.int32], source_size: int) -> bool:
@@ -77,14 +77,14 @@ class Region:
         inputs: int8 tensors that the host provides, in the order of the program.
         outputs: int8 tensors that the C code returns to the host.
         steps: the steps in C.
-        before, after: the float steps that the host runs before and after the steps in C.
+        leading, trailing: the float steps that the host runs before and after the steps in C.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     steps: tuple[Step, ...]
-    before: tuple[Step, ...]
-    after: tuple[Step, ...]
+    leading: tuple[Step, ...]
+    trailing: tuple[Step, ...]
 
 
 def c_region(program: Program) -> Region:
@@ -94,24 +94,24 @@ def c_region(program: Program) -> Region:
         ModelError: the program has no integers, or a float step between integers. The message names the node and why it
             is in float.
     """
-    known, before = set(program.inputs), []
+    available, leading = set(program.inputs), []
     for step in program.steps:
-        if isinstance(step, steps.Float | steps.Quantize) and known.issuperset(step_inputs(step)):
-            before.append(step)
-            known.update(step_outputs(step))
-    ends = set(map(id, before))
-    needed: set[str] = set()
-    after: list[Step] = []
+        if isinstance(step, steps.Float | steps.Quantize) and available.issuperset(step_inputs(step)):
+            leading.append(step)
+            available.update(step_outputs(step))
+    ends = set(map(id, leading))
+    inner_reads: set[str] = set()
+    trailing: list[Step] = []
     for step in reversed(program.steps):
         if (
             isinstance(step, steps.Float | steps.Dequantize)
-            and needed.isdisjoint(step_outputs(step))
+            and inner_reads.isdisjoint(step_outputs(step))
             and id(step) not in ends
         ):
-            after.insert(0, step)
+            trailing.insert(0, step)
         else:
-            needed.update(step_inputs(step))
-    ends.update(map(id, after))
+            inner_reads.update(step_inputs(step))
+    ends.update(map(id, trailing))
     inner = tuple(step for step in program.steps if id(step) not in ends)
     for step in inner:
         if isinstance(step, steps.Float):
@@ -124,11 +124,11 @@ def c_region(program: Program) -> Region:
         raise ModelError(
             "no part of this model runs on integers", "A C bundle would be empty. See the reasons for the float nodes"
         )
-    made = {name for step in inner for name in step_outputs(step)}
-    inputs = dict.fromkeys(name for step in inner for name in step_inputs(step) if name not in made)
-    wanted = [name for step in after for name in step_inputs(step)]
-    outputs = dict.fromkeys(name for name in (*wanted, *program.outputs) if name in made)
-    return Region(tuple(inputs), tuple(outputs), inner, tuple(before), tuple(after))
+    computed = {name for step in inner for name in step_outputs(step)}
+    inputs = dict.fromkeys(name for step in inner for name in step_inputs(step) if name not in computed)
+    trailing_reads = [name for step in trailing for name in step_inputs(step)]
+    outputs = dict.fromkeys(name for name in (*trailing_reads, *program.outputs) if name in computed)
+    return Region(tuple(inputs), tuple(outputs), inner, tuple(leading), tuple(trailing))
 
 
 _LINE = 110
@@ -140,8 +140,8 @@ def harmless(name: str) -> str:
 
     Names that are too long are cut.
     """
-    kept = re.sub(r"[^A-Za-z0-9_.:-]", "_", name)
-    return kept if len(kept) <= _NAME_LENGTH else kept[: _NAME_LENGTH - 3] + "..."
+    cleaned = re.sub(r"[^A-Za-z0-9_.:-]", "_", name)
+    return cleaned if len(cleaned) <= _NAME_LENGTH else cleaned[: _NAME_LENGTH - 3] + "..."
 
 
 def float_literal(value: float) -> str:
@@ -332,7 +332,7 @@ class Builder:
 _MOST_SHIFT = 31
 
 
-def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
+def output_scale(value: float, array: steps.ArrayConfig, label: str) -> str:
     """Return an accumulator's multiplier as a C constant.
 
     Raises:
@@ -344,7 +344,7 @@ def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
     shift = 1 - exponent
     if mantissa != 0.5 or not 0 <= shift <= _MOST_SHIFT:
         raise ModelError(
-            f"{where}: the output multiplier {value:.9g} is not a right shift by 0 to {_MOST_SHIFT}",
+            f"{label}: the output multiplier {value:.9g} is not a right shift by 0 to {_MOST_SHIFT}",
             "Package for an array with a float output scale",
         )
     return str(shift)
@@ -527,9 +527,9 @@ def _average_pool(builder: Builder, step: steps.AveragePool) -> None:
     label = builder.label("average_pool")
     source, target, on_core = _pooling(builder, label, step, (*step.pads[:2], float_literal(step.multiplier)))
     _, channels, rows, cols = builder.tensor(step.input).shape
-    plain = np.float32(step.multiplier) == np.float32(1) / np.float32(rows * cols)
-    whole = step.kernel == (rows, cols) and builder.tensor(step.output).shape[2:] == (1, 1)
-    if plain and whole and rows == cols and not any(step.pads):
+    is_mean = np.float32(step.multiplier) == np.float32(1) / np.float32(rows * cols)
+    is_global = step.kernel == (rows, cols) and builder.tensor(step.output).shape[2:] == (1, 1)
+    if is_mean and is_global and rows == cols and not any(step.pads):
         on_array = f"tiled_global_average_auto({source}, {target}, {builder.batch}, {channels}, {rows}, WS);"
         statement = f"if (mode.type == WS)\n        {on_array}\n    else\n        {_loop(builder, on_core, 8)}"
         builder.call(label, step.sources, statement)
@@ -559,14 +559,16 @@ def _pooling(
 
 
 def _clamp(builder: Builder, step: steps.Clamp) -> None:
-    _each(builder, step, "clamp", "eq_clamp_all", f"{step.low}, {step.high}")
+    _emit_elementwise(builder, step, "clamp", "eq_clamp_all", f"{step.low}, {step.high}")
 
 
 def _quantize(builder: Builder, step: steps.Quantize) -> None:
-    _each(builder, step, "quantize", "eq_quantize", _scale(builder, step.output))
+    _emit_elementwise(builder, step, "quantize", "eq_quantize", _scale(builder, step.output))
 
 
-def _each(builder: Builder, step: steps.Clamp | steps.Quantize, kind: str, function: str, arguments: str) -> None:
+def _emit_elementwise(
+    builder: Builder, step: steps.Clamp | steps.Quantize, kind: str, function: str, arguments: str
+) -> None:
     """Add a call that computes each output element from the input element in the same position."""
     label = builder.label(kind)
     place = builder.places[step.input]
@@ -584,11 +586,11 @@ def _concat(builder: Builder, step: steps.Concat) -> None:
     axis = c_axis(shape, step.axis) - 1
     inner = c_shape(shape)
     rows = builder.batch * math.prod(inner[:axis])
-    whole = math.prod(inner[axis:])
+    row_size = math.prod(inner[axis:])
     statements, start = [], 0
     for name, source in zip(step.inputs, sources, strict=True):
         run = math.prod(c_shape(builder.tensor(name).shape)[axis:])
-        statements.append(f"eq_place({source}, {target} + {start}, {rows}, {run}, {whole});")
+        statements.append(f"eq_place({source}, {target} + {start}, {rows}, {run}, {row_size});")
         start += run
     builder.call(label, step.sources, "\n    ".join(statements))
 

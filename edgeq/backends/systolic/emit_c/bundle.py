@@ -70,11 +70,11 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
             f"{path}: DIM is {dim}, the target's is {array.dim}",
             "Package for a target whose [systolic] dim is the chip's",
         )
-    for name, known in (("elem_t", "int8_t"), ("acc_t", "int32_t")):
-        found = _type(code, name)
-        if found != known:
+    for name, c_type in (("elem_t", "int8_t"), ("acc_t", "int32_t")):
+        declared = _type(code, name)
+        if declared != c_type:
             raise HardwareError(
-                f"{path}: {name} is {found or 'not defined'}, the program's is {known}",
+                f"{path}: {name} is {declared or 'not defined'}, the program's is {c_type}",
                 "Only arrays of int8 elements and int32 accumulators can run it",
             )
     scale = "float" if _type(code, "acc_scale_t") == "float" else "shift"
@@ -85,30 +85,30 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
             f'Package for a target with [systolic] scale_type = "{kinds[scale]}"',
         )
     banks, rows, accumulator = (_number(code, name) for name in ("BANK_NUM", "BANK_ROWS", "ACC_ROWS"))
-    held = replace(
+    merged = replace(
         array,
         scratchpad_rows=array.scratchpad_rows if banks is None or rows is None else banks * rows,
         accumulator_rows=array.accumulator_rows if accumulator is None else accumulator,
     )
     notes = tuple(
-        f"{path.name} has {getattr(held, name)} {name.replace('_', ' ')}, the target {getattr(array, name)}; "
+        f"{path.name} has {getattr(merged, name)} {name.replace('_', ' ')}, the target {getattr(array, name)}; "
         "the header's count is used"
         for name in ("scratchpad_rows", "accumulator_rows")
-        if getattr(held, name) != getattr(array, name)
+        if getattr(merged, name) != getattr(array, name)
     )
-    return text, held, notes
+    return text, merged, notes
 
 
 def _number(code: str, name: str) -> int | None:
-    found = re.search(rf"(?m)^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+\(?(\d{{1,9}})\)?[ \t]*\r?$", code)
-    return int(found[1]) if found else None
+    match = re.search(rf"(?m)^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+\(?(\d{{1,9}})\)?[ \t]*\r?$", code)
+    return int(match[1]) if match else None
 
 
 def _type(code: str, name: str) -> str | None:
     for statement in code.split(";"):
-        *before, last = statement.split() or [""]
-        if last == name and "typedef" in before:
-            return " ".join(before[len(before) - before[::-1].index("typedef") :])
+        *words, declared_name = statement.split() or [""]
+        if declared_name == name and "typedef" in words:
+            return " ".join(words[len(words) - words[::-1].index("typedef") :])
     return None
 
 
@@ -117,8 +117,8 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
     host.
     """
     floats = [
-        f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
-        for where, ends in (("before the inputs", region.before), ("after the outputs", region.after))
+        f"- {moment}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
+        for moment, ends in (("before the inputs", region.leading), ("after the outputs", region.trailing))
         for step in ends
         if isinstance(step, Float)
     ]
@@ -215,9 +215,9 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]
     table: dict[str, list[str]] = {mode: [] for mode in MODES}
     for number, (name, order) in enumerate(outputs):
         for mode in ("ws", "os", "cpu"):
-            same = np.array_equal(values[mode][name], values["ws"][name])
-            label = f"expected_{number}_{'ws' if same else mode}"
-            if mode == "ws" or not same:
+            is_equal = np.array_equal(values[mode][name], values["ws"][name])
+            label = f"expected_{number}_{'ws' if is_equal else mode}"
+            if mode == "ws" or not is_equal:
                 lines.append(emit.array("elem_t", label, in_c(values[mode][name], order)))
             table[mode].append(f"(const elem_t *){label}")
     rows = ",\n".join("    {" + ", ".join(table[mode]) + "}" for mode in MODES)
@@ -295,8 +295,8 @@ def write_c_bundle(
         DataError: the samples do not fit the program.
     """
     if generation not in get_args(Generation):
-        known = ", ".join(get_args(Generation))
-        raise UsageError(f"gemmini.h has no generation {generation!r}", f"Known are {known}")
+        generations = ", ".join(get_args(Generation))
+        raise UsageError(f"gemmini.h has no generation {generation!r}", f"Known are {generations}")
     header, notes = own_header(program.array), tuple[str, ...]()
     if params_header is not None:
         header, array, notes = read_header(params_header, program.array)

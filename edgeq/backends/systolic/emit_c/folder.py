@@ -37,7 +37,7 @@ from edgeq.util.outputs import (
 )
 
 _KIND = "emit-c"
-_MADE = ("net-host", "net-linux", "net-baremetal")
+_BUILT = ("net-host", "net-linux", "net-baremetal")
 _EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
 MOST_WEIGHTS = 5_000_000
 """Largest number of weights of a program whose C code is part of a bundle. As text, a weight takes about four bytes."""
@@ -122,7 +122,7 @@ def _judge(folder: Path) -> Judge | None:
 
 def _is_made(path: Path, name: str) -> bool:
     """Return whether a file is a program that the Makefile builds."""
-    if name not in _MADE or not is_plain(path):
+    if name not in _BUILT or not is_plain(path):
         return False
     with open_file(path) as stream:
         return stream.read(4).startswith(_EXECUTABLE)
@@ -162,7 +162,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
     """Return the first `count` samples, or all if there are fewer, as arrays [N, ...] by input name."""
-    taken = list(itertools.islice(samples, count))
-    if not taken:
+    batch = list(itertools.islice(samples, count))
+    if not batch:
         raise DataError(f"{samples.source} holds no samples", "Give at least one")
-    return {name: np.concatenate([np.asarray(sample.inputs[name])[:1] for sample in taken]) for name in program.inputs}
+    return {name: np.concatenate([np.asarray(sample.inputs[name])[:1] for sample in batch]) for name in program.inputs}
