@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
 from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import (
     OFFSET,
@@ -247,7 +248,7 @@ def compile_program(
     prepared: PreparedModel,
     ranges: Mapping[str, Range],
     scheme: Scheme,
-    array: steps.ArrayConfig,
+    array: ArrayConfig,
     samples: Samples | None = None,
 ) -> Program:
     """Quantize a prepared model for an array.
@@ -418,7 +419,7 @@ class SystolicBackend(Backend):
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the array does not support. See `Backend.check`."""
         refuse_wide(scheme, self.title)
-        steps.array_config(self._table)
+        array_config(self._table)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
     def build(
@@ -437,7 +438,7 @@ class SystolicBackend(Backend):
         """
         self.check(scheme)
         check_names(prepared, scheme.exclude)
-        program = compile_program(prepared, ranges, scheme, steps.array_config(self._table), samples)
+        program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
         if not any(isinstance(step, Weighted) for step in program.steps):
             raise ModelError(
                 f"{prepared.source}: no layer of it runs on the array",

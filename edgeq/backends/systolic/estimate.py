@@ -1,7 +1,7 @@
 """Describe where each layer of a program runs, and estimate the array's time and memory traffic.
 
 The time is an estimate from tile sizes; no cycle is simulated. Take a product of I rows, J columns and depth K that is
-cut into pieces of (i, j, k) tiles of DIM (`program.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up. n_I and n_J
+cut into pieces of (i, j, k) tiles of DIM (`array.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up. n_I and n_J
 are the numbers of pieces along I and J:
 
     compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile per cycle; the time to fill the array is hidden
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.array import ArrayConfig, product_tiles
 from edgeq.backends.systolic.program import Program, Step, Weighted
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.edit import from_bytes
@@ -150,7 +151,7 @@ class ArrayEstimate:
     """Hold the estimates for the layers on the array, in order, by the formulas of this module."""
 
     layers: tuple[LayerEstimate, ...]
-    array: steps.ArrayConfig
+    array: ArrayConfig
 
     @property
     def cycles(self) -> int:
@@ -208,7 +209,7 @@ def _product(
     program: Program, step: Weighted, groups: int, rows: int, columns: int, depth: int, bytes_in: int, bytes_out: int
 ) -> LayerEstimate:
     array = program.array
-    tiles = steps.product_tiles(rows, columns, depth, array)
+    tiles = product_tiles(rows, columns, depth, array)
     tile_counts = [-(-size // array.dim) for size in (rows, columns, depth)]
     passes_i, passes_j = -(-tile_counts[0] // tiles.i), -(-tile_counts[1] // tiles.j)
     traffic = groups * (bytes_in * passes_j + depth * columns * passes_i + 4 * columns + bytes_out)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.channels import OFFSET
 from edgeq.backends.systolic.program import Layer, Network, Program, Step, Tile, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import Windows
@@ -56,7 +57,7 @@ def lower(
     name: str,
     network: Network,
     scales: Mapping[str, float],
-    array: steps.ArrayConfig,
+    array: ArrayConfig,
     *,
     depthwise_tile: int | None = None,
 ) -> Program:
@@ -80,9 +81,7 @@ def lower(
 class _Lowering:
     """Hold the steps and tensors lowered so far."""
 
-    def __init__(
-        self, network: Network, scales: Mapping[str, float], array: steps.ArrayConfig, depthwise_tile: int
-    ) -> None:
+    def __init__(self, network: Network, scales: Mapping[str, float], array: ArrayConfig, depthwise_tile: int) -> None:
         self.steps: list[Step] = []
         self.tensors: dict[str, steps.Tensor] = {}
         self._network, self._scales, self._array, self._depthwise_tile = network, scales, array, depthwise_tile

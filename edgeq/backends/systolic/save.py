@@ -16,7 +16,8 @@ from edgeq_device.prepare.arrays import read_arrays, write_npz
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import ArrayConfig, Pool, Program, Step, Tensor, Tile
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
 from edgeq.data.arrays import DAMAGE
 from edgeq.errors import BundleError
 from edgeq.util.outputs import is_plain

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.array import Dataflow, product_tiles
 from edgeq.backends.systolic.program import Array, Int8s, Pair, Program, Step, Weighted, step_inputs, step_outputs
 from edgeq.errors import DataError
 from edgeq.run.session import SessionSettings, open_session
@@ -257,7 +258,7 @@ class Simulator:
     """
 
     def __init__(
-        self, program: Program, *, rounding: Rounding = "even", dataflow: steps.Dataflow = "WS", keep_sums: bool = False
+        self, program: Program, *, rounding: Rounding = "even", dataflow: Dataflow = "WS", keep_sums: bool = False
     ) -> None:
         self.program = program
         self._tensors, self._array = program.tensors, program.array
@@ -451,7 +452,7 @@ class Simulator:
     def _k_tile(self, rows: int, columns: int, depth: int) -> int:
         if self._dataflow == "WS":
             return 0
-        return steps.product_tiles(rows, columns, depth, self._array).k * self._array.dim
+        return product_tiles(rows, columns, depth, self._array).k * self._array.dim
 
     def _finish(self, step: Weighted, sums: Array, shape: tuple[int, ...], runs: Runs) -> Int8s:
         """Add the bias to sums, then rescale and saturate them.
@@ -493,7 +494,7 @@ def simulate(
     *,
     keep: Sequence[str] | None = None,
     rounding: Rounding = "even",
-    dataflow: steps.Dataflow = "WS",
+    dataflow: Dataflow = "WS",
 ) -> ProgramRun:
     """Run `program` on samples [N, ...]. See `Simulator.run`. To run the same program often, use a `Simulator`.
 

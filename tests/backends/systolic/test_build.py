@@ -9,8 +9,8 @@ import onnx
 import onnx.parser
 import pytest
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import (
-    ArrayConfig,
     Clamp,
     Conv,
     Dequantize,
@@ -21,10 +21,9 @@ from edgeq.backends.systolic.program import (
     Program,
     Quantize,
     ResidualAdd,
-    array_config,
 )
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.errors import HardwareError, ModelError
+from edgeq.errors import ModelError
 from edgeq.scheme import ON_REQUEST
 from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of, run_all
@@ -308,21 +307,6 @@ def test_layers_of_a_network_are_typed() -> None:
     clipped = b.node("Clip", [left, b.constant(-1.0), b.constant(2.0)], b.shapes[left])
     network = network_of(b.model(b.node("Add", [clipped, "input"], b.shapes[left])))
     assert [type(layer) for layer in network.layers] == [Conv, Clamp, ResidualAdd]
-
-
-def test_arrays_are_checked() -> None:
-    assert array_config({}) == ArrayConfig()
-    chip = array_config({"dim": 32, "scratchpad_kib": 64, "accumulator_kib": 32, "scale_type": "shift"})
-    assert (chip.dim, chip.scratchpad_rows, chip.accumulator_rows, chip.output_scale) == (32, 2048, 256, "shift")
-    for table, message in (
-        ({"dim": 12}, "dim is 12"),
-        ({"element_type": "float32"}, "element_type"),
-        ({"scale_type": "bfloat16"}, "scale_type"),
-        ({"dataflow": "XS"}, "dataflow"),
-        ({"dim": 32, "scratchpad_kib": 256, "scratchpad_bank_rows": 4096}, "scratchpad_kib = 256 is 8192 rows"),
-    ):
-        with pytest.raises(HardwareError, match=message):
-            array_config(table)
 
 
 def test_an_opset_9_model_has_its_numbers() -> None:

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Program
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.program import Conv, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import check_dialect, dialect_model, to_oldest_form, write_dialect
 from edgeq.errors import ModelError

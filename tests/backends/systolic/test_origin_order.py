@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.backends.systolic.program import ArrayConfig
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order
 from edgeq.model.edit import to_proto

@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends.systolic.program import ArrayConfig, Program
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import dialect_model, host_reference_model
 from edgeq.measure.match_layers import match_activations

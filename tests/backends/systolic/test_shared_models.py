@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.estimate import place
-from edgeq.backends.systolic.program import ArrayConfig
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibration.collect import collect

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.program import Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
 from edgeq.backends.systolic.simulate import (
     LayerRun,
     Simulator,

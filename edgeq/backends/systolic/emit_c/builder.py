@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import Program, Step, Tile, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.errors import ModelError
@@ -332,7 +333,7 @@ class Builder:
 _MOST_SHIFT = 31
 
 
-def output_scale(value: float, array: steps.ArrayConfig, label: str) -> str:
+def output_scale(value: float, array: ArrayConfig, label: str) -> str:
     """Return an accumulator's multiplier as a C constant.
 
     Raises:
@@ -350,7 +351,7 @@ def output_scale(value: float, array: steps.ArrayConfig, label: str) -> str:
     return str(shift)
 
 
-def tile_array(label: str, tiles: Sequence[Tile], array: steps.ArrayConfig) -> str:
+def tile_array(label: str, tiles: Sequence[Tile], array: ArrayConfig) -> str:
     """Return the C array LABEL_tiles. It lists each tile's range of output channels and its multiplier."""
     rows = ",\n".join(
         f"    {{{tile.start}, {tile.stop}, {output_scale(tile.multiplier, array, label)}}}" for tile in tiles

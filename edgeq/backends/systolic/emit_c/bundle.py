@@ -13,9 +13,10 @@ import numpy as np
 from edgeq_device.system.files import open_file
 from numpy.typing import NDArray
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.emit_c import builder as emit
 from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, Region
-from edgeq.backends.systolic.program import ArrayConfig, Float, Program, step_outputs
+from edgeq.backends.systolic.program import Float, Program, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
 

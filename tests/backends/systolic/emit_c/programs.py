@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.emit_c.bundle import CBundle, in_c
-from edgeq.backends.systolic.program import ArrayConfig, Program
+from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges

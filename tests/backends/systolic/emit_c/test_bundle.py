@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Float, Program
+from edgeq.backends.systolic.program import Conv, Fc, Float, Program
 from edgeq.errors import DataError, HardwareError, ModelError, UsageError
 from tests.backends.systolic.emit_c.compilers import RISCV, done, need
 from tests.backends.systolic.emit_c.programs import (
