@@ -1,4 +1,4 @@
-"""Prepare the channels of a network for tiles that share a scale, and choose the scales of its tensors.
+"""Sort the channels of a network for tiles that share a scale.
 
 The array works in tiles of DIM output channels. Each tile may have its own scale at no cost. In the model's own order
 of channels, almost every tile has a channel with large weights. Sorting the channels by the range of their weights puts
@@ -6,27 +6,13 @@ channels with similar ranges into one tile. The weights of the next layer are pe
 product absorbs the new order in its weights, while depthwise layers, sums, pooling and clamps pass it on. Some tensors
 keep their order because it is visible elsewhere: inputs and outputs of the model, and tensors of float parts, data
 movement, and concatenation of channels.
-
-Weights that read nothing but zeros are set to zero. If a channel has a relu and its largest possible result is not
-positive, it is always 0. Batch normalization can make weights that read such channels arbitrarily large. These weights
-have no effect, but in a tile with one scale, large weights would cost the other channels bits.
-
-Tensors after a relu use all 256 integers, although zero points are 0. Values that are never negative would normally use
-only half of the signed integers. Between layers with weights and without padding, the tensor can be stored minus a
-constant:
-
-    relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 does the work of the relu (or Clip from 0)
-    the layer before adds -128 s to its bias; the layers that read the tensor add 128 Σ w: no extra operations
-
-The steps are then half as large. In such a tensor, a zero of padding would mean 128 s, so tensors that a layer with
-padding reads are not shifted.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,8 +21,6 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
-from edgeq.calibration.ranges import Range
-from edgeq.errors import CalibrationError
 
 _Item = TypeVar("_Item")
 
@@ -154,111 +138,6 @@ class _Ties:
         return name
 
 
-Channels = NDArray[np.bool_]
-_LARGEST_INPUT = 128
-
-
-def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Network:
-    """Return the network with zeros in place of all weights that read a channel which is always zero.
-
-    Args:
-        scales: the scale of every integer tensor. The scales limit the values that a layer can read.
-    """
-    low: dict[str, Channels] = {}  # by tensor: channels that are never positive
-    idle: dict[str, Channels] = {}  # by tensor: channels that are always zero
-    layers: list[Layer] = []
-    for layer in network.layers:
-        if isinstance(layer, Weighted):
-            layer = _silenced(layer, idle.get(layer.input))
-            largest = (
-                np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
-            )
-            low[layer.output] = largest + layer.bias <= 0
-            if layer.relu:
-                idle[layer.output] = low[layer.output]
-        elif isinstance(layer, steps.Clamp) and layer.low == 0 and layer.input in low:
-            idle[layer.output] = low[layer.input]
-        elif isinstance(layer, steps.Clamp | steps.MaxPool | steps.AveragePool) and layer.input in idle:
-            if not isinstance(layer, steps.Clamp) or layer.low <= 0 <= layer.high:
-                idle[layer.output] = idle[layer.input]
-        elif isinstance(layer, steps.ResidualAdd) and layer.left in idle and layer.right in idle:
-            idle[step_outputs(layer)[0]] = idle[layer.left] & idle[layer.right]
-        layers.append(layer)
-    return replace(network, layers=tuple(layers))
-
-
-def _silenced(layer: Weighted, idle: Channels | None) -> Weighted:
-    """Return `layer` with zeros in place of weights that read `idle` channels. Grouped convolutions stay unchanged."""
-    if idle is None or not idle.any():
-        return layer
-    weights = layer.weights.copy()
-    if isinstance(layer, steps.Conv) and layer.depthwise:
-        weights[idle] = 0.0
-    elif isinstance(layer, steps.Fc) or layer.groups == 1:
-        weights[:, idle] = 0.0
-    return replace(layer, weights=weights)
-
-
-OFFSET = 128
-_STEPS = 255
-_SUFFIX = "/offset"
-
-
-def with_offsets(
-    network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
-) -> tuple[Network, dict[str, float]]:
-    """Subtract 128 steps from tensors after a relu before they are stored, if possible. The steps are then half as
-    large. Return the network and its scales.
-
-    Args:
-        ranges: the ranges from which the scales were chosen. A tensor whose range must be kept is not shifted.
-    """
-    readers = network.readers
-    layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
-    shapes, dtypes, changed, shifted = dict(network.shapes), dict(network.dtypes), dict(scales), {}
-    for layer in network.layers:
-        clamp = _relu_behind(layer, network, readers) if isinstance(layer, Weighted) else None
-        if not isinstance(layer, Weighted) or clamp is None:
-            continue
-        origin = clamp.output
-        step = scales[origin] * 127 / _STEPS
-        step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
-        # Saturation replaces the Clip only if the Clip's upper bound is not below the largest value that can be stored.
-        cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
-        keeps_range = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
-        if keeps_range or cut or not readers.get(origin) or not all(map(_absorbs, readers[origin])):
-            continue
-        name = f"{origin}{_SUFFIX}"
-        sources = layer.sources if clamp is layer else (*layer.sources, *clamp.sources)
-        bias = layers[layer.name].bias - OFFSET * step
-        layers[layer.name] = replace(layers[layer.name], output=name, bias=bias, relu=False, sources=sources)
-        if clamp is not layer:
-            del layers[clamp.name]
-        for reader in readers[origin]:
-            layers[reader.name] = replace(layers[reader.name], input=name)
-        shapes[name], dtypes[name], changed[name], shifted[name] = shapes[origin], dtypes[origin], step, origin
-    remaining = tuple(layers[layer.name] for layer in network.layers if layer.name in layers)
-    return replace(network, layers=remaining, shapes=shapes, dtypes=dtypes, shifted=shifted), changed
-
-
-def _relu_behind(
-    layer: Weighted, network: Network, readers: Mapping[str, list[Layer]]
-) -> Weighted | steps.Clamp | None:
-    """Return the layer that applies the relu: `layer` itself, or a Clip from 0 that is its only reader; None if neither
-    does.
-    """
-    if layer.relu:
-        return layer
-    behind = readers.get(layer.output, [])
-    alone = len(behind) == 1 and layer.output not in network.outputs
-    return next((r for r in behind if alone and isinstance(r, steps.Clamp) and r.low == 0), None)
-
-
-def _absorbs(layer: Layer) -> bool:
-    """Return whether a layer can absorb an offset of its input in its bias."""
-    return isinstance(layer, steps.Fc) or (isinstance(layer, steps.Conv) and not any(layer.pads))
-
-
 Order = NDArray[np.int64]
 
 
@@ -308,90 +187,6 @@ def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
         ranges = _log_ranges(layer)[order]
         total += float((np.log2(tile_maxima(2.0**ranges, dim)) - ranges).sum())
     return total
-
-
-_NOTHING = 1e-8
-
-
-def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
-    """Return the float32 scale of each tensor: its largest magnitude / 127, or 1 if all its values are zero.
-
-    - Layers that pass integers on (pooling, clamps, concatenation, data movement) share one scale between inputs and
-      outputs. The scale covers only the tensors that layers of other kinds read, so values that are clipped or pooled
-      away do not widen the range.
-    - The scale of a sum is at least that of both operands. Otherwise an operand would saturate before it is added. An
-      operand that is all zero takes the scale of the sum.
-    - On an array that shifts, all scales are powers of two, and so are their quotients.
-
-    Raises:
-        CalibrationError: a tensor has no range.
-    """
-    groups = _groups(network)
-    used = _used(network)
-    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, steps.Clamp)}
-    scales: dict[str, float] = {}
-    empty: set[str] = set()
-    for members in {id(g): g for g in groups.values()}.values():
-        ranged = [name for name in members if name in ranges]
-        deciding = [name for name in ranged if name in used] or ranged
-        if not deciding:
-            raise CalibrationError(
-                f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
-            )
-        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in deciding)
-        scale = float(np.float32(bound / steps.LARGEST))
-        if bound <= _NOTHING:
-            empty.update(members)
-            scale = 1.0
-        elif powers_of_two:
-            scale = 2.0 ** math.ceil(math.log2(bound / steps.LARGEST))
-        scales.update(dict.fromkeys(members, scale))
-    additions = [layer for layer in network.layers if isinstance(layer, steps.ResidualAdd)]
-    changed = True
-    while changed:
-        changed = False
-        for layer in additions:
-            operand_scale = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
-            if scales[layer.output] < operand_scale:
-                scales.update(dict.fromkeys(groups[layer.output], operand_scale))
-                empty.difference_update(groups[layer.output])
-                changed = True
-    # Start with the last sums: a sum that is all zero must have the scale of its reader before its operands get the
-    # same scale.
-    widest = dict.fromkeys(empty, math.inf)
-    for layer in reversed(additions):
-        for name in {layer.left, layer.right} & empty:
-            widest[name] = min(widest[name], scales[layer.output])
-            scales.update(dict.fromkeys(groups[name], widest[name]))
-    return scales
-
-
-def _groups(network: Network) -> dict[str, list[str]]:
-    """Return, for each tensor, the list of all tensors that share its scale, itself included. All of them get the same
-    list object.
-    """
-    groups: dict[str, list[str]] = {name: [name] for name in sorted(network.integers)}
-    for layer in network.layers:
-        if not isinstance(layer, steps.SAME_SCALE):
-            continue
-        anchor, *tied = (*step_outputs(layer), *step_inputs(layer))
-        for name in tied:
-            if groups[anchor] is not groups[name]:
-                joined = groups[anchor] + groups[name]
-                groups.update(dict.fromkeys(joined, joined))
-    return groups
-
-
-def _used(network: Network) -> set[str]:
-    """Return the outputs, the tensors that nothing reads, and the tensors that a layer outside `SAME_SCALE` reads."""
-    readers = network.readers
-    return {
-        name
-        for name in network.integers
-        if name in network.outputs
-        or not readers[name]
-        or any(not isinstance(r, steps.SAME_SCALE) for r in readers[name])
-    }
 
 
 def tile_maxima(rows: NDArray[np.float64], dim: int) -> NDArray[np.float64]:

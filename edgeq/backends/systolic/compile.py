@@ -32,18 +32,15 @@ from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names,
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import (
-    OFFSET,
-    activation_scales,
-    sort_channels,
-    with_offsets,
-    without_idle_weights,
-)
+from edgeq.backends.systolic.channels import sort_channels
 from edgeq.backends.systolic.emit_c.folder import with_c
 from edgeq.backends.systolic.estimate import coverage, place
+from edgeq.backends.systolic.idle_weights import without_idle_weights
 from edgeq.backends.systolic.lower import LARGEST_BIAS, lower
+from edgeq.backends.systolic.offsets import OFFSET, with_offsets
 from edgeq.backends.systolic.program import Array, Floats, Network, Program, Weighted
 from edgeq.backends.systolic.save import belongs_to_program, save_program
+from edgeq.backends.systolic.scales import activation_scales
 from edgeq.backends.systolic.session import simulated_array
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect

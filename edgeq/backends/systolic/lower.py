@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.channels import OFFSET
+from edgeq.backends.systolic.offsets import OFFSET
 from edgeq.backends.systolic.program import Layer, Network, Program, Step, Tile, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.model.edit import drop_unused_initializers, from_bytes, to_bytes
@@ -65,7 +65,7 @@ def lower(
     imply.
 
     Args:
-        scales: the scale of every integer tensor (`channels.activation_scales`).
+        scales: the scale of every integer tensor (`scales.activation_scales`).
         depthwise_tile: number of channels of a depthwise layer that share a scale; None means the array's dim. With 1,
             depthwise layers run on the core.
     """

@@ -15,9 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import activation_scales, sort_channels
+from edgeq.backends.systolic.channels import sort_channels
 from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.program import Network, Program
+from edgeq.backends.systolic.scales import activation_scales
 from edgeq.calibration.ranges import Range
 from edgeq.model.edit import from_proto
 from edgeq.signature import Signature, TensorSpec
