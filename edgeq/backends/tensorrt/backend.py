@@ -1,17 +1,4 @@
-"""Build a prepared model for TensorRT, add models for devices without TensorRT, and predict how TensorRT will run the
-file.
-
-The checker reads the written file, not the plan for it. For every Q/DQ pair, it names the fusions that the pair
-enables. For every node of the float model, it names the type: int8, 16 bits or fp32. Its findings are placement rules
-that the file breaks. A file without findings has none of the known problems.
-
-`simulation` turns the graph into a float32 graph that computes the same results on ONNX Runtime's CPU kernels. The
-original graph cannot be used for that. ONNX Runtime's CPU provider has hardly any 16-bit kernels, so it computes 16-bit
-nodes in float32 and drops the roundings between them. (Seen in 1.31.1: 200 times 1000 times 0.001 is infinite in
-float16, but the provider gives 200.) So the simulation stores every 16-bit tensor in float32. Where a tensor is made, a
-pair of Cast nodes rounds it to its type. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are,
-so integers times their scale are multiplied and summed in float32.
-"""
+"""Build a prepared model for TensorRT, and add models for devices without TensorRT."""
 
 from __future__ import annotations
 
@@ -22,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.engines.catalog import engine_options, parse_version
@@ -30,321 +16,36 @@ from edgeq_device.engines.cuda import capability_text, read_gpus
 from edgeq_device.engines.sessions import read_tensorrt
 
 from edgeq.backends.base import Alternative, Artifact, Backend, DoctorCheck, check_names, refuse_wide
-from edgeq.backends.tensorrt import explicit, options
+from edgeq.backends.tensorrt import options
+from edgeq.backends.tensorrt.biases import shield_biases
+from edgeq.backends.tensorrt.check import PlacementReport, check_placement
+from edgeq.backends.tensorrt.half_precision import cast_float_nodes
+from edgeq.backends.tensorrt.implicit import FILES, check_version, write_implicit
+from edgeq.backends.tensorrt.pairs import insert_pairs
+from edgeq.backends.tensorrt.placement import plan_placement, weighted_operators
+from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
 from edgeq.calibration.ranges import Range, share_ranges
 from edgeq.calibration.table import FLATBUFFERS, is_table
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.measure.coverage import Coverage
 from edgeq.model.clean import name_nodes
-from edgeq.model.edit import Editor, insert_behind, replace_node
 from edgeq.model.fold import raise_opset
-from edgeq.model.graph import DATA_MOVEMENT, constant, is_op, name_of, node_input, only_reader
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.model.load import check_valid, save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
-from edgeq.model.shapes import element_types
 from edgeq.model.tensors import proto_skeleton
 from edgeq.run.engines import load_engines
-from edgeq.run.session import SessionSettings, onnxruntime
+from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
-from edgeq.util.records import computed, plain
-
-_DQ = "DequantizeLinear"
-_PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.DataType.FLOAT: "fp32"}
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_SHIFT = "BatchNormalization"
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", _SHIFT)
-_BIAS = 2
-
-
-@dataclass(frozen=True)
-class QdqPair:
-    """Describe a Q/DQ pair by its tensor and the fusions that it enables. A weight has only a DQ, because the file
-    contains its integers.
-    """
-
-    tensor: str
-    weight: bool
-    serves: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class NodeType:
-    """Record the type of a node with float data ("int8", "fp16", "bf16" or "fp32") and the reason for it."""
-
-    name: str
-    op_type: str
-    precision: str
-    macs: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class PlacementReport:
-    """Hold the checker's result. `findings` has one sentence for each rule that the file breaks, and is empty for a
-    good file.
-    """
-
-    pairs: tuple[QdqPair, ...]
-    nodes: tuple[NodeType, ...]
-    findings: tuple[str, ...]
-
-    @computed
-    def macs(self) -> dict[str, int]:
-        """Return the number of multiply-accumulates in each precision."""
-        macs_by_precision: dict[str, int] = {}
-        for node in self.nodes:
-            macs_by_precision[node.precision] = macs_by_precision.get(node.precision, 0) + node.macs
-        return {name: macs_by_precision[name] for name in ("int8", "fp16", "bf16", "fp32") if name in macs_by_precision}
-
-    def coverage(self) -> Coverage:
-        """Return which nodes run in int8, and why others do not, in the form that `measure_coverage` uses for a CPU."""
-        runs = [
-            NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
-        ]
-        reasons = {n.name: f"{n.precision}: {n.reason}" for n in self.nodes}
-        return coverage_of(
-            runs,
-            lambda run: reasons[run.name],
-            basis="forecast",
-            how="the placement checker, by TensorRT's rules for explicit quantization",
-            reason="what TensorRT runs in int8 is only known when it builds the engine",
-        )
-
-
-def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> PlacementReport:
-    """Check `model`, which has explicit quantization, and return the placement.
-
-    Args:
-        source: the float model from which `model` was made. The MACs of this float model are counted.
-        reasons: the reason why a node is not in int8 or not in 16 bits, by node name, for the report.
-    """
-    reader = _Reader(model, source, reasons)
-    nodes = reader.node_types()
-    return PlacementReport(reader.pairs(), nodes, tuple(reader.findings))
-
-
-class _Reader:
-    def __init__(self, model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> None:
-        self.findings: list[str] = []
-        self._model, self._reasons = model, reasons
-        self._types = element_types(model)
-        self._macs = node_macs(source)
-        self._own = {node.name for node in source.graph}
-        self._order = {node: position for position, node in enumerate(model.graph)}
-        self._layers = {node for node in model.graph if self._is_int8_layer(node)}
-        self._fused = self._fusions()
-
-    def _is_int8_layer(self, node: ir.Node) -> bool:
-        multiplies = self._macs.get(str(node.name), 0) > 0 or node.op_type in _PRODUCTS
-        return multiplies and len(node.inputs) > 1 and all(_is_restored(value) for value in node.inputs[:2])
-
-    def _fusions(self) -> dict[ir.Node, ir.Node]:
-        """Return a map from each fused node to the int8 layer into which it is fused.
-
-        A BatchNormalization, a residual Add and an activation fuse in this order. Each must be the only reader of the
-        result before it.
-        """
-        fused: dict[ir.Node, ir.Node] = {}
-        for layer in sorted(self._layers, key=lambda node: self._order[node]):
-            tail = layer.outputs[0]
-            behind = only_reader(tail)
-            if behind is not None and behind.op_type == _SHIFT:
-                fused[behind] = layer
-                tail = behind.outputs[0]
-                behind = only_reader(tail)
-            if behind is not None and behind.op_type == explicit.ADD and self._skips(behind, tail):
-                fused[behind] = layer
-                behind = only_reader(behind.outputs[0])
-            if behind is not None and behind.op_type in _ACTIVATIONS:
-                fused[behind] = layer
-        return fused
-
-    def _skips(self, add: ir.Node, main: ir.Value) -> bool:
-        return any(_is_restored(value) for value in add.inputs if value is not main)
-
-    # Pairs.
-
-    def pairs(self) -> tuple[QdqPair, ...]:
-        """Return the pairs in graph order, each with its fusions. Add rules that the file breaks to `findings`."""
-        fusions: dict[tuple[str, bool], list[str]] = {}
-        for node in self._model.graph:
-            if node.op_type != _DQ:
-                continue
-            integers = node.inputs[0]
-            maker = integers.producer() if integers is not None else None
-            tensor = name_of(integers if maker is None else maker.inputs[0])
-            self._check_scale(node, maker is None)
-            serves = fusions.setdefault((tensor, maker is None), [])
-            readers = self._readers(node.outputs[0])
-            serves.extend(self._serves(reader, place, tensor) for reader, place in readers)
-            if not readers:
-                self.findings.append(f"the pair on {tensor!r} has no reader")
-        return tuple(QdqPair(tensor, weight, tuple(serves)) for (tensor, weight), serves in fusions.items())
-
-    def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """Return the main graph's nodes that read a value, in graph order, each with the index of the input that reads
-        it.
-        """
-        uses = [use for use in value.uses() if use.node in self._order]
-        return [(use.node, use.idx) for use in sorted(uses, key=lambda use: (self._order[use.node], use.idx))]
-
-    def _serves(self, node: ir.Node, place: int, tensor: str) -> str:
-        if node in self._layers and place < _BIAS:
-            return f"{node.op_type} {node.name}: int8 operand {place}"
-        if node in self._layers:
-            self.findings.append(f"{node.op_type} {node.name}: its bias {tensor!r} is quantized")
-            return f"{node.op_type} {node.name}: bias, which should be float"
-        if node.op_type == explicit.ADD and node in self._fused:
-            return f"{explicit.ADD} {node.name}: skip branch, fused into {self._fused[node].name}"
-        if node.op_type == explicit.ADD:
-            self.findings.append(f"Add {node.name} reads the pair on {tensor!r} but does not fuse into an int8 layer")
-        else:
-            self.findings.append(f"{node.op_type} {node.name} reads the pair on {tensor!r}, which serves no fusion")
-        return f"{node.op_type} {node.name}: nothing"
-
-    def _check_scale(self, node: ir.Node, weight: bool) -> None:
-        scale, zero = (constant(node_input(node, place)) for place in (1, 2))
-        if scale is None or zero is None:
-            self.findings.append(f"{node.name}: its scale or zero point is not constant")
-            return
-        if np.any(zero):
-            self.findings.append(f"{node.name}: its zero point is not 0")
-        if zero.dtype != np.int8:
-            self.findings.append(f"{node.name}: its integers are not int8")
-        if not weight and scale.ndim:
-            self.findings.append(f"{node.name}: an activation has a scale per channel")
-        if not np.all(scale.astype(np.float64) > 0):
-            self.findings.append(f"{node.name}: its scale is not above 0")
-        integers = constant(node.inputs[0])
-        if weight and scale.ndim and integers is not None:
-            axis = node.attributes.get_int("axis", 1)
-            for reader, _ in self._readers(node.outputs[0]):
-                if explicit.weight_axis(reader, integers.ndim) != axis:
-                    self.findings.append(f"{node.name}: its scales are along axis {axis}, not along the outputs")
-
-    # Nodes.
-
-    def node_types(self) -> tuple[NodeType, ...]:
-        """Return the nodes of the float model that have float data. Add rules that the file breaks to `findings`."""
-        node_types = []
-        for node in self._model.graph:
-            if node.name not in self._own:
-                continue
-            precision = self._precision(node)
-            if precision:
-                macs, reason = self._macs.get(str(node.name), 0), self._reason(node, precision)
-                node_types.append(NodeType(str(node.name), node.op_type, precision, macs, reason))
-            bias = constant(node_input(node, _BIAS)) if node in self._layers else None
-            if bias is not None and bias.ndim == 1:
-                self.findings.append(f"{node.op_type} {node.name}: ONNX Runtime makes its bias int32 at load")
-            if node.op_type == explicit.ADD and all(_is_restored(value) for value in node.inputs):
-                self.findings.append(f"Add {node.name}: both branches are quantized")
-        return tuple(node_types)
-
-    def _precision(self, node: ir.Node) -> str:
-        if node in self._layers or node in self._fused:
-            return "int8"
-        kinds = (self._types.get(name_of(value), ir.DataType.UNDEFINED) for value in node.outputs)
-        return next((_PRECISION[kind] for kind in kinds if kind in _PRECISION), "")
-
-    def _reason(self, node: ir.Node, precision: str) -> str:
-        if node in self._layers:
-            return "both operands are int8"
-        if node in self._fused:
-            return f"fused into {self._fused[node].name}"
-        return self._reasons.get(str(node.name), f"computes in {precision} next to the int8 layers")
-
-
-def _is_restored(value: ir.Value | None) -> bool:
-    return value is not None and is_op(value.producer(), _DQ)
-
-
-SETTINGS = SessionSettings(optimization="none")
-"""Settings that run the graph as written. The optimiser would quantize weights that stay in float, and fuse Q/DQ
-differently.
-"""
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# The results of these operators are values from their inputs, so there is nothing to round.
-_EXACT = DATA_MOVEMENT | {
-    "Concat",
-    "Relu",
-    "Clip",
-    "Where",
-    "Max",
-    "Min",
-    "Neg",
-    "Abs",
-    "GlobalMaxPool",
-    "DequantizeLinear",
-}
-
-
-def simulation(model: ir.Model) -> ir.Model:
-    """Return a float32 model that computes the same results as `model`, with the same signature and tensor names."""
-    simulated = model.clone()
-    graph, editor = simulated.graph, Editor(simulated)
-    types = element_types(model)
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and tensor.dtype in _HALVES:
-            value.const_value = ir.tensor(tensor.numpy().astype(np.float32), name=value.name)
-            value.type = ir.TensorType(ir.DataType.FLOAT)
-    nodes = tuple(graph)
-    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        kinds = [types.get(value.name or "", ir.DataType.UNDEFINED) for value in node.outputs]
-        if node.op_type == "Cast" and _at_border(node):
-            continue
-        if node.op_type == "Cast" and kinds[0] in _HALVES:
-            _, rounded = _rounding(editor, node.inputs[0], str(node.outputs[0].name), kinds[0], node)
-            replace_node(node, rounded)
-        elif node.op_type == "Cast" and kinds[0] == ir.DataType.FLOAT and types.get(name_of(node.inputs[0])) in _HALVES:
-            node.op_type = "Identity"
-            node.attributes.clear()
-        elif node.op_type not in _EXACT and not _takes_in_its_reader(node):
-            for value, kind in zip(node.outputs, kinds, strict=True):
-                if kind in _HALVES:
-                    name = str(value.name)
-                    insert_behind(value, *_rounding(editor, value, name, kind, following), f"{name}_unrounded")
-    for node in graph:
-        for value in node.outputs:
-            if value.dtype in _HALVES and not value.is_graph_output():
-                value.type = ir.TensorType(ir.DataType.FLOAT)
-    return simulated
-
-
-def _takes_in_its_reader(node: ir.Node) -> bool:
-    """Return whether TensorRT folds the next node into this one, and so does not round the tensor between the two."""
-    return is_op(node, "Conv", "ConvTranspose") and is_op(only_reader(node.outputs[0]), "BatchNormalization")
-
-
-def _at_border(cast: ir.Node) -> bool:
-    """Return whether `cast` widens a 16-bit model input or makes a 16-bit model output. The model's inputs and outputs
-    keep their types.
-    """
-    source, output = cast.inputs[0], cast.outputs[0]
-    of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
-    return of_input or (output.is_graph_output() and output.dtype in _HALVES)
-
-
-def _rounding(
-    editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, following: ir.Node | None
-) -> tuple[ir.Value, ir.Value]:
-    """Insert a Cast of the tensor `name` to the 16-bit type and a Cast back, and return the outputs of both."""
-    down = editor.node(
-        "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=following, attributes={"to": kind}
-    )
-    to = {"to": ir.DataType.FLOAT}
-    return down, editor.node("Cast", [down], f"{name}_from_16_bits", before=following, attributes=to)
-
+from edgeq.util.records import plain
 
 # The runner uses the highest-ranked variant that fits the device. TensorRT variants have the ranks of their profiles.
 # CUDA ranks below these and above every CPU. The float32 model on the CPU ranks last.
 _CUDA_RANK, _FLOAT_RANK = 100, 0
+
 _CUDA = "cuda"
 
 
@@ -387,13 +88,13 @@ class TensorrtBackend(Backend):
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
         self._check_float_type(scheme)
         if scheme.format == "table":
-            explicit.check_version(self._tensorrt, self._target_name)
+            check_version(self._tensorrt, self._target_name)
             if scheme.exclude or scheme.op_types is not None:
                 raise UsageError(
                     "with a table TensorRT itself chooses what runs in int8",
                     "Use --format QDQ, or leave out --exclude and --op-type",
                 )
-        quantizable = sorted({*explicit.weighted_operators(int8_rules(self.name)), "Add"})
+        quantizable = sorted({*weighted_operators(int8_rules(self.name)), "Add"})
         foreign = next((op for op in scheme.op_types or () if op not in quantizable), None)
         if foreign is not None:
             raise UsageError(f"TensorRT does not quantize {foreign} by itself", f"It can be {', '.join(quantizable)}")
@@ -453,7 +154,7 @@ class TensorrtBackend(Backend):
         facts = options.facts()
         model = _raised(prepared, scheme.rest)
         place_pairs = partial(
-            explicit.plan_placement,
+            plan_placement,
             model,
             int8_rules(self.name),
             exclude=scheme.excluded,
@@ -477,13 +178,11 @@ class TensorrtBackend(Backend):
                 "Deploy the float model, or exclude fewer nodes",
             )
         ranges = {**ranges, **share_ranges(model, {name: ranges[name] for name in plan.activations if name in ranges})}
-        explicit.insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
+        insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
         in_float32 = (
-            {}
-            if scheme.rest == "float32"
-            else explicit.cast_float_nodes(model, scheme.rest, self._value_ranges(ranges))
+            {} if scheme.rest == "float32" else cast_float_nodes(model, scheme.rest, self._value_ranges(ranges))
         )
-        explicit.shield_biases(model)
+        shield_biases(model)
         placement = check_placement(model, prepared.model, {**in_float32, **plan.reasons})
         if placement.findings:
             raise ModelError(
@@ -516,7 +215,7 @@ class TensorrtBackend(Backend):
         facts = options.facts()
         model = prepared.model.clone()
         tables = place / "tables"
-        notes = explicit.write_implicit(model, ranges, tables, self._tensorrt)
+        notes = write_implicit(model, ranges, tables, self._tensorrt)
         save_model(model, destination)
         provider_options = options.table_options(FLATBUFFERS)
         options.check_options(options.TENSORRT, provider_options)
@@ -535,7 +234,7 @@ class TensorrtBackend(Backend):
             },
             simulation=destination,
             coverage=Coverage(basis="unknown", how="TensorRT chooses when it builds the engine"),
-            tables=tuple(tables / name for name in explicit.FILES),
+            tables=tuple(tables / name for name in FILES),
             alternatives=self._alternatives(prepared, scheme, place),
         )
 
@@ -545,7 +244,7 @@ class TensorrtBackend(Backend):
         alternatives = []
         if scheme.rest != "float32":
             model = _raised(prepared, scheme.rest)
-            in_float32 = explicit.cast_float_nodes(model, scheme.rest, self._value_ranges({}))
+            in_float32 = cast_float_nodes(model, scheme.rest, self._value_ranges({}))
             path, simulated_path = place / "cuda.onnx", place / "cuda-simulation.onnx"
             _save(model, path, prepared)
             save_model(simulation(model), simulated_path)

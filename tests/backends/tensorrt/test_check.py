@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edgeq.backends.tensorrt.backend import PlacementReport, check_placement
+from edgeq.backends.tensorrt.check import PlacementReport, check_placement
 from edgeq.model.edit import from_proto
 
 from .nets import bench, residual

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends.tensorrt.explicit import check_version, native_version, write_implicit
+from edgeq.backends.tensorrt.implicit import check_version, native_version, write_implicit
 from edgeq.calibration.ranges import Range, quantizable_tensors
 from edgeq.calibration.table import read_native, read_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from edgeq.backends.tensorrt.backend import SETTINGS, simulation
+from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
 from edgeq.model.edit import from_proto, to_proto
 from edgeq.run.session import SessionSettings, open_session
 
