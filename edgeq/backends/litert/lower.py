@@ -148,8 +148,7 @@ class Lowering:
 
     def _output(self, value: ir.Value) -> Port:
         stored = self.stored(value)
-        if stored.features is not None:
-            stored = self._in_order(stored)
+        stored = self.in_order(stored)
         tensor = stored.tensor
         return Port(name_of(value), tensor, stored.order)
 
@@ -283,8 +282,7 @@ class Lowering:
 
     def arranged(self, stored: Stored, order: Order) -> Stored:
         """Return a tensor with its axes stored in another order."""
-        if stored.features is not None:
-            stored = self._in_order(stored)
+        stored = self.in_order(stored)
         if stored.order == order:
             return stored
         key = (stored.tensor, moves(stored.order, order))
@@ -300,9 +298,10 @@ class Lowering:
         moved = self._arranged[key].tensor
         return Stored(moved, order, stored.shape)
 
-    def _in_order(self, stored: Stored) -> Stored:
-        """Return a tensor of two axes, after moving its features back into the model's order."""
-        assert stored.features is not None
+    def in_order(self, stored: Stored) -> Stored:
+        """Return a tensor with its features moved back into the model's order, if they are in another."""
+        if stored.features is None:
+            return stored
         ordered = self._like(stored, f"{stored.tensor.name}/in_order", stored.tensor.shape)
         places = self.fixed("places", np.argsort(stored.features).astype(np.int32))
         self._emit("GATHER", (stored.tensor, places), (ordered,), {"axis": 1, "batchDims": 0})
@@ -312,8 +311,7 @@ class Lowering:
         """Return a tensor reshaped to `shape`, which is in the model's order of axes. The file moves as few elements as
         possible.
         """
-        if stored.features is not None:
-            stored = self._in_order(stored)
+        stored = self.in_order(stored)
         if tuple(shape) == stored.shape:
             return stored
         input_order, order = reshaped(stored.shape, stored.order, tuple(shape))

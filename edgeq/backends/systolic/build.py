@@ -391,7 +391,6 @@ def _spans_zero(activation: ir.Node) -> bool:
 
 _ANCHORS = (steps.Conv, steps.Fc)
 _SURROUNDED = "its inputs are in float, and quantizing them for this operator alone would gain nothing"
-
 _Item = TypeVar("_Item", bound=Layer | ir.Node)
 LayersByNode = dict[str, tuple[Layer, ...]]
 """Layers by the name of their node. A node that became part of the layer before it has no layers."""

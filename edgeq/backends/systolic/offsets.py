@@ -24,9 +24,7 @@ from edgeq.backends.systolic.program import Layer, Network, Weighted
 from edgeq.calibration.ranges import Range
 
 OFFSET = 128
-
 _STEPS = 255
-
 _SUFFIX = "/offset"
 
 

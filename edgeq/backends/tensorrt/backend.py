@@ -45,7 +45,6 @@ from edgeq.util.records import plain
 # The runner uses the highest-ranked variant that fits the device. TensorRT variants have the ranks of their profiles.
 # CUDA ranks below these and above every CPU. The float32 model on the CPU ranks last.
 _CUDA_RANK, _FLOAT_RANK = 100, 0
-
 _CUDA = "cuda"
 
 

@@ -22,13 +22,11 @@ from edgeq.model.shapes import element_types
 from edgeq.util.records import computed
 
 _DQ = "DequantizeLinear"
-
 _PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.DataType.FLOAT: "fp32"}
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 _SHIFT = "BatchNormalization"
-
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", _SHIFT)
 
 _BIAS = 2

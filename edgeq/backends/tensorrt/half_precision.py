@@ -25,17 +25,13 @@ from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, bodies, constant_values,
 from edgeq.model.shapes import element_types
 
 _FLOAT = ir.DataType.FLOAT
-
 _Q, _DQ, _CAST = "QuantizeLinear", "DequantizeLinear", "Cast"
-
 _RADIANS = 0.01
 """Largest rounding error of an angle."""
 
 # These operators read any type without a Cast.
 _INDIFFERENT = frozenset({_Q, _CAST, "Shape", "Size"})
-
 _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
-
 Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
 """Whether each input and each output of a node may be in 16 bits."""
 

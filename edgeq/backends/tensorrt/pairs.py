@@ -26,13 +26,11 @@ from edgeq.quantization.qdq import insert_pair, restore_constant, scale_and_zero
 from edgeq.scheme import FloatType
 
 LEVELS = 127
-
 QUANTIZED, RESTORED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
 
 # The minimum is 16 times the smallest positive float16 value: a smaller scale would keep fewer than five significant
 # bits.
 _LEAST_SCALE = 2.0**-20
-
 _STORED: Mapping[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 

@@ -25,7 +25,6 @@ from edgeq.model.int8_prediction import DEFAULT, Int8Rule, NodeContext, explain_
 from edgeq.model.shapes import element_types
 
 ADD = "Add"
-
 _AFTER = "after-quantized"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from edgeq.backends.litert.lower import Lowering
+from edgeq.backends.litert.operators.arithmetic import write_batch_norm, write_binary
 from edgeq.backends.litert.operators.choices import (
     write_arg,
     write_constant_of_shape,
@@ -25,14 +26,11 @@ from edgeq.backends.litert.operators.choices import (
     write_where,
 )
 from edgeq.backends.litert.operators.elements import (
-    write_batch_norm,
-    write_binary,
     write_cast,
     write_clamp,
     write_gelu,
     write_hard_sigmoid,
     write_leaky,
-    write_mean,
     write_prelu,
     write_softmax,
     write_unary,
@@ -49,21 +47,11 @@ from edgeq.backends.litert.operators.formulas import (
     write_pow,
     write_sum_of,
 )
-from edgeq.backends.litert.operators.movement import (
-    write_concat,
-    write_depth_to_space,
-    write_gather,
-    write_identity,
-    write_pad_node,
-    write_pool,
-    write_reshape,
-    write_resize,
-    write_slice,
-    write_space_to_depth,
-    write_split,
-    write_transpose,
-)
+from edgeq.backends.litert.operators.images import write_depth_to_space, write_pool, write_resize, write_space_to_depth
+from edgeq.backends.litert.operators.movement import write_concat, write_identity, write_reshape, write_transpose
 from edgeq.backends.litert.operators.products import write_conv, write_conv_transpose, write_gemm, write_matmul
+from edgeq.backends.litert.operators.reductions import write_mean
+from edgeq.backends.litert.operators.slicing import write_gather, write_pad_node, write_slice, write_split
 
 _BROADCAST = {
     "Add": "ADD",

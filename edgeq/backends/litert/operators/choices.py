@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from edgeq.backends.litert.layout import model_order, stored_shape
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import TfliteTensor
-from edgeq.backends.litert.operators.elements import ACTIVATED, broadcast, order_after, refuse_large
+from edgeq.backends.litert.operators.arithmetic import ACTIVATED, broadcast, refuse_large
+from edgeq.backends.litert.operators.reductions import order_after
 from edgeq.model.graph import name_of, node_input
 
 
@@ -44,7 +45,7 @@ def write_arg(work: Lowering, node: ir.Node) -> None:
     """Write ARG_MAX or ARG_MIN. Integers have the same order as the numbers that they represent."""
     if node.attributes.get_int("select_last_index", 0):
         raise CannotWriteError("it selects the last of equal elements, and the file's operator selects the first")
-    source = _whole(work, node.inputs[0])
+    source = work.in_order(work.stored(node.inputs[0]))
     rank, value = len(source.shape), node.outputs[0]
     axis, kind = node.attributes.get_int("axis", 0) % rank, "ARG_MAX" if node.op_type == "ArgMax" else "ARG_MIN"
     order = order_after(source.order, [axis], keeps=False)
@@ -60,7 +61,7 @@ def write_top_k(work: Lowering, node: ir.Node) -> None:
     negated tensor.
     """
     largest = bool(node.attributes.get_int("largest", 1))
-    source = _whole(work, node.inputs[0]) if largest else work.activation(node.inputs[0])
+    source = work.in_order(work.stored(node.inputs[0])) if largest else work.activation(node.inputs[0])
     rank = len(source.shape)
     axis = node.attributes.get_int("axis", -1) % rank
     count = int(work.constant(node.inputs[1])[0].reshape(()))
@@ -126,8 +127,7 @@ def write_cum_sum(work: Lowering, node: ir.Node) -> None:
     """Write CUMSUM."""
     if work.integer:
         raise CannotWriteError("it has no int8 kernel")
-    source = work.activation(node.inputs[0])
-    source = source if source.features is None else work.arranged(source, model_order(2))
+    source = work.in_order(work.activation(node.inputs[0]))
     axis = int(work.constant(node.inputs[1])[0].reshape(())) % len(source.shape)
     place = work.fixed("axis", np.array(source.order.index(axis), np.int32))
     options = {name: bool(node.attributes.get_int(name, 0)) for name in ("exclusive", "reverse")}
@@ -136,14 +136,14 @@ def write_cum_sum(work: Lowering, node: ir.Node) -> None:
 
 def write_tile(work: Lowering, node: ir.Node) -> None:
     """Write TILE."""
-    source, counts = _whole(work, node.inputs[0]), work.constant(node.inputs[1])[0].ravel()
+    source, counts = work.in_order(work.stored(node.inputs[0])), work.constant(node.inputs[1])[0].ravel()
     table = work.fixed("multiples", counts[list(source.order)].astype(np.int32))
     work.write(node, "TILE", (source.tensor, table), source.order, like=source.tensor)
 
 
 def write_expand(work: Lowering, node: ir.Node) -> None:
     """Write BROADCAST_TO."""
-    source, shape = _whole(work, node.inputs[0]), work.sizes(node.outputs[0])
+    source, shape = work.in_order(work.stored(node.inputs[0])), work.sizes(node.outputs[0])
     missing = len(shape) - len(source.shape)
     if missing:
         source = work.as_shape(source, (*[1] * missing, *source.shape), f"{source.tensor.name}/raised")
@@ -162,12 +162,6 @@ def write_constant_of_shape(work: Lowering, node: ir.Node) -> None:
     refuse_large(shape)
     tensor = work.fixed(name_of(node.outputs[0]), np.full(shape, value))
     work.hold(node.outputs[0], Stored(tensor, model_order(len(shape)), shape))
-
-
-def _whole(work: Lowering, value: ir.Value | None) -> Stored:
-    """Return a tensor in its stored form, with its elements in the model's order."""
-    stored = work.stored(value)
-    return stored if stored.features is None else work.arranged(stored, model_order(2))
 
 
 def _in_plain_order(work: Lowering, value: ir.Value | None) -> Stored:

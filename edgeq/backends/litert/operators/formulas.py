@@ -11,16 +11,10 @@ import onnx_ir as ir
 from edgeq.backends.litert.layout import Order, model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import TfliteTensor
-from edgeq.backends.litert.operators.elements import (
-    ACTIVATED,
-    axes_of,
-    broadcast,
-    order_after,
-    reduction,
-    refuse_large,
-    write_unary,
-)
-from edgeq.backends.litert.operators.shared import NHWC, VALID
+from edgeq.backends.litert.operators.arithmetic import ACTIVATED, broadcast, refuse_large
+from edgeq.backends.litert.operators.elements import write_unary
+from edgeq.backends.litert.operators.reductions import axes_of, order_after, reduction
+from edgeq.backends.litert.operators.windows import NHWC, VALID
 from edgeq.model.graph import name_of, node_input
 
 
@@ -293,7 +287,7 @@ def _floats(work: Lowering, node: ir.Node) -> Stored:
     """Return a node's first input as floats."""
     _refuse_integers(work)
     source = work.activation(node.inputs[0])
-    return source if source.features is None else work.arranged(source, model_order(2))
+    return work.in_order(source)
 
 
 def _refuse_integers(work: Lowering) -> None:

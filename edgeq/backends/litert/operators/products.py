@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from edgeq.backends.litert.layout import model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Scales, TfliteTensor
-from edgeq.backends.litert.operators.shared import (
+from edgeq.backends.litert.operators.slicing import SLICING, slices
+from edgeq.backends.litert.operators.windows import (
     SAME,
-    SLICING,
     VALID,
     dilations,
     image,
     image_size,
     same_pads,
-    slices,
     strides,
     window,
     with_padding,

@@ -1,4 +1,4 @@
-"""Handle images, padding and slices for operators with windows and for operators that move elements."""
+"""Give images, and the windows that move over them, the form of the file: [N, H, W, C], and SAME or VALID padding."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import onnx_ir as ir
 from edgeq.backends.litert.layout import Order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import TfliteTensor
+from edgeq.backends.litert.operators.padding import pad
 from edgeq.model.graph import KernelGeometry, geometry
 
 NHWC: Order = (0, 2, 3, 1)
+
 SAME, VALID = "SAME", "VALID"
 
 
@@ -108,43 +110,3 @@ def with_padding(
     if same_padding == pads and all(output_size[a] == -(-source.shape[2 + a] // shape.strides[a]) for a in range(2)):
         return source.tensor, SAME
     return pad(work, source.tensor, [(0, 0), *pads, (0, 0)], -np.inf if lowest else 0.0), VALID
-
-
-def pad(work: Lowering, source: TfliteTensor, pads: Sequence[tuple[int, int]], value: float) -> TfliteTensor:
-    """Write a PAD that fills with `value`. In an integer tensor, the filler is the integer that represents the number
-    nearest to `value`.
-    """
-    wide = tuple(size + front + end for size, (front, end) in zip(source.shape, pads, strict=True))
-    padded = work.like(source, f"{source.name}/padded", wide)
-    table = work.fixed("paddings", np.array(pads, np.int32))
-    filler, zero = filler_of(source, value)
-    if filler == zero:
-        return work.emit("PAD", (source, table), padded)
-    kind = source.type
-    constant = work.fixed("padding", np.array([filler], np.dtype(kind)), source.scales)
-    return work.emit("PADV2", (source, table, constant), padded)
-
-
-def filler_of(source: TfliteTensor, value: float) -> tuple[float, float]:
-    """Return the stored numbers that represent `value` and 0 in a tensor."""
-    if source.scales is None:
-        return (float(np.finfo(np.float32).min) if value == -np.inf else value), 0.0
-    zero = int(source.scales.zero[0])
-    if value == -np.inf:
-        return -128, zero
-    return int(np.clip(np.rint(value / float(source.scales.scale[0])) + zero, -128, 127)), zero
-
-
-SLICING = {"beginMask": 0, "endMask": 0, "ellipsisMask": 0, "newAxisMask": 0, "shrinkAxisMask": 0, "offset": False}
-
-
-def slices(
-    work: Lowering, ends: Sequence[tuple[int, int]], steps: Sequence[int]
-) -> tuple[TfliteTensor, TfliteTensor, TfliteTensor]:
-    """Return the tensors that STRIDED_SLICE reads: begins, ends and steps."""
-    columns = ([b for b, _ in ends], [e for _, e in ends], list(steps))
-    begin, end, step = (
-        work.fixed(name, np.array(column, np.int32))
-        for name, column in zip(("begin", "end", "strides"), columns, strict=True)
-    )
-    return begin, end, step
