@@ -73,7 +73,7 @@ def test_fitting_helps_on_other_samples(tmp_path: Path) -> None:
 
 
 def test_a_correction_that_does_harm_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq.backends.systolic.compile._shift", lambda y, *rest, **more: np.full(len(y), 0.5))
+    monkeypatch.setattr("edgeq.backends.systolic.fit._shift", lambda y, *rest, **more: np.full(len(y), 0.5))
     b = GraphBuilder(np.random.default_rng(4), input_shape=(1, 3, 8, 8))
     model, feeds = b.model(b.conv("input", 4)), [{"input": x[None]} for x in b.samples(12)]
     (plain, prepared), (fitted, _) = (compiled(model, feeds, tmp_path, fitted=fitted) for fitted in (False, True))

@@ -11,9 +11,9 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.dialect import check_dialect, dialect_model, to_oldest_form, write_dialect
 from edgeq.backends.systolic.program import Conv, Program
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.to_onnx import check_dialect, dialect_model, to_oldest_form, write_dialect
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, from_proto, set_constant, to_proto
 from edgeq.model.graph import GraphIndex, attributes, constant, is_op

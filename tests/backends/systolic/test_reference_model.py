@@ -7,9 +7,10 @@ import onnx
 import pytest
 
 from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.dialect import dialect_model
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.to_onnx import dialect_model, host_reference_model
+from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.edit import from_proto, to_proto
 from edgeq.model.graph import GraphIndex

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.compile import channel_means, correct_biases, corrected_layers
+from edgeq.backends.systolic.fit import channel_means, correct_biases, corrected_layers
 from edgeq.backends.systolic.program import Conv, Fc, Float, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model

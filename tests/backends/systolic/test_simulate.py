@@ -9,21 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.program import Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
-from edgeq.backends.systolic.simulate import (
-    LayerRun,
-    Simulator,
+from edgeq.backends.systolic.arithmetic import (
     convolve,
     largest_in_windows,
     multiply,
     rescale,
     round_values,
     shift_right,
-    simulate,
     sum_windows,
     wrapped,
 )
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.program import Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
+from edgeq.backends.systolic.simulate import LayerRun, Simulator, simulate
 from edgeq.errors import DataError
 
 F32 = np.float32

@@ -14,8 +14,11 @@ from edgeq_device.system.files import open_file
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.emit_c import builder as emit
-from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, Region
+from edgeq.backends.systolic.emit_c import layout
+from edgeq.backends.systolic.emit_c import text as c_text
+from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, TensorLocation
+from edgeq.backends.systolic.emit_c.operators import emit_step
+from edgeq.backends.systolic.emit_c.region import Region, c_region
 from edgeq.backends.systolic.program import Float, Program, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
@@ -118,7 +121,7 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
     host.
     """
     floats = [
-        f"- {moment}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
+        f"- {moment}: " + ", ".join(f"`{c_text.harmless(name)}`" for name in step.sources)
         for moment, ends in (("before the inputs", region.leading), ("after the outputs", region.trailing))
         for step in ends
         if isinstance(step, Float)
@@ -147,10 +150,10 @@ def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
     rows = []
     for name in names:
         tensor = program.tensors[name]
-        shape = " x ".join(str(extent) for extent in (batch, *emit.c_shape(tensor.shape)))
-        layout = ", NHWC" if len(tensor.shape) == 4 else ""
+        shape = " x ".join(str(extent) for extent in (batch, *layout.c_shape(tensor.shape)))
+        axes = ", NHWC" if len(tensor.shape) == 4 else ""
         rows.append(
-            f"- `{emit.harmless(tensor.origin or name)}`: int8 {shape}{layout}, scale {np.float32(tensor.scale):.9g}"
+            f"- `{c_text.harmless(tensor.origin or name)}`: int8 {shape}{axes}, scale {np.float32(tensor.scale):.9g}"
         )
     return "\n".join(rows)
 
@@ -168,7 +171,7 @@ _COPIED = (
 )
 
 
-def in_c(values: NDArray[np.int8], order: emit.Order) -> NDArray[np.int8]:
+def in_c(values: NDArray[np.int8], order: layout.Order) -> NDArray[np.int8]:
     """Return a tensor [batch, ...] in C's layout: [batch, elements]."""
     return values.reshape(len(values), -1)[:, order]
 
@@ -178,12 +181,12 @@ def _images(builder: Builder, region: Region, values: Values) -> str:
     for number, name in enumerate(region.inputs):
         tensor = builder.tensor(name)
         label = "images" if number == 0 else f"images_{number}"
-        order = emit.c_order(tensor.shape)
-        shaped = in_c(values[name], order).reshape(builder.batch, *emit.c_shape(tensor.shape))
+        order = layout.c_order(tensor.shape)
+        shaped = in_c(values[name], order).reshape(builder.batch, *layout.c_shape(tensor.shape))
         assert tensor.scale is not None, "the inputs of the region are integers"
-        lines.append(f"\n/* {emit.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
-        lines.append(emit.array("elem_t", label, shaped, "row_align(1)"))
-        builder.places[name] = emit.TensorLocation(f"(elem_t *){label}", order)
+        lines.append(f"\n/* {c_text.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
+        lines.append(c_text.array("elem_t", label, shaped, "row_align(1)"))
+        builder.places[name] = TensorLocation(f"(elem_t *){label}", order)
     return "".join(lines)
 
 
@@ -200,12 +203,14 @@ def _params(builder: Builder) -> str:
         f"#define EDGEQ_BATCH {builder.batch}\n#define EDGEQ_PRINTED {_PRINTED}\n",
     ]
     if builder.patches:
-        head.append(emit.buffer("eq_patches", (builder.patches,)))
-        head.append(emit.buffer("eq_unpooled", (builder.unpooled,)))
+        head.append(c_text.buffer("eq_patches", (builder.patches,)))
+        head.append(c_text.buffer("eq_unpooled", (builder.unpooled,)))
     return "\n".join([*head, *builder.declarations])
 
 
-def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]], values: Mapping[str, Values]) -> str:
+def _expected(
+    layers: Sequence[CLayer], outputs: Sequence[tuple[str, layout.Order]], values: Mapping[str, Values]
+) -> str:
     """Return the C source of expected.h: for each mode, the full outputs and the fingerprints of all layers.
 
     A mode with the same outputs as ws uses the arrays of ws.
@@ -219,13 +224,13 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]
             is_equal = np.array_equal(values[mode][name], values["ws"][name])
             label = f"expected_{number}_{'ws' if is_equal else mode}"
             if mode == "ws" or not is_equal:
-                lines.append(emit.array("elem_t", label, in_c(values[mode][name], order)))
+                lines.append(c_text.array("elem_t", label, in_c(values[mode][name], order)))
             table[mode].append(f"(const elem_t *){label}")
     rows = ",\n".join("    {" + ", ".join(table[mode]) + "}" for mode in MODES)
     lines.append(f"static const elem_t *const expected_outputs[3][{len(outputs)}] = {{\n{rows}\n}};\n")
     rows = ",\n".join(
         "    {"
-        + "\n".join(emit.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
+        + "\n".join(c_text.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
         + "}"
         for m in MODES
     )
@@ -248,7 +253,7 @@ def _main(builder: Builder, region: Region, pointers: Sequence[str]) -> str:
     outputs = ""
     for name, pointer in zip(region.outputs, pointers, strict=True):
         tensor = builder.tensor(name)
-        listed = emit.harmless(tensor.origin or name)
+        listed = c_text.harmless(tensor.origin or name)
         scale = f"{np.float32(tensor.scale):.9g}"
         outputs += f'    {{"{listed}", "{scale}", {pointer}, {builder.size(name)}}},\n'
     return _filled("main.c", {"@CALLS@": "\n".join(builder.calls), "@LAYERS@": layers, "@OUTPUTS@": outputs})
@@ -302,7 +307,7 @@ def write_c_bundle(
     if params_header is not None:
         header, array, notes = read_header(params_header, program.array)
         program = dataclasses.replace(program, array=array)
-    region = emit.c_region(program)
+    region = c_region(program)
     if not all(len(values) for values in inputs.values()):
         raise DataError("there are no samples for the C bundle", "Give at least one")
     keep = (*region.inputs, *(name for step in region.steps for name in step_outputs(step)))
@@ -315,8 +320,8 @@ def write_c_bundle(
     builder = Builder(program, generation, batch)
     images = _images(builder, region, modes["ws"])
     for step in region.steps:
-        emit.emit_step(builder, step)
-    outputs = [(name, emit.c_order(program.tensors[name].shape)) for name in region.outputs]
+        emit_step(builder, step)
+    outputs = [(name, layout.c_order(program.tensors[name].shape)) for name in region.outputs]
     pointers = [builder.request(name, order) for name, order in outputs]
     files = {name: (C / name).read_text() for name in _COPIED}
     files["portable/include/gemmini_params.h"] = header

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgeq.backends.systolic.emit_c.builder import c_axis, c_order, c_shape, is_identity, moved
+from edgeq.backends.systolic.emit_c.layout import c_axis, c_order, c_shape, is_identity, moved
 
 
 def test_images_are_nhwc_and_the_rest_stays() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeq.backends.systolic.arithmetic import multiply as simulated
 from edgeq.backends.systolic.array import ArrayConfig, product_tiles
 from edgeq.backends.systolic.emit_c.bundle import C, own_header
-from edgeq.backends.systolic.simulate import multiply as simulated
 from tests.backends.systolic.emit_c.compilers import RISCV, done, need
 
 OS, WS, CPU = 0, 1, 2

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.emit_c.builder import output_scale
+from edgeq.backends.systolic.emit_c.operators import output_scale
 from edgeq.errors import ModelError
 
 SHIFT = ArrayConfig(output_scale="shift")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.backends.systolic.emit_c.builder import array, designated, float_literal, harmless, int_literal, wrapped
+from edgeq.backends.systolic.emit_c.text import array, designated, float_literal, harmless, int_literal, wrapped
 from tests.backends.systolic.emit_c.compilers import done, need
 
 
