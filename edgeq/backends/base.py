@@ -103,6 +103,8 @@ class Artifact:
         Raises:
             UsageError: the artifact is for another kind of hardware than the engine.
         """
+        # A plug-in engine with a backend of its own gets files in a form for its hardware, so another engine cannot
+        # take them over.
         bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
         if bound or self.simulation is not None or self.device.upper() not in choice.engine.devices:
             runner = self.plugin.name if bound and self.plugin is not None else self.provider
@@ -117,6 +119,8 @@ class Artifact:
     def proof_settings(self, *, threads: int = 0) -> SessionSettings:
         """Return the session settings of `proof_model`."""
         if self.simulation is None:
+            # The proof options come last: they only make this machine's kernels compute like the target's, and are
+            # never shipped.
             shipped = self.settings(threads=threads)
             return dataclasses.replace(shipped, config={**shipped.config, **self.proof_options})
         return dataclasses.replace(self.simulation_settings, intra_op_threads=threads)
@@ -369,6 +373,7 @@ class _Adapted(Backend):
     """
 
     def __init__(self, plugin: Any) -> None:
+        # The documented interface is a list of members, not a base class, so a plug-in needs no import of edgeq.
         members = (name for name in dir(Backend) if not name.startswith("_") and hasattr(plugin, name))
         self.__dict__.update({name: getattr(plugin, name) for name in members})
         # A plug-in's object need not set these two flags, so derive missing flags from the members that it has.
@@ -378,6 +383,7 @@ class _Adapted(Backend):
 
 def as_backend(plugin: Any) -> Backend:
     """Turn a plug-in's class or object into a backend."""
+    # An entry point may name the class or an object of it.
     plugin = plugin() if isinstance(plugin, type) else plugin
     return plugin if isinstance(plugin, Backend) else _Adapted(plugin)
 
@@ -412,6 +418,7 @@ def require_fields(scheme: Scheme, required: Mapping[str, Any], backend: str, fi
 def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
     """Return an artifact whose scheme, details and notes state in which types its matrix products compute."""
     old_compute = artifact.details.get(DETAIL)
+    # The artifact may have been described before, for another choice of types. Its old sentence would now be wrong.
     notes = [note for note in artifact.notes if old_compute is None or note != old_compute.note]
     return dataclasses.replace(
         artifact,
@@ -435,6 +442,7 @@ def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
 
 
 def _is_backend(backend: Backend) -> bool:
+    # The two members without a default that works. A class that leaves one out would fail only in the middle of a job.
     inherited = (Backend.check, Backend.build)
     defined = (getattr(method, "__func__", method) not in inherited for method in (backend.check, backend.build))
     return bool(backend.name and backend.title) and all(defined)
@@ -469,6 +477,7 @@ def backend_for(
         observed: smallest and largest value of each tensor in calibration, not clipped.
         cut: share of each tensor's power that its range cuts off (`edgeq.calibration.ranges`).
     """
+    # A plug-in's `configured` may return an object that has only the documented members, so it is wrapped again.
     return as_backend(backend_named(target.backend).configured(target, observed or {}, cut or {}))
 
 
@@ -486,6 +495,7 @@ def check_suffix(output: Path, target: Target | None, engine: EngineChoice | Non
     target_suffix = REGISTRY.load(target.backend).suffix if target is not None else ""
     name = target.name if target is not None else "onnxruntime"
     runner, runs = (name, target_suffix) if target_suffix or engine is None else (engine.name, engine.engine.suffix)
+    # A suffix that belongs to an engine states the format that the user expects in the file.
     named = engine_of_file(output.name)
     if (target_suffix and output.suffix != target_suffix) or (named is not None and named.suffix != runs):
         fix = f"Name the output {output.stem}{runs or ONNX}"
@@ -498,6 +508,7 @@ class _Simulators(Mapping[str, DeviceSimulator]):
 
     def __getitem__(self, name: str) -> DeviceSimulator:
         simulator = backend_named(name).simulator() if name in BACKENDS.names() else None
+        # A mapping reports a missing key by KeyError, so that `get` and `in` work.
         if simulator is None:
             raise KeyError(name)
         return simulator

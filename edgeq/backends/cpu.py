@@ -75,12 +75,16 @@ def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collectio
         values = constant(weight) if _is_storable(weight, op_types, exclude) else None
         if values is None:
             continue
+        # The first use decides along which axes the weights share a scale. Every choice is correct, because the readers
+        # get floats.
         use = next(iter(weight.uses()))
         integers, scale = _quantize(values, use.node, use.idx)
         parts = [editor.constant(f"{name}/integers", integers), editor.constant(f"{name}/scale", scale)]
+        # The nodes stand before all others, because a weight may have readers anywhere in the graph.
         wide = editor.node("Cast", parts[:1], f"{name}/float", before=first_node, attributes={"to": ir.DataType.FLOAT})
         scaled = editor.node("Mul", [wide, parts[1]], f"{name}/scaled", before=first_node)
         del graph.initializers[name]
+        # The result takes the weight's name, so the tensor that the readers see keeps it.
         weight.replace_all_uses_with(scaled)
         scaled.name = name
         stored.append(name)
@@ -93,10 +97,12 @@ def _is_storable(weight: ir.Value, op_types: Collection[str], exclude: Collectio
         return False
     if weight.is_graph_input() or weight.is_graph_output() or not uses:
         return False
+    # A single reader of another type keeps the weight in float: the file would otherwise contain it twice.
     return all(use.node.op_type in op_types and use.node.name not in exclude for use in uses)
 
 
 def _quantize(values: NDArray[np.float32], node: ir.Node, place: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    # A row of zeros gets the scale 1/127, because its integers are zero with any scale, and a scale of 0 is not valid.
     largest = np.abs(values).max(axis=_summed_axes(node, place, values.ndim), keepdims=True)
     scale = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
     return np.rint(values / scale).astype(np.int8), scale
@@ -167,6 +173,7 @@ class CpuBackend(Backend):
         matrix products compute. See `Backend.build`.
         """
         onnxruntime()  # The quantizer is part of onnxruntime. If onnxruntime is missing, give one clear error.
+        # The scheme may come from a search, which does not go through `check`.
         self.check(scheme)
         check_names(
             prepared, (*scheme.exclude, *scheme.eight_bit, *(n for n in scheme.float_compute or () if n != ALL_NODES))
@@ -184,13 +191,16 @@ class CpuBackend(Backend):
             built = read_model(destination)
         changes = [*(finish_dynamic(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
         notes.extend(changes)
+        # A file without any integers would be a copy of the float model. The user must not take it for a quantized one.
         if not is_quantized(built) and not changes:
             raise ModelError(
                 f"{prepared.source}: nothing in it was quantized", _nothing_quantized_note(prepared, scheme)
             )
         session_options, why, settled = settle(built, scheme.session_options)
+        # In the other modes the writer has already written the file, so it is written again only if something changed.
         if settled or changes or scheme.mode == "static":
             save_model(built, destination)
+        # Later steps read this file. Handing over the model in memory saves them from loading it again.
         share_model(built, destination, prepared.graph)
         notes.extend(why)
         artifact = Artifact(
@@ -230,6 +240,7 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
 def _nothing_quantized_note(prepared: PreparedModel, scheme: Scheme) -> str:
     """Explain what a user can do about a model in which nothing was quantized, naming the node with the most work."""
     rules, hazards = int8_rules("cpu"), prepared.hazards if scheme.mode == "static" else {}
+    # The node with the most work explains best why nothing was quantized: it is the one that the user cares about.
     for node in sorted(predict_int8(prepared.graph, rules, hazards=hazards), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
@@ -270,6 +281,7 @@ def _static(
         return model
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
+    # onnxruntime's quantizer would remove these clamps, although their bounds cut values that the range contains.
     float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
     # In the QOperator format, onnxruntime's quantizer gives every Softmax the range 0..1.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}

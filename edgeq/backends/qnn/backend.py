@@ -44,6 +44,7 @@ from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.records import parse, read_toml
 from edgeq.util.registry import shipped
 
+# Bits of the activations, in a row of the table.
 _NARROW = 8
 
 
@@ -67,6 +68,7 @@ def write_pairs(
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
     rules = rules or int8_rules("qnn")
+    # The prediction would refuse scales per channel for some products, as the CPU does; the NPU takes them.
     predicted = predict_int8(prepared.model, rules, scheme.replace(per_channel=False), hazards=prepared.hazards)
     float_reasons = {node.name: node.reason for node in predicted if node.verdict == "float"}
     types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
@@ -74,12 +76,16 @@ def write_pairs(
         raise ModelError(
             f"{prepared.source}: no node can run in integers on the NPU", next(iter(float_reasons.values()), "")
         )
+    # The provider's configuration takes the types of single tensors, in addition to the type of all others.
     overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
     overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
+    # See `_grouped_transposed`.
     one_scale = [{"quant_type": quant_type(scheme.weight_type), "symmetric": scheme.weight_symmetric}]
     overrides |= dict.fromkeys(_grouped_transposed(prepared.model), one_scale)
     activation = QuantType.QUInt16 if ALL_NODES in scheme.wide else quant_type(scheme.activation_type)
     with quiet():
+        # The provider's own configuration knows which operators need which types. edgeq keeps its options and gives the
+        # ranges.
         config = get_qnn_qdq_config(
             str(prepared.path),
             None,  # The ranges are already known.
@@ -93,9 +99,12 @@ def write_pairs(
             nodes_to_exclude=sorted(float_reasons),
         )
     shared_ranges = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
+    # An option that is None would replace the quantizer's own default.
     options = {k: v for k, v in config.extra_options.items() if v is not None}
     dtype = ir.DataType(int(activation.tensor_type))
     if lasting_clamps(prepared.model.graph, chosen_params(shared_ranges, dtype, symmetric=scheme.activation_symmetric)):
+        # Otherwise the quantizer removes every Relu and Clip behind a quantized layer, also one that cuts into the
+        # range.
         options["QDQKeepRemovableActivations"] = True
     quantize_with_ranges(
         prepared,
@@ -118,6 +127,7 @@ def _unsigned(model: ir.Model) -> set[str]:
     operators, which were found in test runs.
     """
     types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
+    # An operator may take both types in different forms. Then int8 works in one of them, and the scheme's type stays.
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
     second = (node.inputs[1] for node in model.graph if node.op_type in types and len(node.inputs) > 1)
     return {name_of(value) for value in second if value is not None and is_constant(value)}
@@ -207,7 +217,9 @@ def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir
         That node, or None if the model has no nodes.
     """
     graph = read_model(model)
+    # The pairs are no steps of their own: each belongs to the node next to it.
     nodes = [node for node in graph.graph if not is_op(node, *_PAIR)]
+    # The search assumes that a part fails if it contains a part that fails, so it compiles only a few of the models.
     works, broken = 0, len(nodes)
     while broken - works > 1:
         middle = (works + broken) // 2
@@ -224,6 +236,8 @@ def _leading_part(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
     while stack:
         node = stack.pop()
         makers = [value.producer() for value in node.inputs if value is not None]
+        # Only the requested nodes take the pairs behind them along. A node that was added as a dependence already has
+        # its reader.
         behind = [reader for value in node.outputs for reader, _ in value.uses()] if node in members else []
         for neighbour in (*makers, *(reader for reader in behind if is_op(reader, *_PAIR))):
             if neighbour is not None and neighbour not in members:
@@ -233,10 +247,12 @@ def _leading_part(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
     values = [value for node in ordered for value in node.outputs]
     outputs = [value for value in values if not any(reader in members for reader, _ in value.uses())]
     for value in outputs:
+        # An output of a model must have a type, but inner tensors may have lost theirs.
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     return part_of(model, ordered, [v for v in model.graph.inputs if v.uses()], outputs)
 
 
+# More names than this would make a note longer than the rest of the report.
 _LISTED = 6
 
 
@@ -343,6 +359,7 @@ def delegated(
     """
     source_names = {str(node.name) for node in source.graph}
     record = folder / f"delegated-{structure_digest(model, {'engine': repr(engine)})}.json"
+    # Compiling is slow, and a search builds many models of one structure with other numbers.
     if not record.exists():
         with Engines() as engines:
             try:
@@ -351,7 +368,9 @@ def delegated(
                 raise _at_node(error, engine, engines, model) from error
         record.write_text(json.dumps({"graphs": accepted}), encoding="utf-8")
     graphs_of = parse_json(record.read_bytes(), record.name)["graphs"]
+    # The file may be left over from an interrupted run, so its content is checked like a stranger's.
     assigned = parse(graphs_of, tuple[tuple[str, ...], ...], record, EngineError)
+    # The engine reports nodes of the optimised graph, whose names come from the model's nodes or have additions.
     graphs = [frozenset(source_name(name, source_names) for name in nodes) & source_names for nodes in assigned]
     return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, method)
 
@@ -370,6 +389,7 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
         return False
 
     with scratch_folder("edgeq-failing-") as folder:
+        # A failure that does not come again has no node to blame: the search would find a random one.
         node = failing_node(model, fails, Path(folder)) if fails(model) else None
     if node is None:
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
@@ -384,6 +404,7 @@ def _listed(names: tuple[str, ...] | list[str]) -> str:
 
 
 _CPU = "CPUExecutionProvider"
+# Values that every scheme for the NPU has.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "format": "QDQ",
@@ -411,6 +432,7 @@ class QnnBackend(TargetBackend):
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the NPU cannot run. See `Backend.check`."""
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
+        # The NPU's weights with a scale per channel are symmetric, and symmetric numbers need signed integers.
         if scheme.per_channel and scheme.weight_type != "int8":
             raise UsageError("weights with a scale per channel must be int8 on the NPU", "Add --no-per-channel")
 
@@ -425,11 +447,15 @@ class QnnBackend(TargetBackend):
     ) -> Artifact:
         """Write the Q/DQ model to `destination`. The samples are not used. See `Backend.build`."""
         self.check(scheme)
+        # The engine compiles a graph for its sizes.
         require_fixed_sizes(prepared.model, prepared.source, self.title)
         check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
+        # A BatchNormalization that follows no layer would stay in float. As a depthwise convolution it runs in
+        # integers.
         changed, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         float_reasons = write_pairs(changed, ranges, scheme, destination)
+        # Without the simulator the file is still right, but nothing can show what the engine accepts.
         engine, absent = engine_for(self.name, self._options), ""
         try:
             find_library(engine, str(onnxruntime().__version__))
@@ -446,6 +472,8 @@ class QnnBackend(TargetBackend):
             alternatives=(self._on_cpu(destination, scheme),),
         )
         if absent:
+            # The unfused kernels compute from the pairs as they are written. The optimiser would fuse them by the rules
+            # of a CPU.
             settings = SessionSettings(optimization="none")
             notes = (*artifact.notes, f"not run in the simulator: {absent}")
             return dataclasses.replace(

@@ -55,6 +55,7 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import is_plain
 
 _CPU = "CPUExecutionProvider"
+# The compiler keeps the numbers of such files only; see targets/rknn/dialect.toml.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "format": "QDQ",
@@ -65,9 +66,11 @@ _FIELDS: Mapping[str, Any] = {
     "activation_symmetric": False,
 }
 _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations and weights"
+# The first bytes of each kind of file, by suffix. The file of another program may have the same suffix.
 _MAGICS = {".rknn": b"RKNN", ".bin": MAGIC, ".json": FORMS}
 # Samples that the simulator runs: enough for an interval of its loss, and few enough for the largest models.
 _SIMULATED, _VECTORS, _LISTED = 8, 2, 6
+# The compiler appends its own text to a node's name behind one of these characters.
 _APPENDED = re.compile(r"[#_/:]")
 
 
@@ -87,6 +90,7 @@ class RknnBackend(TargetBackend):
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the compiler does not support. See `Backend.check`."""
         _check_fields(scheme)
+        # A job must not calibrate for minutes and then end because the compiler is missing.
         find_python(toolkit())
 
     def build(
@@ -104,11 +108,15 @@ class RknnBackend(TargetBackend):
         require_fixed_sizes(prepared.model, prepared.source, self.title)
         check_names(prepared, scheme.exclude)
         float_reasons = _in_float(prepared, scheme)
+        # An excluded layer gets pairs around it like all others, and only its weights stay in float: the NPU then
+        # computes it in float16. An excluded node without work simply gets no pairs.
         floats = {n for n in scheme.exclude if node_macs(prepared.model).get(n) and n not in float_reasons}
         paired = {str(n.name) for n in prepared.model.graph} - float_reasons.keys() - (set(scheme.exclude) - floats)
+        # Pairs around float layers alone would compile, but would be a float16 model.
         if not paired - floats:
             reason = next(iter(float_reasons.values()), "")
             raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", reason)
+        # An excluded layer has no kernel there, so the advice is to exclude none.
         if floats and not self._chip.float16:
             fix = "Leave --exclude and --min-sqnr out"
             raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", fix)
@@ -150,6 +158,7 @@ class RknnBackend(TargetBackend):
             f"the compiler's cycle estimate is {compiled.cycles / 1e6:.3g} million; it orders models on one chip; "
             "no latency was measured",
         )
+        # edgeq's runner needs Python on the device. Small chips have none, so a C program gets the same self-test.
         more = {} if chip.python else write_for_c(signature, simulated[:_VECTORS], expected[:_VECTORS], stem, folder)
         if more:
             notes += (f"{chip.title} is programmed in C, because edgeq's runner does not run there (docs/rknn.md)",)
@@ -165,11 +174,13 @@ class RknnBackend(TargetBackend):
     def _alternatives(self, artifact: Artifact, file: Path, maker: str) -> Iterator[Alternative]:
         """Yield the compiled form, and the same model built for any CPU."""
         assert self.target is not None
+        # The compiled form ships as a variant of its own, so a device with another chip still has the Q/DQ model.
         target, on_cpu = self.target, dataclasses.replace(artifact, alternatives=(), coverage=None, files={})
         requires = {
             "target": target.name,
             "profile": target.profile.name,
             "compiled_by": maker,
+            # The runner can then tell that a compiled form belongs to the Q/DQ model next to it.
             "compiled_of": model_digest(artifact.model),
             PLATFORM: self._chip.name,
             "optimization_level": str(dialect().level.optimization_level),
@@ -193,6 +204,7 @@ class RknnBackend(TargetBackend):
         if not is_plain(place):
             return False
         with place.open("rb") as stream:
+            # `FORMS` is the longest of the three.
             begins = stream.read(len(FORMS))
         return any(begins.startswith(magic) and place.suffix == suffix for suffix, magic in _MAGICS.items())
 
@@ -234,6 +246,7 @@ def _coarse(prepared: PreparedModel) -> str:
 
 def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     """Return the nodes that get no Q/DQ pairs of their own, each with its reason."""
+    # The prediction gets no exclusions, because the scheme's exclusions mean float16 here and not "without pairs".
     rules, every_type = int8_rules("rknn"), scheme.replace(exclude=(), op_types=None)
     predicted = predict_int8(prepared.model, rules, every_type, hazards=prepared.hazards)
     types = scheme.op_types
@@ -268,6 +281,7 @@ def _named(layers: Sequence[CompiledLayer]) -> str:
 def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, method: str) -> Coverage:
     """Return the precision of each node of `source`, derived from the compiler's layers."""
     node_names = {str(node.name) for node in source.graph}
+    # One node may become several layers, and one layer may stand for several nodes.
     of: dict[str, list[CompiledLayer]] = {}
     for layer in (row for row in compiled.layers if row.op_type not in dialect().table.conversions):
         of.setdefault(origin(layer.name, node_names), []).append(layer)
@@ -303,5 +317,6 @@ def origin(layer: str, node_names: set[str]) -> str:
     """Return the name of the node from which a layer was made, without the text that the compiler appends. If no such
     node is known, return `layer`.
     """
+    # A node's own name may contain such characters, so the longest prefix that is a node's name wins.
     ends = [match.start() for match in _APPENDED.finditer(layer)]
     return next((layer[:end] for end in (len(layer), *reversed(ends)) if layer[:end] in node_names), layer)

@@ -42,15 +42,20 @@ outputs as these kernels, bit for bit.
 """
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
+# The compiler colours its log even when it writes to a file.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# A row of the table of layers that the compiler prints in its verbose log.
 _ROW = re.compile(
     r"D RKNN: \[[^\]]*\] \d+\s+(?P<op>\S+)\s+(?P<dtype>\S+)\s+(?P<place>\S+)\s+\S+\s+\S+\s+"
     r"\d+/\d+/(?P<cycles>\d+)\s+(?P<rest>.*\S)"
 )
 _UNKNOWN = re.compile(r"No lowering found for:?\s*(?P<node>[^,]+)(?:,\s*node type\s*=\s*(?P<op>\w+))?")
 _PROBLEM = re.compile(r"^E (?:RKNN: )?(?:\[[^\]]*\] )?(?P<text>.*\S)")
+# Lines that the toolkit also prints as errors, but that give no reason.
 _NOTHING = re.compile(r"toolkit2 version:|Traceback|Catch exception|=====|File \"")
+# The last line of a Python traceback.
 _RAISED = re.compile(r"\w*(Error|Exception)\b")
+# A longer text would hide the rest of the message.
 _LONGEST = 300
 
 
@@ -113,6 +118,7 @@ class Compilation:
             "inputs": list(inputs),
             "answers": str(folder / _ANSWERS),
         }
+        # A file, because lists of inputs can be longer than a command line may be.
         (folder / _JOB).write_text(json.dumps(job), encoding="utf-8")
         self._job = ToolkitJob(toolkit(), Path(__file__).with_name("worker.py"), [_JOB], folder)
 
@@ -131,12 +137,15 @@ class Compilation:
         name = f"{self._asked}.npz"
         self._asked += 1
         question, answer = self._folder / _SAMPLES / name, self._folder / _ANSWERS / name
+        # The worker reads arrays from files: its pipe carries only lines of text.
         with question.open("wb") as file:
             write_npz(file, {name: np.asarray(inputs[name]) for name in self._inputs})
         if not self._job.ask(str(question), answer):
+            # The process has ended by itself, so this call raises the error with the reason.
             self.finish()
             raise EngineError(f"{toolkit().needs} ended before its simulator answered", "Try again")
         arrays = _arrays(answer)
+        # The samples of a large model would fill the disk.
         question.unlink()
         answer.unlink()
         return arrays
@@ -184,6 +193,7 @@ class ToolkitSession:
         arrays = {}
         for spec, array in zip(self._outputs, self._compilation.answer(input_feed), strict=True):
             shape = [size for size in spec.shape or () if isinstance(size, int)]
+            # The simulator's arrays may have other axes than the outputs. An array of another size stays as it came.
             fits = len(shape) == len(spec.shape or ()) and math.prod(shape) == array.size
             arrays[spec.name] = array.reshape(shape) if fits else array
         return [arrays[name] for name in output_names or arrays]
@@ -253,6 +263,7 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[CompiledLayer], model: Pa
         EngineError: the job failed for another reason; the message states the reason that the toolkit reports.
     """
     lines = [*_lines(ran.errors), *_lines(ran.out)]
+    # The toolkit reports an unknown operator only in its log, whatever its exit status is.
     unknown = next((match for line in lines if (match := _UNKNOWN.search(line))), None)
     if unknown is not None:
         lack = (
@@ -264,6 +275,7 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[CompiledLayer], model: Pa
     fix += " the model without the operator that it names"
     if ran.code != 0:
         raise EngineError(f"{toolkit().needs} {ran.ending}{_reason(lines)}", fix)
+    # An exit status of 0 proves nothing here.
     if not output.is_file() or not layers:
         lack = "wrote no file" if not output.is_file() else "printed no table of layers"
         raise EngineError(f"{toolkit().needs} {lack}{_reason(lines)}", fix)
@@ -274,6 +286,7 @@ def _reason(lines: Sequence[str]) -> str:
     raised = [line for line in lines if _RAISED.match(line) and not line.endswith("(most recent call last):")]
     errors = [match["text"] for line in lines if (match := _PROBLEM.match(line)) and not _NOTHING.search(line)]
     refusals = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
+    # The exception says more than the lines of the log, which say more than the name of the step that failed.
     text = next((texts[-1] for texts in (raised, errors, refusals) if texts), "")
     return f": {one_line(text, most=_LONGEST)}" if text else ""
 
@@ -322,6 +335,7 @@ def compare_answers(
     fix = "Report this model, and package it for a CPU target, such as generic-arm64"
     simulated = []
     for arrays, right in zip(compiled.answers, expected, strict=True):
+        # Sizes are compared instead of shapes, because the simulator's arrays may have other axes.
         if [array.size for array in arrays] != [array.size for array in right.values()]:
             raise CheckFailedError(f"{model.name}: the simulator's answers have another shape", fix)
         pairs = zip(arrays, right.items(), strict=True)
@@ -333,7 +347,9 @@ def compare_answers(
     if share == 1:
         return f"its simulator equals ONNX Runtime's unfused kernels bit for bit on {count}"
     half = any(layer.dtype != "INT8" for layer in compiled.layers)
+    # Float16 layers round much more coarsely than a sum in another order does; both limits were measured.
     limit_db = dialect().float16.least_db if half else dialect().rounding.least_db
+    # Each output is judged by itself: a large output would hide the error of a small one.
     losses = paired_losses(exact, expected, simulated)
     wrong = [loss for loss in losses if loss.level_db < limit_db and loss.proven]
     if wrong:

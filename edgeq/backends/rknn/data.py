@@ -147,7 +147,9 @@ class Chip:
     name: str
     title: str
     cores: int = 1
+    # False if the chip's boards cannot run edgeq's runner, which needs Python.
     python: bool = True
+    # False if the NPU computes in integers alone.
     float16: bool = True
 
 

@@ -43,6 +43,7 @@ from edgeq.quantization.qdq import write_qdq
 from edgeq.quantization.quantizer import scheme_params
 from edgeq.scheme import Scheme
 
+# Integers on each side of a symmetric int8 range.
 _STEPS = 127
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
@@ -65,7 +66,9 @@ def write_dialect(
         ModelError: the model needs an opset that the compiler does not read.
     """
     model = prepared.model.clone()
+    # Pools are split before the pairs are written, so that the tensors inside a chain get pairs as well.
     chained = split_pools(model)
+    # The quantizer replaces the float constants of these layers, so they are set aside to be put back.
     spared = {name_of(value): value for node in model.graph if node.name in floats for value in _constants(node)}
     write_qdq(
         model,
@@ -75,10 +78,12 @@ def write_dialect(
         source=prepared.source,
         weight_bounds=dict(weight_bounds(model, scheme)),
     )
+    # Pairs that must go are gone before constants are shifted, so that no constant is shifted in vain.
     restore_floats(model, floats, spared)
     open_swish(model)
     shift_constants(model)
     write_defaults(model)
+    # Last, because the steps before it may add operators of the model's own opset.
     lower_opset(model, prepared.source)
     drop_unused_initializers(model.graph)
     return model
@@ -93,6 +98,7 @@ def _off_zero(span: Range, scheme: Scheme) -> Range:
     params = scheme_params(span, scheme)
     if params.scale.size != 1 or int(params.zero_point.reshape(())) != dialect().zero_point.avoided:
         return span
+    # With zero point -1, the range of -128..127 is -127..128 steps, so a scale of 128/127 keeps the old lower end.
     step = float(params.scale.reshape(())) * 128 / 127
     return Range(-127 * step, 128 * step)
 
@@ -113,6 +119,7 @@ def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArra
             reduced_axes = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
             low, high = -values.min(axis=reduced_axes, initial=0), values.max(axis=reduced_axes, initial=0)
             largest = np.maximum(low, high).astype(np.float64)
+            # Both ends would get the integers -127 and 127, and a shift by 1 would make one of them -128 or 128.
             full = np.minimum(low, high) > largest * (_STEPS - 1) / _STEPS
             if np.any(full & (largest > 0)):
                 yield name_of(node.inputs[place]), np.where(full, largest * _STEPS / (_STEPS - 1), largest)
@@ -127,6 +134,7 @@ def split_pools(model: ir.Model) -> dict[str, str]:
     """
     editor, added = Editor(model), {}
     step = dialect().pool.chained
+    # The chain is exact: the maximum over a large window is the maximum over the maxima of small ones.
     for node in [node for node in model.graph if is_op(node, "MaxPool") and _is_centred(node)]:
         source, result = name_of(node.inputs[0]), node.inputs[0]
         count = (node.attributes.get_ints("kernel_shape")[0] - 1) // (step - 1)
@@ -137,8 +145,10 @@ def split_pools(model: ir.Model) -> dict[str, str]:
             )
             added[name_of(result)] = source
         assert result is not None
+        # The last tensor is the pool's own output, which has a range already.
         del added[name_of(result)]
         replace_node(node, result)
+        # The pool's name stays in the graph, for exclusions and reports.
         maker(result).name = node.name
     return added
 
@@ -165,6 +175,7 @@ def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str
             restored = value.producer() if value is not None else None
             if restored is None or not is_op(restored, "DequantizeLinear") or not is_constant(restored.inputs[0]):
                 continue
+            # The quantizer's name for the integers of a constant.
             name = name_of(restored.inputs[0]).removesuffix("_quantized")
             values = constant(spared.get(name))
             if values is not None:
@@ -186,6 +197,7 @@ def open_swish(model: ir.Model) -> None:
         source = node.inputs[0]
         if not restored or not behind or any(dequantize.outputs[0].is_graph_output() for dequantize in restored):
             continue
+        # Another reader would still get the pair's numbers on the NPU, so the pair stays for it.
         if all(is_op(reader, "Mul") and source in reader.inputs for reader in behind):
             for dequantize in restored:
                 dequantize.outputs[0].replace_all_uses_with(gate)
@@ -200,6 +212,7 @@ def shift_constants(model: ir.Model) -> None:
         integers, zero = node.inputs[0], node_input(node, 2)
         if integers is None or not is_constant(integers) or integers.dtype is not ir.DataType.INT8:
             continue
+        # Layers may share a constant. It is shifted once, or the second layer would shift it back.
         if integers not in shifted_constants:
             values = constant_values(integers)
             zeros = np.zeros(constant_values(node.inputs[1]).shape, np.int8) if zero is None else constant_values(zero)
@@ -216,6 +229,7 @@ def shift_constants(model: ir.Model) -> None:
         moved, point = shifted_constants[integers]
         node.replace_input_with(0, moved)
         if zero is None:
+            # A DequantizeLinear without a zero point means 0, the very value that must not be there.
             node.resize_inputs(3)
         node.replace_input_with(2, point)
 
@@ -275,6 +289,7 @@ def lower_opset(model: ir.Model, source: Path) -> None:
                 f"{source}: {node.name!r} is the {node.op_type} of opset {now}; Rockchip's compiler ends at {newest}",
                 f"Export the model with opset {newest}",
             )
+    # Only the declaration changes: the check above makes sure that every operator means the same in the older opset.
     model.opset_imports[""] = newest
     model.graph.opset_imports[""] = newest
 
@@ -284,6 +299,7 @@ def _constants(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _remove_unread(model: ir.Model) -> None:
+    # From the end, so that a QuantizeLinear loses its last reader before its own turn.
     for node in reversed(list(model.graph)):
         if is_op(node, *_PAIR) and not any(value.uses() or value.is_graph_output() for value in node.outputs):
             model.graph.remove(node, safe=True)

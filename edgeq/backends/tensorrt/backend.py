@@ -110,6 +110,8 @@ class TensorrtBackend(Backend):
         """Write the model for TensorRT to `destination`. See `Backend.build`."""
         self.check(scheme)
         check_names(prepared, scheme.exclude)
+        # The extra files must outlive this call, because the bundle is packed later. They go with the prepared model's
+        # folder.
         place = Path(tempfile.mkdtemp(prefix="tensorrt-", dir=prepared.path.parent))
         if scheme.format == "table":
             return self._implicit(prepared, ranges, scheme, destination, place)
@@ -141,6 +143,7 @@ class TensorrtBackend(Backend):
         option_sets = {"explicit": options.explicit_options("float16"), "table": options.table_options(FLATBUFFERS)}
         for name, provider_options in option_sets.items():
             try:
+                # ONNX Runtime would report an unknown option only on the device.
                 options.check_options(options.TENSORRT, provider_options)
                 _, source = options.known_options(options.TENSORRT)
                 yield DoctorCheck(f"provider options ({name})", "ok", f"all listed in {source}")
@@ -151,6 +154,7 @@ class TensorrtBackend(Backend):
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
     ) -> Artifact:
         facts = options.facts()
+        # Pairs with 16-bit scales, and bfloat16, need a later opset than most models have.
         model = _raised(prepared, scheme.rest)
         place_pairs = partial(
             plan_placement,
@@ -162,6 +166,7 @@ class TensorrtBackend(Backend):
             most_cut=facts.most_cut,
             hazards=prepared.hazards,
         )
+        # The first plan quantizes only layers that int8 is expected to make faster.
         plan = place_pairs()
         doubt: tuple[str, ...] = ()
         if not plan.edges and not scheme.exclude:
@@ -169,6 +174,7 @@ class TensorrtBackend(Backend):
             doubt = (
                 f"no layer is expected to be faster in int8 ({name}: {reason}); all layers that can be are quantized",
             )
+            # The user asked for int8, so a slower int8 model with a note is a better answer than none.
             plan = place_pairs(gains=False)
         if not plan.edges:
             refusal = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
@@ -176,12 +182,16 @@ class TensorrtBackend(Backend):
                 f"{prepared.source}: nothing in it was quantized: {refusal[0]}: {refusal[1]}",
                 "Deploy the float model, or exclude fewer nodes",
             )
+        # Q and DQ can move past data movement only if the tensors on both sides have one scale.
         ranges = {**ranges, **share_ranges(model, {name: ranges[name] for name in plan.activations if name in ranges})}
+        # The order matters: casts depend on the pairs, whose scales get the 16-bit type, and the biases change form
+        # last, because their final type decides what they add.
         insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
         in_float32 = (
             {} if scheme.rest == "float32" else cast_float_nodes(model, scheme.rest, self._value_ranges(ranges))
         )
         shield_biases(model)
+        # The checker reads what was really written. A plan that the writer did not follow must not become a report.
         placement = check_placement(model, prepared.model, {**in_float32, **plan.reasons})
         if placement.findings:
             raise ModelError(
@@ -231,6 +241,7 @@ class TensorrtBackend(Backend):
                 "below_tensorrt": facts.table["below_tensorrt"],
                 "table": FLATBUFFERS,
             },
+            # The float model itself: which nodes TensorRT runs in int8 is not known, so no rounding can be simulated.
             simulation=destination,
             coverage=Coverage(basis="unknown", how="TensorRT chooses when it builds the engine"),
             tables=tuple(tables / name for name in FILES),
@@ -261,6 +272,7 @@ class TensorrtBackend(Backend):
             alternatives.append(
                 Alternative(f"cuda-{scheme.rest}", f"any NVIDIA GPU, {scheme.rest}", _CUDA_RANK, artifact)
             )
+        # The last resort needs no conversion: the prepared float model runs on every CPU.
         cpu = Artifact(model=prepared.path, scheme=float32, provider=options.CPU)
         alternatives.append(Alternative("cpu-float32", "any CPU, the float32 model", _FLOAT_RANK, cpu))
         return tuple(alternatives)
@@ -270,6 +282,7 @@ class TensorrtBackend(Backend):
 
     def _check_float_type(self, scheme: Scheme) -> None:
         required = options.facts().rest_types[scheme.rest].min_compute_capability
+        # A target without a known GPU is not refused: the requirement of the artifact then decides on the device.
         have = self._gpu.get("min_compute_capability", "")
         if required and have and parse_version(have) < parse_version(required):
             raise HardwareError(
@@ -301,7 +314,9 @@ def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
         to=requirements.opset,
         ir_version=requirements.ir_version,
     )
+    # `raise_opset` leaves a model alone whose opset is new enough, whatever its IR version is.
     raised.ir_version = max(raised.ir_version, requirements.ir_version)
+    # The conversion may add nodes without names, and the reasons and the checker refer to nodes by name.
     name_nodes(raised)
     return raised
 
@@ -311,6 +326,8 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     proto = onnx.load(path, load_external_data=False)
     try:
         check_valid(proto, path)
+        # The checker of ONNX does not look at types of tensors. Strict inference finds a Cast that is missing between
+        # two types.
         onnx.shape_inference.infer_shapes(proto_skeleton(proto), check_type=True, strict_mode=True)
     except Exception as error:  # onnx raises InferenceError and other exceptions from its C++ code
         problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"

@@ -30,11 +30,13 @@ def shield_biases(model: ir.Model) -> None:
         values = constant(bias)
         if bias is None or values is None or values.ndim != 1:
             continue
+        # The optimizer leaves the biases of float layers alone, so these keep their form.
         if not all(is_op(value.producer(), "DequantizeLinear") for value in node.inputs[:2] if value is not None):
             continue
         if node.op_type == "Gemm":
             node.replace_input_with(2, editor.constant(f"{bias.name}_row", values[np.newaxis]))
             continue
+        # With scale 1, mean 0, variance 1 and epsilon 0, the node computes x + bias exactly.
         ones, zeros = np.ones_like(values), np.zeros_like(values)
         unit, zero = (editor.constant(f"{bias.name}_{name}", v) for name, v in (("unit", ones), ("zero", zeros)))
         node.resize_inputs(2)
@@ -46,6 +48,7 @@ def shield_biases(model: ir.Model) -> None:
             after=node,
             attributes={"epsilon": 0.0},
         )
+        # The new node's result takes over the layer's name, under which readers and ranges know the sum with the bias.
         insert_behind(output, shifted, shifted, f"{output.name}_without_bias")
         output.type, output.shape = shifted.type, shifted.shape
     drop_unused_initializers(model.graph)

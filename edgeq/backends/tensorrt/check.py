@@ -27,8 +27,10 @@ _PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.Data
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 _SHIFT = "BatchNormalization"
+# TensorRT fuses one of these into the layer before it. A BatchNormalization may also follow the residual Add.
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", _SHIFT)
 
+# Index of the bias among the inputs of Conv, ConvTranspose and Gemm.
 _BIAS = 2
 
 
@@ -104,6 +106,7 @@ class _Reader:
         self.findings: list[str] = []
         self._model, self._reasons = model, reasons
         self._types = element_types(model)
+        # The float model is counted: the written file has further nodes, and its types do not change the work.
         self._macs = node_macs(source)
         self._own = {node.name for node in source.graph}
         self._order = {node: position for position, node in enumerate(model.graph)}
@@ -111,6 +114,7 @@ class _Reader:
         self._fused = self._fusions()
 
     def _is_int8_layer(self, node: ir.Node) -> bool:
+        # A MatMul of two activations with unknown sizes has no count, so products are recognised by their type as well.
         multiplies = self._macs.get(str(node.name), 0) > 0 or node.op_type in _PRODUCTS
         return multiplies and len(node.inputs) > 1 and all(_is_restored(value) for value in node.inputs[:2])
 
@@ -121,6 +125,7 @@ class _Reader:
         result before it.
         """
         fused: dict[ir.Node, ir.Node] = {}
+        # In graph order, so that a node which two layers could claim always belongs to the same one.
         for layer in sorted(self._layers, key=lambda node: self._order[node]):
             tail = layer.outputs[0]
             behind = only_reader(tail)
@@ -183,6 +188,7 @@ class _Reader:
         if scale is None or zero is None:
             self.findings.append(f"{node.name}: its scale or zero point is not constant")
             return
+        # TensorRT's int8 is symmetric. It would refuse the file only when it builds the engine on the device.
         if np.any(zero):
             self.findings.append(f"{node.name}: its zero point is not 0")
         if zero.dtype != np.int8:
@@ -192,6 +198,7 @@ class _Reader:
         if not np.all(scale.astype(np.float64) > 0):
             self.findings.append(f"{node.name}: its scale is not above 0")
         integers = constant(node.inputs[0])
+        # TensorRT takes the scales of a weight only along the layer's outputs.
         if weight and scale.ndim and integers is not None:
             axis = node.attributes.get_int("axis", 1)
             for reader, _ in self._readers(node.outputs[0]):
@@ -204,15 +211,18 @@ class _Reader:
         """Return the nodes of the float model that have float data. Add rules that the file breaks to `findings`."""
         node_types = []
         for node in self._model.graph:
+            # The pairs, casts and shielded biases are not nodes of the user's model, so no one asks for their type.
             if node.name not in self._own:
                 continue
             precision = self._precision(node)
             if precision:
                 macs, reason = self._macs.get(str(node.name), 0), self._reason(node, precision)
                 node_types.append(NodeType(str(node.name), node.op_type, precision, macs, reason))
+            # See `biases`: only a constant bias with one axis is converted.
             bias = constant(node_input(node, _BIAS)) if node in self._layers else None
             if bias is not None and bias.ndim == 1:
                 self.findings.append(f"{node.op_type} {node.name}: ONNX Runtime makes its bias int32 at load")
+            # With pairs on both branches, neither is the output of a layer, so the Add fuses into none.
             if node.op_type == ADD and all(_is_restored(value) for value in node.inputs):
                 self.findings.append(f"Add {node.name}: both branches are quantized")
         return tuple(node_types)

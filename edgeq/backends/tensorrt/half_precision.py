@@ -31,6 +31,7 @@ _RADIANS = 0.01
 
 # These operators read any type without a Cast.
 _INDIFFERENT = frozenset({_Q, _CAST, "Shape", "Size"})
+# An operator with one of these attributes states the type of its output, so its output cannot follow its inputs.
 _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
 Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
 """Whether each input and each output of a node may be in 16 bits."""
@@ -56,6 +57,7 @@ class _Caster:
     def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range]) -> None:
         self._model, self._half = model, half
         self._type = ir.DataType[half.upper()]
+        # The limit leaves room above the calibrated range, because other inputs may reach further than the samples.
         self._limit = facts().rest_types[half].limit
         self._observed = observed
         self._types = element_types(model)
@@ -76,6 +78,7 @@ class _Caster:
                 reason = self._float_reason(node)
                 if reason:
                     reasons[str(node.name)] = reason
+        # A second pass, because the reason of a layer may come after that of the Add that fuses into it.
         for node in self._model.graph:
             self._keep_together(node, reasons)
         return reasons
@@ -85,6 +88,7 @@ class _Caster:
         the fusion.
         """
         makers = [value.producer() for value in add.inputs if value is not None]
+        # Exactly one dequantized operand marks the Add as residual: that operand is the skip branch.
         if add.op_type != ADD or sum(is_op(maker, _DQ) for maker in makers) != 1:
             return
         pair = [str(node.name) for node in (add, *makers) if node is not None and not is_op(node, _DQ)]
@@ -101,6 +105,8 @@ class _Caster:
             return "stays in fp32: an input or output is not a tensor, and keeps the type of its elements"
         if node.domain not in MAIN_DOMAINS:
             return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
+        # These operators stay in float32 although their inputs and results fit: inside, sums and powers can leave the
+        # range.
         if node.op_type in facts().float32_operators:
             return facts().float32_operators[node.op_type]
         if not any(reads) and not any(makes):
@@ -150,6 +156,7 @@ class _Caster:
         return reasons
 
     def _bound(self, value: ir.Value) -> float:
+        # Calibration saw the float model, which has the tensor without its pair.
         span = self._observed.get(name_of(value).removesuffix(RESTORED))
         return span.bound if span is not None else 0.0
 
@@ -175,8 +182,11 @@ class _Caster:
         # Attention masks are full of infinities, but 16-bit types have infinities too.
         finite = values[np.isfinite(values)]
         largest = float(np.max(finite, initial=0.0))
+        # Constants need no room for other inputs, which the limit halves.
         if largest > 2 * self._limit:
             return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, more than the range of {self._half}"
+        # A single number that becomes 0 changes its operator: an epsilon no longer guards a division. In an array, tiny
+        # elements beside large ones do not matter.
         if values.size == 1 and largest > 0 and not np.any(values.astype(self._type.numpy())):
             return f"stays in fp32: constant {value.name!r} is {largest:.4g}, which is 0 in {self._half}"
         return ""
@@ -184,6 +194,7 @@ class _Caster:
     def _slots_of(self, node: ir.Node) -> Slots:
         if node.domain not in MAIN_DOMAINS or _has_body(node) or self._other_than_tensors(node):
             return (False,) * len(node.inputs), (False,) * len(node.outputs)
+        # ONNX's own schema says which inputs take the 16-bit type. A list in edgeq would have to follow each opset.
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
         fixed = not _TYPED_BY_ATTRIBUTE.isdisjoint(node.attributes)
         inputs = tuple(self._takes(schema.inputs, place) for place in range(len(node.inputs)))
@@ -196,6 +207,7 @@ class _Caster:
 
     def _takes(self, parameters: object, place: int) -> bool:
         listed = list(parameters)  # type: ignore[call-overload]
+        # The last parameter of a variadic operator stands for all further inputs.
         return bool(listed) and f"tensor({self._half})" in listed[min(place, len(listed) - 1)].types
 
     def _is_float(self, value: ir.Value | None) -> bool:
@@ -213,7 +225,9 @@ class _Caster:
         self._copies: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self._scales: dict[ir.Value, Any] = {}
         restored: dict[ir.Value, ir.Node] = {}
+        # The loop inserts and moves nodes, so it iterates over a copy.
         nodes = tuple(graph)
+        # A Cast behind a node goes in front of the following one; None appends it to the graph.
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op_type == _DQ:
                 # The node moves down to its readers. Each type that they need gets its own copy.
@@ -238,6 +252,7 @@ class _Caster:
 
     def _set_type(self, value: ir.Value, kind: ir.DataType) -> None:
         self._made[value] = kind
+        # The interface of the model keeps float32, see `_restore_output`.
         if value.type is not None and not value.is_graph_output():
             value.type = ir.TensorType(kind)
 
@@ -275,6 +290,7 @@ class _Caster:
         if (original, kind) not in self._copies:
             self._scales.setdefault(original, node.inputs[1])
             scale = self._as(self._scales[original], kind, reader)
+            # The node itself serves the first type, and every other type gets a copy of the node with another scale.
             if any(value is original for value, _ in self._copies):
                 restored = self._editor.node(
                     _DQ,
@@ -301,6 +317,7 @@ class _Caster:
             insert_behind(value, wide, wide, f"{name}_{self._half}")
             maker(wide).name = f"{name}_Cast"
             self._made[wide] = _FLOAT
+            # A later reader in 16 bits takes the tensor in front of the Cast instead of casting back.
             self._copies[wide, self._made[value]] = value
 
 

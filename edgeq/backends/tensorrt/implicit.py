@@ -50,6 +50,7 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
         ModelError: `model` has Q/DQ.
         CalibrationError: a float tensor has no range, or has a name that a table cannot contain.
     """
+    # TensorRT accepts pairs or a table, not both, and would say so only on the device.
     if is_quantized(model):
         raise ModelError(
             "the model has QuantizeLinear or DequantizeLinear; TensorRT accepts these or a table, not both",
@@ -62,8 +63,10 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
             f"tensor {missing[0]!r} has no range (missing: {len(missing)}), and TensorRT needs one for each tensor",
             "Calibrate this model again, for all its tensors",
         )
+    # ONNX Runtime's TensorRT provider splits the graph, and its parts need shapes.
     problem = write_shapes(model)
     tensor_ranges = {name: ranges[name] for name in tensors}
+    # Nothing is written before all checks have passed, so a refused model leaves no table that belongs to another.
     write_tables(folder, tensor_ranges, tensors=tensors)
     write_native(folder / NATIVE, tensor_ranges, version=native_version(tensorrt))
     unknown = f"; some shapes are not known ({problem})" if problem else ""

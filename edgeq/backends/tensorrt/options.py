@@ -58,6 +58,8 @@ def facts() -> Facts:
     """Return the facts in the `tensorrt.toml` that edgeq ships."""
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
+    # Each float type may need later versions than explicit quantization does by itself; what it leaves out, it
+    # inherits.
     explicit, halves = content["explicit"], content["rest"]
     rest_types = {
         name: RestType(
@@ -82,7 +84,9 @@ def facts() -> Facts:
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 _LIBRARIES = {TENSORRT: "onnxruntime_providers_tensorrt", CUDA: "onnxruntime_providers_cuda"}
+# Building an engine takes minutes. With the caches, the device builds it once.
 _CACHES = {"trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
+# Names of options are short lower-case words. The bounds keep most other text of the library out.
 _NAME = re.compile(rb"[a-z][a-z0-9_]{3,60}")
 
 
@@ -95,8 +99,10 @@ def known_options(provider: str) -> tuple[frozenset[str], str]:
     """
     recorded = facts().options.get(provider, frozenset())
     library = _library(provider)
+    # Without the GPU package there is nothing to read, and a machine without a GPU must still build for one.
     if library is None:
         return recorded, "the record of targets/backends/tensorrt.toml: no onnxruntime-gpu is installed here"
+    # The provider has no interface that lists its options, but it compares them with text in its library.
     names = {name.decode() for name in _NAME.findall(library.read_bytes())}
     prefixed = {name for name in names if name.startswith("trt_")} if provider == TENSORRT else set()
     return (recorded & names) | prefixed, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
@@ -131,6 +137,7 @@ def table_options(table: str) -> dict[str, str]:
     """
     return {
         "trt_int8_enable": "1",
+        # With a table, TensorRT chooses the type of each node, so it must be allowed to use fp16 as well.
         "trt_fp16_enable": "1",
         "trt_int8_calibration_table_name": table,
         "trt_int8_use_native_calibration_table": "0",

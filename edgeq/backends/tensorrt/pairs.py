@@ -44,6 +44,7 @@ def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType 
     scale: NDArray[Any] = exact.astype(stored)
     # A tiny excess over 127 steps comes from rounding in the division. It does not mean that a value would be cut off.
     short = scale.astype(np.float64) * (1 + 1e-6) < exact
+    # A scale that was rounded down would cut off the largest values, so it moves up to the next number of the type.
     up = np.nextafter(scale, np.asarray(np.inf, stored))
     return np.asarray(np.where(short, up, scale), np.float32)
 
@@ -77,6 +78,7 @@ def insert_pairs(
     Raises:
         CalibrationError: a tensor in the plan has no range.
     """
+    # Checked before the first change, so that a failure leaves the model as it was.
     missing = next((name for name in plan.activations if name not in ranges), None)
     if missing is not None:
         raise CalibrationError(f"tensor {missing!r} has no range", "The calibration is not of this model: run it again")
@@ -91,6 +93,7 @@ def insert_pairs(
         weight = constant_values(value) if tensor in plan.weights else None
         # Two layers may read one weight along different axes.
         axis = weight_axis(node, weight.ndim) if weight is not None and per_channel and edge.place == 1 else None
+        # One pair for all readers lets TensorRT keep the tensor in int8 between them.
         if (tensor, axis) not in restored:
             if weight is None:
                 scale = stored_scale(ranges[tensor].bound, float_type)

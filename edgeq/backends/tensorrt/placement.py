@@ -25,6 +25,7 @@ from edgeq.model.int8_prediction import DEFAULT, Int8Rule, NodeContext, explain_
 from edgeq.model.shapes import element_types
 
 ADD = "Add"
+# The condition in the rules of operators that are int8 only next to a layer that is, such as pooling.
 _AFTER = "after-quantized"
 
 
@@ -85,6 +86,7 @@ def plan_placement(
         hazards: tensors that must not be in 8 bits, each with a reason. Messages print the reason directly after the
             tensor's name.
     """
+    # Hazards replace the note on the range: they say that any 8-bit form of the tensor is wrong.
     lost = {name: _wide_range_note(share) for name, share in (cut or {}).items() if share > most_cut} | dict(
         hazards or {}
     )
@@ -99,9 +101,12 @@ def plan_placement(
         if node.op_type not in weighted:
             continue
         name, operands = str(node.name), [name_of(value) for value in node.inputs[:2]]
+        # The reasons are tried from the general to the particular, so a user first hears what no other range would
+        # change.
         reason = explain_float(node, rules, context, excluded=exclude, gains=gains)
         if not reason and op_types is not None and node.op_type not in op_types:
             reason = foreign(node.op_type)
+        # Products of integers or of 16-bit tensors exist in some models. The pairs are written for float32 tensors.
         if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):
             reason = "its operands are not float32"
         if not reason:
@@ -112,6 +117,7 @@ def plan_placement(
         layers.add(node)
         edges.extend(Edge(name, place, tensor) for place, tensor in enumerate(operands))
     depth = _depths(model)
+    # Adds come after all layers, because an Add needs to know whether its operand is the output of an int8 layer.
     if rules.get(ADD, rules[DEFAULT]).int8 and (op_types is None or ADD in op_types):
         for node in model.graph:
             edge = _skip_branch(node, layers, depth, index) if node.name not in exclude else None
@@ -130,10 +136,13 @@ def _skip_branch(
 ) -> Edge | None:
     """Return the operand of a residual Add to quantize, or None if the Add does not fuse into an int8 layer."""
     values = [value for value in node.inputs if value is not None]
+    # x + x has no skip branch: both operands are the layer's output.
     if not is_op(node, ADD) or len(set(values)) != 2:
         return None
+    # An Add of a constant is a bias, which the layer takes in float.
     if any(name_of(value) in index.computed_constants for value in values):
         return None
+    # An Add that broadcasts is no residual Add.
     if known_sizes(values[0]) != known_sizes(values[1]):
         return None
     makers = [value.producer() for value in values]

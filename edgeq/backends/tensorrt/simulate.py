@@ -44,6 +44,7 @@ def simulation(model: ir.Model) -> ir.Model:
     simulated = model.clone()
     graph, editor = simulated.graph, Editor(simulated)
     types = element_types(model)
+    # Widening a 16-bit constant is exact, so constants need no rounding.
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.dtype in _HALVES:
@@ -54,10 +55,12 @@ def simulation(model: ir.Model) -> ir.Model:
         kinds = [types.get(value.name or "", ir.DataType.UNDEFINED) for value in node.outputs]
         if node.op_type == "Cast" and _at_border(node):
             continue
+        # This Cast is the rounding. A pair of Casts does the same and gives float32 to the readers.
         if node.op_type == "Cast" and kinds[0] in _HALVES:
             _, rounded = _rounding(editor, node.inputs[0], str(node.outputs[0].name), kinds[0], node)
             replace_node(node, rounded)
         elif node.op_type == "Cast" and kinds[0] == ir.DataType.FLOAT and types.get(name_of(node.inputs[0])) in _HALVES:
+            # The tensor is float32 already, so a Cast up has nothing to do, but its output's name must stay.
             node.op_type = "Identity"
             node.attributes.clear()
         elif node.op_type not in _EXACT and not _takes_in_its_reader(node):
@@ -67,6 +70,7 @@ def simulation(model: ir.Model) -> ir.Model:
                     insert_behind(value, *_rounding(editor, value, name, kind, following), f"{name}_unrounded")
     for node in graph:
         for value in node.outputs:
+            # The clone kept the types of the original tensors.
             if value.dtype in _HALVES and not value.is_graph_output():
                 value.type = ir.TensorType(ir.DataType.FLOAT)
     return simulated
