@@ -58,7 +58,9 @@ from edgeq.scheme import Scheme
 
 _SUFFIX = ".tflite"
 _DEFAULT_ENGINE = "litert"
+# The option of `convert` and its value for deployed files.
 _INTERFACE, _INTEGERS = "interface", "integers"
+# The specification of .tflite files fixes these: asymmetric int8 activations, symmetric int8 weights.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "format": "QDQ",
@@ -106,22 +108,29 @@ class LitertBackend(TargetBackend):
         Raises:
             RuntimeUnavailableError: ai-edge-litert is not installed.
         """
+        # Writing needs the package. Without it, the error comes before the model is rewritten and not after it.
         schema()
         self.check(scheme)
         check_names(prepared, scheme.exclude)
         place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
         prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
+        # The prediction names the user's nodes, so it comes before the rewrites that add others.
         float_reasons = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
+        # A pool over the whole image becomes a mean, whose kernels accept another range for the output than for the
+        # input.
         write_whole_pools(model)
+        # The kernels of tied operators do not requantize, so their inputs and outputs need one range from the start.
         shared_ranges = share_ranges(model, ranges, tied())
         types = {op_type for op_type, rule in int8_rules(self.name).items() if rule.int8}
         quantized_types = types if scheme.op_types is None else types.intersection(scheme.op_types)
         nodes = {str(node.name) for node in model.graph if node.op_type in quantized_types} - float_reasons.keys()
         write_qdq(model, shared_ranges, scheme, nodes, source=prepared.source, results=results())
         save_model(model, destination)
+        # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.
         network = lower(read_own(destination), prepared.source)
         engine = self.engine
+        # LiteRT and TFLite Micro have different kernels for one format.
         check_kernels(network, engine.name)
         return Artifact(
             model=destination,
@@ -155,6 +164,7 @@ class LitertBackend(TargetBackend):
         target has an Ethos-U. See `Backend.with_companions`.
         """
         engine = self.engine
+        # An application on a CPU loads the .tflite file itself and needs no sources.
         if "CPU" in engine.devices:
             return artifact
         return with_sources(artifact, engine, self._device, samples, folder, count=count)
@@ -176,6 +186,7 @@ class LitertBackend(TargetBackend):
     def write_file(self, model: Path, destination: Path) -> None:
         """Write the .tflite file of a model with Q/DQ pairs. See `Backend.write_file`."""
         engine = self.engine
+        # Another target's model may have operators for which this target's engine has no kernel.
         check_kernels(lower(read_model(model), model), engine.name)
         self.convert(model, destination, engine.options)
 
@@ -195,6 +206,7 @@ class LitertBackend(TargetBackend):
         network = with_signature(lower(source, model), source)
         model_interface = options.get(_INTERFACE) != _INTEGERS
         network = with_model_interface(network) if model_interface else network
+        # The runtimes accept wrong scales silently, so the file is checked and not the run.
         check(network)
         destination.write_bytes(write(network, nodes=model_interface))
 
@@ -213,6 +225,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
     reasons |= dict.fromkeys(parts_of_gelu(prepared.model), "it is part of a Gelu, which computes in float")
     for node in prepared.model.graph:
         span = ranges.get(name_of(node.outputs[0]))
+        # The kernels of Softmax always use the scale 1/256.
         if is_op(node, "Softmax") and span is not None and spreads_thin(span):
             reasons[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
     return reasons
@@ -227,6 +240,7 @@ def _coverage(source: ir.Model, network: TfliteNetwork, float_reasons: Mapping[s
         and any(tensor is not None and tensor.type == "float32" for tensor in operator.inputs)
     }
     floats |= float_reasons.keys()
+    # A QUANTIZE reads floats without computing on them.
     floats -= {operator.node for operator in network.operators if operator.kind == "QUANTIZE"}
     macs = node_macs(source)
     runs = [

@@ -33,10 +33,15 @@ PROGRAM = "vela"
 _INSTALL = (
     "Install it: python -m pip install ethos-u-vela; or in an environment of its own, whose bin folder is in PATH"
 )
+# All four decide the figures, and vela's defaults match no particular chip.
 _OPTIONS = ("accelerator-config", "config", "system-config", "memory-mode")
+# Far more than a model for a microcontroller needs; it ends a vela that hangs.
 _SECONDS = 600
+# A log that never ends must not fill the memory.
 _MOST_TEXT = 1 << 22
+# Starting vela compiles its Python files the first time.
 _VERSION_S = 60
+# Notes are for reading; the JSON has all operators.
 _MOST_NAMED = 5
 NO_MEMORIES: Mapping[str, Any] = MappingProxyType({})
 Text = Annotated[str, Meta(max_length=4096)]
@@ -142,6 +147,7 @@ def compile_for(
         problem = f"vela needs {', '.join(missing)}"
         raise HardwareError(problem, "Set it in [device] engine_options of the target's file")
     program = find_vela()
+    # vela writes into its working folder.
     with scratch_folder("edgeq-vela-") as place:
         folder = Path(place)
         network = folder / "model.tflite"
@@ -151,7 +157,9 @@ def compile_for(
             [program, network.name, "--output-dir", "out", "--show-cpu-operations", *arguments], folder, _SECONDS
         )
         compiled = folder / "out" / "model_vela.tflite"
+        # The name of the summary contains the name of the system configuration.
         summaries = sorted((folder / "out").glob("model_summary_*.csv"))
+        # The exit status alone does not show that a network was written.
         if not compiled.is_file() or len(summaries) != 1:
             raise EngineError(f"{version()} ended without a compiled file or its summary", "Try vela 5.2.0")
         estimate = replace(
@@ -169,6 +177,7 @@ def find_vela() -> str:
     Raises:
         RuntimeUnavailableError: vela is in neither of them.
     """
+    # This Python's folder comes first, so a virtual environment uses its own vela even if it is not activated.
     path = find_program(PROGRAM, Path(sys.executable).parent)
     if path is None:
         raise RuntimeUnavailableError("vela, which compiles for Ethos-U, is not installed", _INSTALL)
@@ -190,6 +199,7 @@ def version() -> str:
 def _run(command: list[str], folder: Path, seconds: float) -> str:
     """Run `command` and return its output."""
     try:
+        # The limit on this process's CPU time would also apply to its children.
         with lifted_seconds():
             process = subprocess.run(
                 command,
@@ -215,6 +225,7 @@ def _run(command: list[str], folder: Path, seconds: float) -> str:
     return text
 
 
+# The log has what the summary leaves out: which operators stay on the CPU, and why.
 _COUNTS = re.compile(r"^(CPU|NPU) operators = (\d{1,9})", re.MULTILINE)
 _ON_CPU = re.compile(r"operator: (\S+), (?:\w+: )?'([^'\n]*)'[^\n]*\n\s*(?:- )?(?:Reason: )?([^\n]*)")
 
@@ -242,6 +253,8 @@ def _parse_estimate(summary: Path, text: str, options: Mapping[str, str]) -> Vel
             cpu_operators=int(counts["CPU"]),
             on_cpu=tuple(CpuOperator(*fields) for fields in _ON_CPU.findall(text)),
         )
+    # Each of these means another form of the summary or the log than that of the version that this code was written
+    # for.
     except (KeyError, OSError, ValueError, StopIteration) as error:
         problem = f"{version()} writes another summary than version 5.2.0 ({type(error).__name__}: {error})"
         raise EngineError(problem, "Try vela 5.2.0") from error

@@ -13,6 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from edgeq.model.edit import replace_value
 from edgeq.model.graph import constant, is_op, name_of, only_reader
 
+# Exporters round 1/√2 to float32 or to a few digits. A factor that is really another number differs by more.
 _TOLERANCE = 1e-4
 
 
@@ -29,11 +30,13 @@ def join_gelu(model: ir.Model) -> int:
         if source is None or result is None:
             continue
         gelu = ir.node("Gelu", [source], name=result.name)
+        # An ONNX model of an old opset has no Gelu, but this graph is only read by the lowering.
         model.graph.insert_before(result, gelu)
         gelu.outputs[0].type, gelu.outputs[0].shape = result.outputs[0].type, result.outputs[0].shape
         replace_value(result.outputs[0], gelu.outputs[0], keep_name=True)
         model.graph.remove(result, safe=True)
         count += 1
+    # The parts stay behind without readers. They would be lowered like other nodes.
     if count:
         RemoveUnusedNodesPass()(model)
     return count
@@ -55,6 +58,7 @@ def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
     product = only_reader(added.outputs[0])
     if product is None or not is_op(product, "Mul"):
         return None
+    # Exporters write x (1 + erf) / 2 in two orders: the half belongs to x, or it comes last.
     factor = next(value for value in product.inputs if value is not added.outputs[0])
     if factor is not source:
         return product if _scaled_by(factor, 0.5) is source else None

@@ -73,6 +73,7 @@ def _model_input(port: Port) -> tuple[Port, list[TfliteOperator]]:
     moved = model_order(len(shape)) != port.order
     if port.tensor.type == "int8":
         current = replace(model_tensor, name=f"{port.name}/integers", type="int8", scales=port.tensor.scales)
+        # Without a move, the QUANTIZE writes the network's own input tensor, and no extra tensor is needed.
         current = current if moved else port.tensor
         operators.append(TfliteOperator("QUANTIZE", (model_tensor,), (current,)))
     if moved:
@@ -101,6 +102,7 @@ def _model_output(port: Port) -> tuple[Port, list[TfliteOperator]]:
 
 def _move(source: TfliteTensor, target: TfliteTensor, permutation: Order) -> TfliteOperator:
     """Return the operator that stores `source` with its axes permuted."""
+    # A RESHAPE copies nothing in the runtimes, while a TRANSPOSE copies every element.
     if keeps_elements(source.shape, permutation):
         values = np.array(target.shape, np.int32)
         shape = TfliteTensor(f"{target.name}/shape", values.shape, "int32", values=values)

@@ -36,6 +36,7 @@ def moves(source: Order, target: Order) -> Order:
 
 def keeps_elements(shape: Sequence[int], permutation: Order) -> bool:
     """Return whether a permutation of a stored tensor leaves all its elements in the same place in memory."""
+    # Axes of size 1 may stand anywhere without moving an element.
     wide = [axis for axis in permutation if shape[axis] != 1]
     return wide == sorted(wide)
 
@@ -54,6 +55,7 @@ def groups(input_shape: Sequence[int], output_shape: Sequence[int]) -> list[tupl
     pairs: list[tuple[list[int], list[int]]] = []
     while input_axes or output_axes:
         ours, theirs = [input_axes.pop(0)], [output_axes.pop(0)]
+        # Whichever group is smaller takes the next axis, until both hold the same number of elements.
         while prod(input_shape[a] for a in ours) != prod(output_shape[a] for a in theirs):
             if prod(input_shape[a] for a in ours) < prod(output_shape[a] for a in theirs):
                 ours.append(input_axes.pop(0))
@@ -80,6 +82,7 @@ def reshaped(input_shape: Sequence[int], order: Order, output_shape: Sequence[in
     input_order = _with_units(wide, input_shape, order)
     output_axes = [axis for _, theirs in sets for axis in theirs]
     rank = len(output_shape)
+    # Channels-last first, because the operators of images need it.
     for candidate in (channels_last(rank) if rank > 2 else model_order(rank), model_order(rank)):
         if [axis for axis in candidate if output_shape[axis] != 1] == output_axes:
             return input_order, candidate

@@ -36,8 +36,10 @@ from edgeq.model.graph import constant, is_constant, is_op, moves_data, name_of,
 _TYPES: dict[ir.DataType, Type] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.INT8: "int8",
+    # The int8 kernels take signed integers, so unsigned ones are shifted by 128, see `_parameters`.
     ir.DataType.UINT8: "int8",
     ir.DataType.INT32: "int32",
+    # Indices and sizes. No tensor of such a model has 2^31 elements.
     ir.DataType.INT64: "int32",
     ir.DataType.BOOL: "bool",
 }
@@ -74,7 +76,9 @@ class Lowering:
         self._graph, self._handlers = model.graph, handlers
         self._operators: list[TfliteOperator] = []
         self._forms: dict[str, Stored] = {}
+        # Several float nodes may read one integer tensor; they share its DEQUANTIZE.
         self._floats: dict[str, Stored] = {}
+        # The same holds for tensors in another order of axes.
         self._arranged: dict[tuple[TfliteTensor, Order], Stored] = {}
         self._names: set[str] = set()
         self._shared: dict[Any, TfliteTensor] = {}
@@ -94,6 +98,7 @@ class Lowering:
                 "Export the model without it; `edgeq inspect MODEL -t TARGET` lists all such nodes",
             )
         outputs = tuple(self._output(value) for value in self._graph.outputs)
+        # A node that was first tried in integers may have left operators behind.
         return TfliteNetwork(inputs, outputs, tuple(self._operators)).without_unused()
 
     def refusals(self) -> tuple[dict[str, str], tuple[TfliteOperator, ...]]:
@@ -116,6 +121,7 @@ class Lowering:
         for node in self._graph:
             self._node = str(node.name)
             outputs = [value for value in node.outputs if value.name]
+            # It would be refused for the lack of an input, which is no fault of its own.
             if any(name_of(value) in unknown for value in node.inputs):
                 unknown.update(map(name_of, outputs))
                 continue
@@ -128,6 +134,8 @@ class Lowering:
                     if shape is None:
                         unknown.add(name_of(value))
                     else:
+                        # A stand-in, so that the nodes behind a refused one are still tried and all refusals are found
+                        # in one pass.
                         tensor = self._fresh(name_of(value), shape, self.type_of(value))
                         self._forms[name_of(value)] = Stored(tensor, model_order(len(shape)), shape)
 
@@ -137,6 +145,7 @@ class Lowering:
         shape = sizes(value)
         if shape is None:
             raise ModelError(f"input {value.name!r} has no fixed sizes", "Fix them with --fix NAME=SIZE")
+        # An input in the order of its first convolution saves a transposition of the whole image.
         order = channels_last(len(shape)) if _wants_channels_last(value) else model_order(len(shape))
         params = self._only_parameters(value)
         type_ = "int8" if params is not None else _TYPES.get(value.dtype or ir.DataType.FLOAT)
@@ -179,6 +188,7 @@ class Lowering:
         if is_op(node, "QuantizeLinear"):
             self._quantize(node)
         elif is_op(node, "DequantizeLinear"):
+            # A constant's integers are read by `constant` when a layer needs them, as weights or as a bias.
             if not is_constant(node.inputs[0]):
                 self._forms[name_of(node.outputs[0])] = self.stored(node.inputs[0])
         elif is_op(node, "Constant"):
@@ -191,6 +201,7 @@ class Lowering:
             try:
                 handler(self, node)
             except CannotWriteError:
+                # A refusal of the integer form is not final: the float form may exist, between two conversions.
                 if not self.integer:
                     raise
                 self.integer = False
@@ -200,8 +211,10 @@ class Lowering:
         data = [v for v in node.inputs if v is not None and not self.is_constant(v)]
         if not data or any(self.stored(v).tensor.type != "int8" for v in data):
             return False
+        # Such a node needs no QuantizeLinear behind it: it keeps its input's scale.
         if moves_data(node) or is_op(node, "Flatten", "Identity", "Dropout", "MaxPool"):
             return True
+        # Numbers of these operators are bounds, fillers and factors, which have no scale of their own.
         if not is_op(node, "Clip", "Pad", "Resize") and any(_is_number(v) for v in node.inputs):
             return False
         return all(self._only_parameters(v) is not None for v in node.outputs if v.uses() or v.is_graph_output())
@@ -238,6 +251,7 @@ class Lowering:
         if maker is not None and is_op(maker, "DequantizeLinear"):
             values, params = constant(maker.inputs[0]), _parameters(maker)
             assert values is not None
+            # The scales of `_parameters` are shifted by 128 as well.
             if values.dtype == np.uint8:
                 values = (values.astype(np.int16) - 128).astype(np.int8)
             return values, params
@@ -329,6 +343,8 @@ class Lowering:
         shape = stored.shape
         if stored.features is not None or order[0] != 0 or len(shape) < 2:
             return self.as_shape(stored, (shape[0], int(np.prod(shape[1:]))), name)
+        # Moving the features would cost time in every run. Recording where they went lets the next product permute its
+        # weights once, at conversion.
         places = np.arange(int(np.prod(shape[1:]))).reshape(shape[1:]).transpose([a - 1 for a in order[1:]]).ravel()
         flat = (shape[0], places.size)
         output = self._like(stored, name, flat)
@@ -344,10 +360,12 @@ class Lowering:
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> TfliteTensor:
         """Return the tensor that stores a constant. Equal constants share one tensor."""
         if values.dtype == np.int64:
+            # ONNX writes "to the end" as the largest int64. The nearest int32 means the same.
             limits = np.iinfo(np.int32)
             values = values.clip(limits.min, limits.max).astype(np.int32)
         values = np.ascontiguousarray(values)
         parameters = (scales.scale.tobytes(), scales.zero.tobytes(), scales.axis) if scales is not None else ()
+        # Keyed by content: shapes and permutations repeat in every block of a network.
         key = ("constant", values.dtype.str, values.shape, values.tobytes(), parameters)
         if key not in self._shared:
             tensor = self._fresh(name, values.shape, values.dtype.name, scales)  # type: ignore[arg-type]
@@ -435,6 +453,7 @@ class Lowering:
         return self.like(stored.tensor, name, shape)
 
     def _fresh(self, name: str, shape: tuple[int, ...], type_: Type, scales: Scales | None = None) -> TfliteTensor:
+        # A file must not have two tensors of one name, and a node may write several.
         free, count = name, 1
         while free in self._names:
             count += 1
@@ -449,6 +468,7 @@ class Lowering:
         outputs: tuple[TfliteTensor, ...],
         options: dict[str, Any] | None = None,
     ) -> None:
+        # The handler's operator has no int8 kernel in any runtime, so the node falls back to floats.
         if self.integer and outputs[0].type == "int8" and dialect()[kind].int8 == 0:
             raise CannotWriteError(f"{kind} has no int8 kernel")
         self._operators.append(TfliteOperator(kind, inputs, outputs, options or {}, self._node))
@@ -459,6 +479,7 @@ def _parameters(node: ir.Node) -> Scales:
     scale, zero = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if scale is None:
         raise CannotWriteError("its scale is computed")
+    # ONNX: without a zero point, the integers are uint8.
     unsigned = zero is None or zero.dtype == np.uint8
     if zero is None:
         zero = np.zeros(scale.shape, np.uint8)
@@ -473,7 +494,9 @@ def _is_number(value: ir.Value | None) -> bool:
     return is_constant(value) and value is not None and value.dtype == ir.DataType.FLOAT
 
 
+# The kernels of the file for these operators take channels last.
 _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "BatchNormalization")
+# These operators give the order of axes a meaning, so an input in another order would have to be moved first.
 _PLAIN = ("Transpose", "Reshape", "Flatten", "MatMul", "Gemm", "Gather")
 
 
@@ -486,6 +509,7 @@ def _wants_channels_last(value: ir.Value) -> bool:
     if shape is None or len(shape) < 3:
         return False
     while waiting:
+        # Breadth first: the nearest operator decides.
         current = waiting.pop(0)
         for use in current.uses():
             if is_op(use.node, *_SPATIAL):

@@ -26,8 +26,11 @@ FOLDER = "micro"
 ARENA = "arena_bytes"
 """Option that sets the size of the engine's arena. With this option, the engine does not enlarge the arena."""
 _TEXTS = Path(__file__).parent / "micro_files"
+# Steps of 1 KiB, up to 256 MiB: more than any microcontroller has.
 _STEP, _MOST_STEPS = 1024, 1 << 18
+# Each case is C text of about six bytes for each byte of data.
 _MOST_CASES = 8
+# Makes lines of 99 columns.
 _PER_LINE = 16
 # Names of TFLite Micro's methods that cannot be derived from the operator's name.
 _METHODS = {"BATCH_MATMUL": "BatchMatMul", "PADV2": "PadV2"}
@@ -69,6 +72,7 @@ def write_sources(
     """
     folder.mkdir(parents=True)
     cases = _cases(network, file, engine, samples, min(count, _MOST_CASES))
+    # The arena is found by trying, because only the interpreter knows how it plans its memory.
     arena = arena_bytes(file, engine)
     kinds = sorted({operator.kind for operator in network.operators})
     readme = {
@@ -117,6 +121,7 @@ def arena_bytes(file: Path, engine: Engine) -> int:
                 return False
             return True
 
+        # Doubling finds an upper bound in few starts, and halving the interval then finds the smallest size.
         sufficient = 1
         while not opens(sufficient):
             sufficient *= 2
@@ -142,6 +147,7 @@ def _cases(network: TfliteNetwork, file: Path, engine: Engine, samples: Samples,
             raise DataError(f"{samples.source} has no samples", "Give at least one")
         cases = []
         for sample in first_samples:
+            # The file has batch 1.
             single = replace(sample, inputs={name: np.asarray(value)[:1] for name, value in sample.inputs.items()})
             outputs = infer(session, single)
             inputs = tuple(encoded(port, single.inputs[port.name]) for port in network.inputs)
@@ -192,6 +198,7 @@ def _operators(kinds: Sequence[str]) -> str:
     return (
         "// Exactly the operators that the model needs.\n#pragma once\n\n"
         '#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
+        # The resolver may be in either namespace, so the generated code opens both.
         "namespace tflite {\nnamespace micro {}\n}  // namespace tflite\n\n"
         "namespace edgeq_names {\nusing namespace tflite;\nusing namespace tflite::micro;\n"
         f"using Resolver = MicroMutableOpResolver<{len(kinds)}>;\n\n"

@@ -21,6 +21,7 @@ class Scales:
 
     scale: NDArray[np.float32]
     zero: NDArray[np.int64]
+    # Meaningful only if there are several scales.
     axis: int = 0
 
     def equals(self, candidate: Scales | None) -> bool:
@@ -95,6 +96,7 @@ class TfliteNetwork:
         """Return every tensor once: first the inputs, then the others in the order in which operators read or make
         them.
         """
+        # A dictionary as an ordered set: the same network must always give the same bytes.
         ordered: dict[TfliteTensor, None] = {port.tensor: None for port in self.inputs}
         for operator in self.operators:
             ordered.update({t: None for t in (*operator.inputs, *operator.outputs) if t is not None})
@@ -105,6 +107,7 @@ class TfliteNetwork:
         """Return the network without the operators whose results nothing reads."""
         live = {port.tensor for port in self.outputs}
         live_operators: list[TfliteOperator] = []
+        # From the end, so that one pass finds everything that the outputs depend on.
         for operator in reversed(self.operators):
             if live.intersection(operator.outputs):
                 live_operators.append(operator)

@@ -13,6 +13,7 @@ from edgeq.backends.litert.dialect import dialect
 from edgeq.backends.litert.network import Scales, TfliteNetwork, TfliteOperator, TfliteTensor
 from edgeq.errors import ModelError
 
+# The product of two float32 scales is rounded to float32 in the file.
 _BIAS_TOLERANCE = 1e-6
 
 
@@ -47,10 +48,12 @@ def problems(network: TfliteNetwork) -> Iterator[str]:
     for operator in network.operators:
         location = f"{operator.kind} of node {operator.node!r}"
         row = dialect().get(operator.kind)
+        # The rules of an operator without a row are not known, so it could break all of them.
         if row is None:
             yield f"{location}: the dialect has no row for it"
             continue
         for tensor in operator.inputs:
+            # The runtimes run operators in the order of the file and do not look ahead.
             if tensor is not None and tensor.values is None and tensor not in available:
                 yield f"{location}: it reads {tensor.name!r}, which no earlier operator makes"
         available.update(operator.outputs)
@@ -93,6 +96,7 @@ def _scales(tensor: TfliteTensor) -> Iterator[str]:
         yield "a zero point is not an int8"
     if scales.scale.size > 1 and tensor.shape[scales.axis] != scales.scale.size:
         yield f"{scales.scale.size} scales on an axis of {tensor.shape[scales.axis]}"
+    # Kernels read one scale for an activation, whatever the file says.
     if scales.scale.size > 1 and tensor.values is None:
         yield "an activation with a scale for each channel"
 
@@ -142,8 +146,10 @@ def _weights(axis: int) -> Callable[[TfliteOperator], Iterator[str]]:
 
 
 def _bias(operator: TfliteOperator) -> Iterator[str]:
+    # The first input of a TRANSPOSE_CONV is the size of its output.
     data = operator.inputs[2] if operator.kind == "TRANSPOSE_CONV" else operator.inputs[0]
     weights, bias = operator.inputs[1], operator.inputs[-1]
+    # A layer without bias has nothing to check, and missing scales are reported by the other rules.
     if bias is None or data is None or weights is None or data.scales is None or weights.scales is None:
         return
     if bias.type != "int32" or bias.scales is None:

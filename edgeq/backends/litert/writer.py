@@ -18,7 +18,9 @@ from edgeq.errors import RuntimeUnavailableError
 ALIGNMENT = 16
 METADATA = "edgeq"
 """Name of the metadata entry that states in which order the file stores the axes of its inputs and outputs."""
+# The old field for an operator's code has one byte. Newer operators have 127 there and their code in the new field.
 _OLD_CODES = 127
+# Options that the schema stores as numbers of an enumeration; operators here name them as text.
 _ENUMS = {
     "padding": "Padding",
     "fusedActivationFunction": "ActivationFunctionType",
@@ -55,6 +57,7 @@ class _FileWriter:
     def __init__(self, network: TfliteNetwork, *, nodes: bool) -> None:
         self._schema, self._network, self._nodes = schema(), network, nodes
         self._tensors = {tensor: place for place, tensor in enumerate(network.tensors())}
+        # The format requires that buffer 0 is empty: it stands for "no constant".
         self._buffers: list[Any] = [self._buffer(b"")]
         self._codes: dict[tuple[str, int], int] = {}
 
@@ -78,6 +81,7 @@ class _FileWriter:
         model.operatorCodes = [self._code(kind, version) for kind, version in self._codes]
         model.buffers = self._buffers
         builder = flatbuffers.Builder(1 << 16)
+        # The identifier by which runtimes recognise the format.
         builder.Finish(model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
 
@@ -85,6 +89,7 @@ class _FileWriter:
         buffer = self._schema.BufferT()
         if data:
             buffer.data = data
+            # The generated class would align the bytes to 4 and not to 16.
             buffer.Pack = lambda builder: _packed(self._schema, builder, data)
         return buffer
 
@@ -96,6 +101,7 @@ class _FileWriter:
         entry = self._schema.TensorT()
         entry.name = tensor.name
         entry.shape = list(tensor.shape)
+        # Without this flag, a tensor with an empty shape would have an unknown rank and not be a single number.
         entry.hasRank = True
         entry.type = getattr(self._schema.TensorType, tensor.type.upper())
         if tensor.values is not None:
@@ -114,6 +120,7 @@ class _FileWriter:
     def _operator(self, operator: TfliteOperator) -> Any:
         row, entry = dialect()[operator.kind], self._schema.OperatorT()
         entry.opcodeIndex = self._codes.setdefault((operator.kind, version(operator)), len(self._codes))
+        # The format writes an optional input that is left out as -1.
         entry.inputs = [-1 if tensor is None else self._tensors[tensor] for tensor in operator.inputs]
         entry.outputs = [self._tensors[tensor] for tensor in operator.outputs]
         if row.options:
@@ -143,6 +150,7 @@ class _FileWriter:
 
     def _signature(self) -> Any:
         signature = self._schema.SignatureDefT()
+        # The name under which applications look for the main signature.
         signature.signatureKey = "serving_default"
         signature.inputs, signature.outputs = (
             [self._named(port) for port in ports] for ports in (self._network.inputs, self._network.outputs)
@@ -174,6 +182,7 @@ def _stated(port: Port) -> dict[str, Any]:
 def _packed(schema_: Any, builder: Any, data: bytes) -> Any:
     """Pack a Buffer whose bytes start at a multiple of `ALIGNMENT`."""
     builder.StartVector(1, len(data), ALIGNMENT)
+    # The bytes are copied at once. The generated code would append them one by one, which is slow for large models.
     builder.head = builder.Head() - len(data)
     builder.Bytes[builder.Head() : builder.Head() + len(data)] = data
     vector = builder.EndVector()

@@ -53,6 +53,7 @@ from edgeq.backends.litert.operators.products import write_conv, write_conv_tran
 from edgeq.backends.litert.operators.reductions import write_mean
 from edgeq.backends.litert.operators.slicing import write_gather, write_pad_node, write_slice, write_split
 
+# Operators of two tensors that the file has under another name. Xor is NOT_EQUAL of truth values.
 _BROADCAST = {
     "Add": "ADD",
     "And": "LOGICAL_AND",
@@ -70,6 +71,7 @@ _BROADCAST = {
     "Sum": "ADD",
     "Xor": "NOT_EQUAL",
 }
+# Global pooling is a reduction over rows and columns.
 _REDUCTIONS = (
     "GlobalAveragePool",
     "GlobalMaxPool",
@@ -101,8 +103,11 @@ _ALIKE: dict[str, Callable[[Lowering, ir.Node], None]] = {
             "Sign": "SIGN",
         }.items()
     },
+    # A Relu is a Clip with one bound.
     **dict.fromkeys(("Relu", "Clip"), write_clamp),
+    # The shapes are known by now, so it does not matter which operator states them.
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), write_reshape),
+    # In inference, a Dropout has no effect.
     **dict.fromkeys(("Identity", "Dropout"), write_identity),
     **dict.fromkeys(("MaxPool", "AveragePool"), write_pool),
     **dict.fromkeys(_REDUCTIONS, write_mean),

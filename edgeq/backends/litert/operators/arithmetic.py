@@ -23,8 +23,10 @@ def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
         """Write an operator on broadcast tensors."""
         sides, order = broadcast(work, node)
         scales = work.parameters(node)
+        # These kernels compare integers as they are, so both sides need the scale of the result.
         if scales is not None and kind in ("MAXIMUM", "MINIMUM"):
             sides = [work.requantized(side, scales) for side in sides]
+        # Only the final result was calibrated.
         elif scales is not None and len(sides) != 2:
             raise CannotWriteError("its partial results have no scale")
         current, last_side = sides[0].tensor, sides[-1]
@@ -40,6 +42,7 @@ def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
     return write
 
 
+# Operators whose options must name an activation, even if there is none.
 ACTIVATED: dict[str, dict[str, Any]] = {
     kind: {"fusedActivationFunction": "NONE"} for kind in ("ADD", "SUB", "MUL", "DIV")
 }
@@ -48,8 +51,10 @@ ACTIVATED: dict[str, dict[str, Any]] = {
 def broadcast(work: Lowering, node: ir.Node) -> tuple[list[Stored], Order]:
     """Return all inputs of a node with their axes in one common order, and that order."""
     rank = len(work.sizes(node.outputs[0]))
+    # A constant costs nothing in any order of axes, so only activations choose it.
     inputs: list[Stored | None] = [None if work.is_constant(v) else work.activation(v) for v in node.inputs]
     raised = [_raised(work, value, rank) for value in inputs if value is not None]
+    # An order other than the model's mostly comes from an operator on images, and goes to one.
     moving = [value for value in raised if value.order != model_order(rank)]
     # The larger input keeps its order.
     order = max(moving or raised, key=lambda value: int(np.prod(value.shape))).order if raised else model_order(rank)
@@ -70,6 +75,7 @@ def _raised(work: Lowering, stored: Stored, rank: int) -> Stored:
 def constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Order) -> Stored:
     """Return a constant raised to `rank` axes, which are in `order`."""
     values, scales = work.constant(value) if work.integer else (work.floats(value), None)
+    # The kernels of these operators read one scale for each input.
     if scales is not None and scales.scale.size > 1:
         raise CannotWriteError("it reads a constant with a scale for each channel")
     raised = values.reshape((1,) * (rank - values.ndim) + values.shape)
@@ -77,6 +83,7 @@ def constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Orde
     return Stored(work.fixed(name_of(value), stored, scales), order, raised.shape)
 
 
+# 16 million: 64 MiB of float32. The schema's offsets end at 2 GiB.
 _MOST_ELEMENTS = 1 << 24
 
 
@@ -91,6 +98,7 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
     source = work.activation(node.inputs[0])
     if work.integer:
         raise CannotWriteError("it has no integer form")
+    # float64, because the four numbers are combined only once, here, and not in every run.
     gamma, beta, mean, variance = (work.floats(value).astype(np.float64) for value in node.inputs[1:5])
     factor = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
     shape = [1] * len(source.shape)

@@ -32,6 +32,7 @@ def write_trilu(work: Lowering, node: ir.Node) -> None:
     source = work.arranged(source, model_order(len(source.shape)))
     k = int(work.constant(diagonal)[0].reshape(())) if diagonal is not None else 0
     rows, columns = source.shape[-2:]
+    # The mask becomes a constant that the model does not contain.
     refuse_large((rows, columns))
     upper = bool(node.attributes.get_int("upper", 1))
     mask = np.triu(np.ones((rows, columns), bool), k) if upper else np.tril(np.ones((rows, columns), bool), k)
@@ -65,11 +66,13 @@ def write_top_k(work: Lowering, node: ir.Node) -> None:
     rank = len(source.shape)
     axis = node.attributes.get_int("axis", -1) % rank
     count = int(work.constant(node.inputs[1])[0].reshape(()))
+    # TOPK_V2 has no axis.
     source = work.arranged(source, (*(a for a in source.order if a != axis), axis))
     shape = tuple(count if place == axis else size for place, size in enumerate(source.shape))
     table, name = work.fixed("k", np.array(count, np.int32)), name_of(node.outputs[0])
     data = source.tensor
     if not largest:
+        # The file has no operator for the smallest elements.
         data = work.emit("NEG", (data,), work.like(data, f"{name}/negated", data.shape))
     result = work.like(data, f"{name}/top", stored_shape(shape, source.order))
     places = _int32(work, f"{name}/places", result.shape)
@@ -96,9 +99,11 @@ def write_gather_elements(work: Lowering, node: ir.Node) -> None:
     source, shape = _in_plain_order(work, node.inputs[0]), work.sizes(node.inputs[1])
     rank, name = len(shape), name_of(node.outputs[0])
     axis = node.attributes.get_int("axis", 0) % rank
+    # GATHER takes one index for an element, so the index of each axis becomes a place in the flat tensor.
     strides = [int(np.prod(source.shape[place + 1 :])) for place in range(rank)]
     places = _places(work, node.inputs[1], np.array(source.shape[axis], np.int32))
     refuse_large(shape)
+    # The other axes keep their own position, which is known now, so only the indices are left to add at run time.
     grid = np.indices(shape)
     offsets = sum((grid[place] * strides[place] for place in range(rank) if place != axis), np.zeros(shape, np.int64))
     if places.values is not None:
@@ -113,6 +118,7 @@ def write_gather_elements(work: Lowering, node: ir.Node) -> None:
 
 def write_one_hot(work: Lowering, node: ir.Node) -> None:
     """Write ONE_HOT. A negative index counts from the end."""
+    # The size of the output depends on it, and sizes in a file are fixed.
     depth = int(work.constant(node.inputs[1])[0].reshape(()))
     off, on = work.constant(node.inputs[2])[0].ravel()
     places = _places(work, node.inputs[0], np.array(depth, np.int32))
@@ -176,12 +182,16 @@ def _places(work: Lowering, value: ir.Value | None, sizes: NDArray[Any]) -> Tfli
         sizes: the sizes of the indexed axes. They broadcast to the indices.
     """
     places, name = _in_plain_order(work, value).tensor, name_of(value)
+    # int64 became int32 already, so any other type is one that cannot be an index.
     if places.type != "int32":
         raise CannotWriteError(f"its indices are of type {places.type}")
+    # Constant indices are corrected once, here.
     if places.values is not None:
         return work.fixed(name, np.where(places.values < 0, places.values + sizes, places.values))
     ones = (1,) * len(places.shape)
     negative = work.like(TfliteTensor("", (), "bool"), f"{name}/negative", places.shape)
+    # ONNX counts negative indices from the end. The file's operators do not, so 1 times the size is added where an
+    # index is negative.
     work.emit("LESS", (places, work.fixed("zero", np.zeros(ones, np.int32))), negative)
     flags = _int32(work, f"{name}/counted", places.shape)
     work.emit("CAST", (negative,), flags, {"inDataType": "BOOL", "outDataType": "INT32"})

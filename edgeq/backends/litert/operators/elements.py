@@ -48,8 +48,10 @@ def write_prelu(work: Lowering, node: ir.Node) -> None:
     shape = slope.tensor.shape[1:]
     values, scales = slope.tensor.values, slope.tensor.scales
     assert values is not None
+    # PRELU leaves the batch out of its slopes.
     if slope.shape[0] != 1:
         raise CannotWriteError("it has a slope for each sample")
+    # A single slope serves every channel. PRELU's kernels still expect one for each.
     wide = (
         np.broadcast_to(values.reshape(shape), (*[1] * (len(shape) - 1), source.tensor.shape[-1]))
         if (values.size == 1)
@@ -66,6 +68,7 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
         _write_computed_clamp(work, node)
         return
     source = work.in_order(source)
+    # The three activations that the file has as operators.
     kind = {(0.0, np.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}.get(bounds)
     if not work.integer and kind is not None:
         work.write(node, kind, (source.tensor,), source.order)
@@ -75,6 +78,7 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
         if np.isinf(bound):
             continue
         tensor = current.tensor
+        # On integers, the bound is the integer nearest to it in the tensor's own scale, so the result keeps that scale.
         filler = np.array([filler_of(tensor, bound)[0]], np.dtype(tensor.type)).reshape((1,) * len(tensor.shape))
         limit = work.fixed(f"{node.name}/bound", filler, tensor.scales)
         clamped = work.like(tensor, f"{node.outputs[0].name}/{step.lower()}", tensor.shape)
@@ -122,12 +126,15 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
                 output = work.partial(f"{name}/{kind.lower()}ed", shape, None)
                 tensor = work.emit(kind, (tensor, constant), output, ACTIVATED.get(kind))
         return
+    # Both numbers become scales of constants, and a scale cannot be negative.
     if alpha <= 0 or beta < 0:
         raise CannotWriteError(f"its alpha, {alpha:g}, is not positive, or its beta, {beta:g}, is negative")
+    # The clamp is the end of the integers' range, so that range must not reach beyond 0 and 1 by more than half a step.
     low, high = ((end - int(scales.zero[0])) * float(scales.scale[0]) for end in (-128, 127))
     if low < -float(scales.scale[0]) / 2 or high > 1 + float(scales.scale[0]) / 2:
         raise CannotWriteError("the range of its result is wider than 0 to 1")
     wide = Scales.of(float(scales.scale[0]) / alpha, int(scales.zero[0]))
+    # 127 is the largest integer, so the constant has the finest scale that can hold it.
     shift = work.fixed(f"{name}/shift", np.full(ones, 127, np.int8), Scales.of(beta / alpha / 127, 0))
     factor = work.fixed(f"{name}/factor", np.full(ones, 127, np.int8), Scales.of(alpha / 127, 0))
     moved = work.emit(
@@ -146,6 +153,7 @@ def write_softmax(work: Lowering, node: ir.Node) -> None:
         order = (*[a for a in range(rank) if a != axis], axis)
     source = work.arranged(source, order)
     kind = "LOG_SOFTMAX" if node.op_type == "LogSoftmax" else "SOFTMAX"
+    # The kernels write these scales whatever the file says.
     fixed = Scales.of(16 / 256, 127) if kind == "LOG_SOFTMAX" else Scales.of(1 / 256, -128)
     work.write(node, kind, (source.tensor,), order, {"beta": 1.0} if kind == "SOFTMAX" else {}, scales=fixed)
 
@@ -155,6 +163,7 @@ def write_cast(work: Lowering, node: ir.Node) -> None:
     if work.integer:
         raise CannotWriteError("it has no int8 kernel")
     source, target_type = work.activation(node.inputs[0]), work.type_of(node.outputs[0])
+    # int64 to int32, for example, which are one type in the file.
     if source.tensor.type == target_type:
         work.hold(node.outputs[0], source)
         return

@@ -27,6 +27,7 @@ class Formula:
 
     def __call__(self, kind: str, *inputs: TfliteTensor | float) -> TfliteTensor:
         """Write an operator on float tensors and numbers."""
+        # A number gets the rank of the tensors, so that every operator reads tensors of one rank.
         rank = max(len(value.shape) for value in inputs if isinstance(value, TfliteTensor))
         tensors = [value if isinstance(value, TfliteTensor) else self._number(value, rank) for value in inputs]
         shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
@@ -96,6 +97,7 @@ def _reciprocal(f: Formula, x: TfliteTensor) -> TfliteTensor:
 
 
 def _is_nan(f: Formula, x: TfliteTensor) -> TfliteTensor:
+    # Only a NaN differs from itself.
     result = f.work.partial(f"{f.node.outputs[0].name}/nan", x.shape, None, "bool")
     return f.work.emit("NOT_EQUAL", (x, x), result)
 
@@ -155,8 +157,10 @@ def write_pow(work: Lowering, node: ir.Node) -> None:
     (base, power), order = broadcast(work, node)
     f, exponent = Formula(work, node), power.tensor
     if exponent.values is not None:
+        # The kernels take base and exponent of one type.
         numbers = exponent.values.astype(np.dtype(base.tensor.type))
         is_scalar = numbers.size == 1 and base.shape == work.sizes(node.outputs[0]) and base.tensor.type == "float32"
+        # Squares and roots, as in normalizations, need no POW.
         if is_scalar and float(numbers.reshape(())) == 2:
             f.hold(_square(f, base.tensor), order)
             return
@@ -203,6 +207,7 @@ def write_log_sum_exp(work: Lowering, node: ir.Node) -> None:
     if not axes:
         f.hold(source.tensor, source.order)
         return
+    # Without the largest x, exp would overflow for x above 88.
     largest = f.over("REDUCE_MAX", source, axes, source.tensor)
     total = f.over("SUM", source, axes, f("EXP", f("SUB", source.tensor, largest)))
     result, order = f("ADD", largest, f("LOG", total)), source.order
@@ -221,6 +226,7 @@ def write_lp_norm(work: Lowering, node: ir.Node) -> None:
     parts = f("ABS", source.tensor) if p == 1 else _square(f, source.tensor)
     length = f.over("SUM", source, axes, parts)
     length = length if p == 1 else f("SQRT", length)
+    # ONNX gives 0 for a vector of zeros, and 0 / 0 would be NaN.
     f.hold(f("DIV", source.tensor, f("MAXIMUM", length, _LEAST)), source.order)
 
 
@@ -244,12 +250,14 @@ def write_norm(work: Lowering, node: ir.Node) -> None:
     rank = len(source.shape)
     factor, shift = node.inputs[1], node_input(node, 2)
     if node.op_type == "LayerNormalization":
+        # LayerNormalization covers all axes from `axis` on, and its scale has their shape in the model's order.
         source = work.arranged(source, model_order(rank))
         axes = list(range(node.attributes.get_int("axis", -1) % rank, rank))
         wide = [work.floats(v) if v is not None else np.zeros(1, np.float32) for v in (factor, shift)]
     else:
         axes, column = list(range(2, rank)), [-1 if axis == 1 else 1 for axis in source.order]
         wide = [work.floats(v).reshape(column) for v in (factor, shift)]
+    # The variance of the centred values is more exact than the mean of squares minus the square of the mean.
     centred = f("SUB", source.tensor, f.over("MEAN", source, axes, source.tensor))
     variance = f.over("MEAN", source, axes, _square(f, centred))
     scaled = f("MUL", centred, f("RSQRT", f("ADD", variance, f.number("epsilon", 1e-5))))
@@ -271,6 +279,7 @@ def write_lrn(work: Lowering, node: ir.Node) -> None:
         raise CannotWriteError(f"its input has {rank} axes")
     refuse_large((channels, channels))
     source, f = work.arranged(source, NHWC), Formula(work, node)
+    # ONNX's window has one more channel behind the centre than in front of it if `size` is even.
     below, above = (size - 1) // 2, size // 2
     neighbours = np.tril(np.triu(np.ones((channels, channels), np.float32), -below), above)
     band = work.fixed(f"{node.name}/band", neighbours.reshape(channels, 1, 1, channels))
@@ -279,6 +288,7 @@ def write_lrn(work: Lowering, node: ir.Node) -> None:
     ones = {"strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1}
     work.emit("CONV_2D", (_square(f, source.tensor), band, bias), total, {"padding": VALID, **ones})
     scaled = f("ADD", f("MUL", total, f.number("alpha", 1e-4) / size), f.number("bias", 1.0))
+    # x^-beta. The base is positive, because `bias` is.
     power = f("EXP", f("MUL", f("LOG", scaled), -f.number("beta", 0.75)))
     f.hold(f("MUL", source.tensor, power), source.order)
 

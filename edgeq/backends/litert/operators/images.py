@@ -31,13 +31,17 @@ def write_pool(work: Lowering, node: ir.Node) -> None:
     shape = window(node, source, node.attributes.get_ints("kernel_shape", ()))
     kernel = shape.kernel
     largest = node.op_type == "MaxPool"
+    # The file's pooling has no dilation.
     if set(shape.dilations) != {1}:
         raise CannotWriteError(f"it has dilations {list(shape.dilations)}")
+    # The largest element must never be one of the padding.
     padded, padding = with_padding(work, node, source, shape, lowest=largest)
     counts_pads = node.attributes.get_int("count_include_pad", 0)
+    # The kernels never count the padding of SAME in an average, so zeros that count are real elements.
     if not largest and padding == SAME and counts_pads:
         pads = [(0, 0), *(same_pads(source.shape[2 + a], kernel[a], shape.strides[a]) for a in range(2)), (0, 0)]
         padded, padding = pad(work, source.tensor, pads, 0.0), VALID
+    # Zeros written by a PAD do count, and the kernels have no way to leave them out.
     elif not largest and padded is not source.tensor and not (counts_pads and _within(shape, source, padded)):
         raise CannotWriteError("its padding differs from SAME and does not count in its averages")
     options = {"padding": padding, **strides(shape), "filterHeight": kernel[0], "filterWidth": kernel[1]}
@@ -61,6 +65,7 @@ def write_resize(work: Lowering, node: ir.Node) -> None:
     size = work.fixed("size", np.array(new_shape[2:], np.int32))
     is_multiple = all(new % old == 0 for new, old in zip(new_shape[2:], source.shape[2:], strict=True))
     if mode == "nearest":
+        # The kernel takes the element at floor(position / ratio). These two combinations give the same element.
         by_floor = transformation == "asymmetric" and rounding == "floor"
         by_half = transformation in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round_prefer")
         if not (by_floor or (by_half and is_multiple)):
@@ -68,6 +73,7 @@ def write_resize(work: Lowering, node: ir.Node) -> None:
         options = {"alignCorners": False, "halfPixelCenters": False}
         work.write(node, "RESIZE_NEAREST_NEIGHBOR", (source.tensor, size), NHWC, options, like=source.tensor)
         return
+    # alignCorners and halfPixelCenters.
     flags = {"half_pixel": (False, True), "align_corners": (True, False), "asymmetric": (False, False)}
     if mode != "linear" or transformation.replace("pytorch_", "") not in flags:
         raise CannotWriteError(f"the file cannot resize with {mode} and {transformation}")

@@ -15,8 +15,11 @@ def write_reshape(work: Lowering, node: ir.Node) -> None:
     """
     source, value = work.activation(node.inputs[0]), node.outputs[0]
     shape = work.sizes(value)
+    # Groups of axes are found by products of sizes, which a 0 would make equal.
     if 0 in shape or 0 in source.shape:
         raise CannotWriteError("it makes a tensor without elements")
+    # This is the Reshape between convolutions and products of most classifiers: without it, the last image would be
+    # moved.
     flat = len(shape) == 2 and source.shape[0] == shape[0] and value.uses()
     if flat and not value.is_graph_output() and _only_products(work, value):
         work.hold(value, work.flattened(source, name_of(value)))
@@ -54,6 +57,7 @@ def write_transpose(work: Lowering, node: ir.Node) -> None:
     source = work.in_order(source)
     rank = len(source.shape)
     permutation = list(node.attributes.get_ints("perm", range(rank - 1, -1, -1)))
+    # The tensor is the same; only the order of its axes, seen from the model, has changed.
     work.hold(value, Stored(source.tensor, transposed(source.order, permutation), work.sizes(value)))
 
 
@@ -63,6 +67,7 @@ def write_concat(work: Lowering, node: ir.Node) -> None:
     scales = work.parameters(node) if work.integer else None
     if scales is None and work.integer:
         raise CannotWriteError("its inputs have no common scale")
+    # One order for all: that of the first input which is not in the model's.
     moving = [f for f in parts if f.order != model_order(len(f.shape))]
     order = (moving or parts)[0].order
     axis = node.attributes.get_int("axis", 0) % len(order)

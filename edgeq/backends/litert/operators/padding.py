@@ -18,6 +18,7 @@ def pad(work: Lowering, source: TfliteTensor, pads: Sequence[tuple[int, int]], v
     padded = work.like(source, f"{source.name}/padded", wide)
     table = work.fixed("paddings", np.array(pads, np.int32))
     filler, zero = filler_of(source, value)
+    # PAD fills with the zero point. Only another filler needs PADV2.
     if filler == zero:
         return work.emit("PAD", (source, table), padded)
     kind = source.type
@@ -30,6 +31,7 @@ def filler_of(source: TfliteTensor, value: float) -> tuple[float, float]:
     if source.scales is None:
         return (float(np.finfo(np.float32).min) if value == -np.inf else value), 0.0
     zero = int(source.scales.zero[0])
+    # The lowest integer is below every other, which is all that a maximum needs.
     if value == -np.inf:
         return -128, zero
     return int(np.clip(np.rint(value / float(source.scales.scale[0])) + zero, -128, 127)), zero

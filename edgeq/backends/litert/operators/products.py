@@ -32,11 +32,13 @@ def write_conv(work: Lowering, node: ir.Node) -> None:
     source = image(work, node)
     weights, weight_scales = _weights(work, node.inputs[1], 0)
     shape = window(node, source, weights.shape[2:])
+    # The kernel of a sequence gets a row axis of size 1, like its image.
     weights = weights.reshape(*weights.shape[:2], *shape.kernel)
     padded, padding = with_padding(work, node, source, shape)
     bias = _bias(work, node, source, weight_scales, weights.shape[0])
     options: dict[str, Any] = {"padding": padding, **strides(shape), **dilations(shape)}
     channels = source.shape[1]
+    # A single channel with several kernels is an ordinary convolution of one channel.
     if shape.group == channels and weights.shape[1] == 1 and (shape.group > 1 or weights.shape[0] == 1):
         moved = weights.transpose(1, 2, 3, 0)
         kernel = work.fixed(name_of(node.inputs[1]), moved, _on_axis(weight_scales, 3))
@@ -61,6 +63,7 @@ def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
     output_size, axes = image_size(work, node), range(2)
     full = [(source.shape[2 + a] - 1) * shape.strides[a] + shape.kernel[a] for a in axes]
     cut = [(shape.pads[a][0], shape.pads[a][0] + output_size[a]) for a in axes]
+    # SAME of a transposed convolution is that of the convolution which it reverses, from its output to its input.
     same_padding = [same_pads(shape.strides[a] * source.shape[2 + a], shape.kernel[a], shape.strides[a]) for a in axes]
     options: dict[str, Any] = {"padding": VALID, **strides(shape)}
     is_same = all(
@@ -72,10 +75,12 @@ def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
         size = work.fixed("shape", np.array([n, *output_size, c], np.int32))
         write_image(work, node, "TRANSPOSE_CONV", (size, kernel, source.tensor, bias), options)
         return
+    # Rows beyond the kernel's reach would be the bias alone, which no slice can make.
     if any(end > size for (_, end), size in zip(cut, full, strict=True)):
         raise CannotWriteError(f"its output_padding reaches beyond what its kernel makes, {full}")
     size = work.fixed("shape", np.array([n, *full, c], np.int32))
     scales = work.parameters(node)
+    # The uncut output has the same scale, so the slice moves integers.
     wide = work.partial(f"{node.outputs[0].name}/uncut", (n, *full, c), scales)
     work.emit("TRANSPOSE_CONV", (size, kernel, source.tensor, bias), wide, options)
     ends = [(0, n), *cut, (0, c)]
@@ -85,6 +90,7 @@ def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
 def write_gemm(work: Lowering, node: ir.Node) -> None:
     """Write FULLY_CONNECTED."""
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
+    # Preparation has folded constant factors into the weights, so what is left cannot be.
     if (alpha, beta, node.attributes.get_int("transA", 0)) != (1, 1, 0):
         raise CannotWriteError("its alpha or beta is not 1, or it transposes its input")
     _fully_connected(work, node, transposed_weights=bool(node.attributes.get_int("transB", 0)))
@@ -95,6 +101,7 @@ def write_matmul(work: Lowering, node: ir.Node) -> None:
     if work.is_constant(node.inputs[1]) and len(work.sizes(node.inputs[1])) == 2:
         _fully_connected(work, node, transposed_weights=False)
         return
+    # The kernel takes a constant on the right only.
     if work.integer and work.is_constant(node.inputs[0]):
         raise CannotWriteError("its left matrix is constant")
     lhs, rhs = (_in_plain_order(work, value) for value in node.inputs[:2])
@@ -123,12 +130,14 @@ def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool)
     if not transposed_weights:
         weights = weights.T
     if source.features is not None:
+        # The features are in the order of the image in memory, see `Lowering.flattened`.
         weights = weights[:, source.features]
     elif source.order != model_order(len(source.shape)):
         source = work.arranged(source, model_order(len(source.shape)))
     kernel = work.fixed(name_of(node.inputs[1]), weights, _on_axis(scales, 0))
     bias = _bias(work, node, source, scales, weights.shape[0])
     rank = len(work.sizes(node.outputs[0]))
+    # Otherwise the kernel would flatten the leading axes.
     options = {"keepNumDims": rank != 2}
     work.write(node, "FULLY_CONNECTED", (source.tensor, kernel, bias), model_order(rank), options)
 
@@ -163,11 +172,13 @@ def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None,
     if source.scales is None or weights is None:
         numbers = work.floats(value) if value is not None else np.zeros(channels, np.float32)
         return work.fixed(name_of(value) or f"{node.name}/bias", np.broadcast_to(numbers.ravel(), channels))
+    # The kernel adds the bias to the sums of products, so it has their scale.
     scale = (source.scales.scale.astype(np.float64) * weights.scale.astype(np.float64)).astype(np.float32)
     scales = Scales(scale, np.zeros(scale.shape, np.int64), 0)
     values = np.zeros(channels, np.int32)
     if value is not None:
         integers, params = work.constant(value)
+        # Integers that already have this scale are taken as they are, without another rounding.
         exact = params is not None and integers.dtype == np.int32 and np.allclose(params.scale, scale, rtol=1e-6)
         values = integers if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(np.int32)
     values = np.ascontiguousarray(np.broadcast_to(values.ravel(), channels), np.int32)

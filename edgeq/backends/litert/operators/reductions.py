@@ -12,6 +12,7 @@ from edgeq.backends.litert.lower import Lowering, Stored
 from edgeq.backends.litert.network import TfliteTensor
 from edgeq.model.graph import node_input
 
+# Every other reduction is a mean.
 _REDUCERS = {
     "ReduceSum": "SUM",
     "ReduceMax": "REDUCE_MAX",
@@ -24,10 +25,12 @@ _REDUCERS = {
 def write_mean(work: Lowering, node: ir.Node) -> None:
     """Write a reduction over some axes, or over a whole image."""
     source, axes, keeps = reduction(work, node)
+    # With `noop_with_empty_axes`, an empty list means no reduction at all.
     if not axes:
         work.hold(node.outputs[0], source)
         return
     kind = _REDUCERS.get(node.op_type, "MEAN")
+    # A largest or smallest element is one of the input's, so it keeps the input's scale.
     like = source.tensor if kind in ("REDUCE_MAX", "REDUCE_MIN") else None
     inputs = (source.tensor, axes_of(work, source, axes))
     work.write(node, kind, inputs, order_after(source.order, axes, keeps=keeps), {"keepDims": keeps}, like=like)
@@ -40,6 +43,7 @@ def reduction(work: Lowering, node: ir.Node) -> tuple[Stored, list[int], bool]:
     source = work.in_order(source)
     if node.op_type.startswith("Global"):
         return source, list(range(2, rank)), True
+    # In later opsets the axes are an input instead of an attribute.
     axis_values = work.constant(node.inputs[1])[0] if node_input(node, 1) is not None else None
     named = axis_values.ravel().tolist() if axis_values is not None else list(node.attributes.get_ints("axes", ()))
     if not named and not node.attributes.get_int("noop_with_empty_axes", 0):

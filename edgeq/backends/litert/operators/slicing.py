@@ -13,6 +13,7 @@ from edgeq.backends.litert.network import TfliteTensor
 from edgeq.backends.litert.operators.padding import pad
 from edgeq.model.graph import is_constant, name_of, node_input
 
+# Begin, end and step are always given in full, so no mask is needed.
 SLICING = {"beginMask": 0, "endMask": 0, "ellipsisMask": 0, "newAxisMask": 0, "shrinkAxisMask": 0, "offset": False}
 
 
@@ -52,6 +53,7 @@ def write_slice(work: Lowering, node: ir.Node) -> None:
         place = int(axis) % len(source.shape)
         if step < 0:
             raise CannotWriteError("it has a negative step")
+        # Python's rules for ends beyond the tensor are ONNX's.
         begin, end, stride = slice(int(start), int(stop), int(step)).indices(source.shape[place])
         spans[place] = (begin, end, stride)
     _cut(work, node, source, spans)
@@ -74,12 +76,14 @@ def write_gather(work: Lowering, node: ir.Node) -> None:
         source, (places, _) = work.in_order(work.activation(node.inputs[0])), work.constant(node.inputs[1])
         axis = node.attributes.get_int("axis", 0) % len(source.shape)
         size = source.shape[axis]
+        # ONNX counts negative indices from the end.
         places = places % size
         if places.ndim == 1 and source.order.index(axis) >= 0:
             table = work.fixed("places", places.astype(np.int32))
             options = {"axis": source.order.index(axis), "batchDims": 0}
             work.write(node, "GATHER", (source.tensor, table), source.order, options, like=source.tensor)
             return
+        # A single index drops the axis: GATHER keeps it with size 1, and a reshape removes it.
         if places.ndim == 0:
             table = work.fixed("places", places.astype(np.int32).reshape(1))
             row_shape = tuple(1 if a == axis else s for a, s in enumerate(source.shape))
@@ -90,6 +94,7 @@ def write_gather(work: Lowering, node: ir.Node) -> None:
             return
     axis = node.attributes.get_int("axis", 0)
     source, places_ = work.activation(node.inputs[0]), work.stored(node.inputs[1])
+    # Indices of several axes put their axes in the place of the gathered one, which only works in the model's order.
     source = work.arranged(source, model_order(len(source.shape)))
     rank = len(work.sizes(node.outputs[0]))
     options = {"axis": axis % len(source.shape), "batchDims": 0}
@@ -108,6 +113,7 @@ def write_pad_node(work: Lowering, node: ir.Node) -> None:
     pads = dict.fromkeys(range(rank), (0, 0)) | {
         axis: (int(amounts[i]), int(amounts[i + count])) for i, axis in enumerate(axes)
     }
+    # ONNX crops with negative pads; the file's PAD does not.
     if any(min(pair) < 0 for pair in pads.values()):
         raise CannotWriteError("it has negative pads")
     table = [pads[axis] for axis in source.order]

@@ -14,6 +14,7 @@ from edgeq.backends.litert.network import TfliteTensor
 from edgeq.backends.litert.operators.padding import pad
 from edgeq.model.graph import KernelGeometry, geometry
 
+# The only order of axes in which the file's kernels with windows exist.
 NHWC: Order = (0, 2, 3, 1)
 
 SAME, VALID = "SAME", "VALID"
@@ -22,6 +23,7 @@ SAME, VALID = "SAME", "VALID"
 def image(work: Lowering, node: ir.Node) -> Stored:
     """Return the input of a node as [N, H, W, C]. A sequence becomes an image of one row."""
     source = work.activation(node.inputs[0])
+    # The file has no operators with windows on one axis.
     if len(source.shape) == 3:
         n, c, length = source.shape
         source = work.as_shape(source, (n, c, 1, length), f"{source.tensor.name}/row")
@@ -81,6 +83,7 @@ def dilations(shape: KernelGeometry) -> dict[str, Any]:
 
 def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
     """Return the padding that SAME stands for, as (before, after)."""
+    # TensorFlow's rule: the output has ⌈size / stride⌉ positions, and the odd element of padding goes to the end.
     total = max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
@@ -100,6 +103,7 @@ def with_padding(
     pads = []
     for axis in range(2):
         front, size = shape.pads[axis][0], source.shape[2 + axis]
+        # The padding at the end follows from the output's size, because ceil_mode may need more than the node states.
         reach = (output_size[axis] - 1) * shape.strides[axis] + (shape.kernel[axis] - 1) * shape.dilations[axis] + 1
         pads.append((front, max(reach - size - front, 0)))
     if not any(map(any, pads)):
@@ -107,6 +111,7 @@ def with_padding(
     same_padding = [
         same_pads(source.shape[2 + a], shape.kernel[a], shape.strides[a], shape.dilations[a]) for a in range(2)
     ]
+    # A PAD copies the whole image, so it is written only if the kernels cannot pad this way themselves.
     if same_padding == pads and all(output_size[a] == -(-source.shape[2 + a] // shape.strides[a]) for a in range(2)):
         return source.tensor, SAME
     return pad(work, source.tensor, [(0, 0), *pads, (0, 0)], -np.inf if lowest else 0.0), VALID
