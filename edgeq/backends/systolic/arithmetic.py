@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Int8s, Pair
 
+# float32 holds every whole number up to here, so sums below it are exact in any order.
 _FLOAT32_EXACT = 2**24
 
+# The largest magnitude of an int8.
 _LARGEST_INPUT = 128
 
 PARTIAL_BITS = 20
@@ -43,6 +45,7 @@ def convolve(
         k_tile: number of products after which a partial sum is cut to 20 bits; 0 means no cutting. Products are added
             in the order kh, kw, channel.
     """
+    # BLAS multiplies floats much faster than NumPy multiplies integers, and the sums are exact in the chosen type.
     kind = exact_type(weights)
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(kind)
     outputs, depth, kh, kw = weights.shape
@@ -51,6 +54,7 @@ def convolve(
         for size, k, stride, dilation in zip(padded.shape[2:], (kh, kw), strides, dilations, strict=True)
     )
     spans = _spans((kh, kw), strides, dilations, (rows, columns))
+    # A depthwise layer would be one tiny product for each channel.
     if depth == 1 and groups == outputs == x.shape[1] and not k_tile:
         total = np.zeros((len(x), outputs, rows, columns), kind)
         for i, j, vertical, horizontal in spans:
@@ -96,6 +100,7 @@ def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
             accumulator = sums.astype(np.int32)
             accumulator += bias
             return accumulator, 0
+    # int64 shows what int32 loses: the two differ exactly where the accumulator wrapped.
     wide = sums.astype(np.int64) + bias
     accumulator = wide.astype(np.int32)
     return accumulator, int(np.count_nonzero(accumulator != wide))
@@ -149,6 +154,7 @@ Rounding = Literal["even", "header"]
   float32. That differs from "even" only for the float32 values just below a power of two.
 """
 
+# Rounding to 2^7 or above is beyond the range of int8.
 _POWERS = 7
 
 
@@ -189,6 +195,7 @@ def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> ND
     down = np.broadcast_to(np.maximum(shifts, 0), wide.shape)
     floor = wide >> down
     remaining = wide - (floor << down)
+    # A shift by 0 bits has no half, so nothing is rounded.
     half = np.where(down > 0, np.int64(1) << np.maximum(down - 1, 0), np.int64(1))
     up = (remaining > half) | ((remaining == half) & (floor & 1 == 1))
     return np.asarray(floor + (up & (down > 0)), np.float32)

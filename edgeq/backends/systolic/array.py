@@ -84,9 +84,11 @@ class ArrayConfig:
     dataflow: Dataflow = "WS"
 
     def __post_init__(self) -> None:
+        # The generator makes square arrays of a power of two.
         if self.dim < 1 or self.dim & (self.dim - 1) or self.dim > 256:
             raise HardwareError(f"[systolic] dim is {self.dim}", "Use a power of two up to 256")
         for name in ("scratchpad_rows", "accumulator_rows"):
+            # One tile of each operand must fit, or no product can be computed.
             if getattr(self, name) < 2 * self.dim:
                 raise HardwareError(
                     f"[systolic] {name} is {getattr(self, name)}", f"Use at least two tiles of {self.dim} rows"
@@ -101,6 +103,7 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
     Raises:
         HardwareError: a value is impossible or contradicts another. The message names the key.
     """
+    # The keys exist so that a target states its types, and no model is built for an array of other types.
     for key, supported in (("element_type", "int8"), ("accumulator_type", "int32")):
         if table.get(key, supported) != supported:
             raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"edgeq only builds for {supported} arrays")
@@ -109,6 +112,7 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
         if value not in choices:
             raise HardwareError(f"[systolic] {key} is {value!r}", f"It can be {', '.join(choices)}")
     dim = int(table.get("dim", ArrayConfig.dim))
+    # A dim of 0 is refused only by `ArrayConfig`, after the division.
     row_bytes = max(dim, 1)
     return ArrayConfig(
         dim=dim,
@@ -129,6 +133,7 @@ def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib:
     declared = table.get("accumulator_rows" if memory == "accumulator" else "scratchpad_bank_rows")
     if declared is None:
         return rows
+    # 4 is the generator's own number of banks.
     declared = int(declared) * (int(table.get("scratchpad_banks", 4)) if memory == "scratchpad" else 1)
     if f"{memory}_kib" in table and declared != rows:
         raise HardwareError(
@@ -150,10 +155,12 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     """Return the largest piece that fits. The search starts with a balanced piece and enlarges it tile by tile along j,
     i and k.
     """
+    # Double buffering: one half holds the piece that is computed, the other receives the next.
     share = 2 if array.dataflow == "WS" else 1
     scratchpad = array.scratchpad_rows // share // array.dim
     accumulator = array.accumulator_rows // share // array.dim
     total = tuple(-(-size // array.dim) for size in (rows, columns, depth))
+    # A square piece needs the fewest bytes of operands for its number of results.
     side = max(math.isqrt(accumulator), 1)
     tile = [min(total[0], side), min(total[1], side), 1]
     tile[2] = max(min(total[2], scratchpad // (tile[0] + tile[1])), 1)
@@ -165,6 +172,7 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     grown = True
     while grown:
         grown = False
+        # The order of the library's own search, so that edgeq estimates the pieces that it will use.
         for axis in (1, 0, 2):
             larger = tile.copy()
             larger[axis] += 1

@@ -55,6 +55,7 @@ def build_network(
         ModelError: an input's size is not fixed.
     """
     fixed = fixed_batch(model, path)
+    # A hazard replaces the user's reason: it holds for every scheme.
     float_reasons = {**exclude, **hazardous_nodes(model, hazards)}
     rewrite(fixed, lambda node: not _choice_reason(node, float_reasons, op_types))
     index = GraphIndex(fixed)
@@ -66,11 +67,14 @@ def build_network(
             reasons[node.name or ""] = recognised
         else:
             layers_by_node[node.name or ""] = recognised
+    # First, because a bias that stays an Add in float would separate the layers around it.
     _fold_biases(index, layers_by_node, reasons)
     _settle(index, layers_by_node, reasons)
     layers = [layer for node in fixed.graph if node.name in layers_by_node for layer in layers_by_node[node.name]]
+    # After `_settle`, which may move a Relu to float.
     layers = _fold_relus(layers, index.outputs)
     floats = [node for node in fixed.graph if node.name in reasons]
+    # Each change between integers and floats costs conversions on the core.
     ordered = alternate(layers, floats)
     int8_inputs = {name for layer in layers for name in step_inputs(layer)}
     all_layers = tuple(
@@ -114,12 +118,14 @@ def _settle(index: GraphIndex, layers_by_node: LayersByNode, reasons: dict[str, 
         name = node.name or ""
         if name not in layers_by_node:
             continue
+        # A node that was folded has no layer, but its output is the integer tensor of the layer before it.
         if not layers_by_node[name]:
             integers.update(node.outputs)
             continue
         first_layer = layers_by_node[name][0]
         sources = [value for value in node.inputs if value is not None and not is_constant(value)]
         worth = isinstance(first_layer, _ANCHORS) or not integers.isdisjoint(sources)
+        # A reshape moves nothing in either type, so the conversion may as well come before it.
         reshapes = isinstance(first_layer, steps.Rearrange) and first_layer.index is None
         if not worth and (reshapes or all(value.is_graph_input() for value in sources)):
             worth = all(_wants_integers(layers_by_node, value) for value in node.outputs if value.name)
@@ -138,6 +144,7 @@ def _wants_integers(layers_by_node: LayersByNode, tensor: ir.Value) -> bool:
         layers = layers_by_node.get(node.name or "")
         if layers is None:
             return False
+        # A layer that passes integers on is worth a conversion only if someone behind it wants them.
         if not isinstance(layers[0], _ANCHORS) and not all(
             _wants_integers(layers_by_node, v) for v in node.outputs if v.name
         ):
@@ -156,11 +163,13 @@ def _fold_biases(index: GraphIndex, layers_by_node: LayersByNode, reasons: dict[
             continue
         assert isinstance(layer, steps.Fc | steps.Conv)
         addend = next(values for value in following.inputs if (values := constant(value)) is not None)
+        # A constant that broadcasts to more axes makes the result larger than the layer's.
         if _per_channel(addend, layer) and sizes(following.outputs[0]) == sizes(node.outputs[0]):
             del reasons[name]
             bias = layer.bias + np.broadcast_to(addend.astype(np.float64).ravel(), layer.bias.shape)
             sources, output = (*layer.sources, name), name_of(following.outputs[0])
             layers_by_node[node.name or ""] = (dataclasses.replace(layer, bias=bias, output=output, sources=sources),)
+            # The Add stays known as a node without layers, so that reports can name what computes it.
             layers_by_node[name] = ()
 
 
@@ -188,6 +197,7 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
         if isinstance(layer, steps.Conv | steps.Fc | steps.ResidualAdd) and layer.output not in outputs:
             following = readers_by_tensor[layer.output]
             clamp = following[0] if len(following) == 1 else None
+            # A clamp with an upper bound may also become a relu, but only the scales can tell (`lower`).
             if isinstance(clamp, steps.Clamp) and clamp.low == 0 and math.isinf(clamp.high):
                 sources = (*layer.sources, *clamp.sources)
                 gone.add(clamp.name)
@@ -205,6 +215,7 @@ def _float_layer(
         int8_inputs: names of the tensors that int8 layers read.
     """
     inside = {value for node in nodes for value in node.outputs}
+    # A dictionary keeps the order, so that the same model gives the same bytes.
     needs = dict.fromkeys(value for node in nodes for value in reads(node))
     inputs = [value for value in needs if value not in inside and not is_constant(value)]
     outputs = [
@@ -262,6 +273,7 @@ def _take_ready(waiting: list[_Item], available: set[str], computed: set[str]) -
             ready.append(item)
         else:
             remaining.append(item)
+    # In place: the caller's list is what is left to order.
     waiting[:] = remaining
     return ready
 

@@ -71,20 +71,24 @@ class _Ties:
         match layer:
             case steps.Conv():
                 self._writers.append((layer.output, layer))
+                # A depthwise layer computes each channel from the one at the same place.
                 if layer.depthwise:
                     self._tie(names)
                 elif layer.groups == 1:
                     self._readers.append((layer.input, (layer, 1)))
                 else:
+                    # Channels could move within a group only.
                     self._fix(names, f"{layer.name} is a grouped convolution")
             case steps.Fc():
                 self._add_fc(layer)
+            # The joined tensor would need the orders of all its parts at once.
             case steps.Concat() if layer.axis == 1:
                 self._fix(names, f"{layer.name} concatenates its channels with others")
             case steps.Rearrange():
                 self._add_move(layer)
             case steps.Float():
                 self._fix(names, "a float part reads or computes it")
+            # Everything else works on each channel by itself.
             case _:
                 self._tie(names)
 
@@ -105,6 +109,7 @@ class _Ties:
 
     def _add_fc(self, layer: steps.Fc) -> None:
         self._writers.append((layer.output, layer))
+        # The channels of rows are on the last axis, and a group's order is that of axis 1.
         if len(self._network.shapes[layer.output]) != 2:
             self._fix([layer.output], f"{layer.name} outputs rows")
         if len(self._network.shapes[layer.input]) != 2:
@@ -120,6 +125,7 @@ class _Ties:
         if layer.index is None and len(input_shape) > 1 and len(output_shape) > 1 and input_shape[1] == output_shape[1]:
             self._tie([layer.input, layer.output])
         elif layer.index is None and len(output_shape) == 2 and inside:
+            # The product behind the reshape has one weight for each pixel of a channel, and these move together.
             self._flat[layer.output] = (layer.input, math.prod(input_shape[2:]))
         else:
             self._fix([layer.input, layer.output], f"{layer.name} rearranges its channels")
@@ -165,9 +171,11 @@ def best_order(group: ChannelGroup, dim: int) -> Order | None:
     """Return the order of the channels that wastes the fewest bits over all layers of the group; None if the present
     order is best.
     """
+    # With one tile, every order has the same scale.
     if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
         return None
     ranges = [_log_ranges(layer) for layer in group.writers]
+    # The best order for one layer may be bad for another that shares it, so each layer's and their sum's are compared.
     candidates = [np.argsort(-key, kind="stable") for key in (*ranges, np.sum(ranges, axis=0))]
     best = min(candidates, key=lambda order: _waste(group.writers, order, dim))
     identity = np.arange(len(best))
@@ -176,6 +184,8 @@ def best_order(group: ChannelGroup, dim: int) -> Order | None:
 
 def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
     largest = np.abs(layer.weights.reshape(len(layer.weights), -1)).max(axis=1)
+    # Channels whose weights are nearly zero have no bits to lose. Without a floor, their logarithms would decide the
+    # order.
     floor = max(float(largest.max(initial=0.0)) * 2.0**-16, 1e-30)
     return np.asarray(np.log2(np.maximum(largest, floor)), np.float64)
 

@@ -71,6 +71,8 @@ def compile_program(
     )
     shift = array.output_scale == "shift"
     scales = activation_scales(network, ranges, powers_of_two=shift)
+    # Idle weights go first, because they would widen the range of a tile. Offsets change scales of tensors, which the
+    # tiles' multipliers depend on.
     network, scales = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
     network = sort_channels(network, array.dim)
     name = prepared.source.stem
@@ -81,11 +83,13 @@ def compile_program(
     best = fit_program(on_array, network, reference)
     if not any(getattr(layer, "depthwise", False) for layer in network.layers) or best.sqnr_db >= _GOOD_ENOUGH:
         return best.program
+    # Tried only if the array loses much accuracy, because it takes another lowering and another fit.
     on_core = lower(name, network, scales, array, depthwise_tile=1)
     off = fit_program(on_core, network, reference)
     return (off if off.sqnr_db >= best.sqnr_db + _WORTH_LEAVING else best).program
 
 
+# What the array's multipliers can express.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "activation_type": "int8",
@@ -145,6 +149,7 @@ class SystolicBackend(Backend):
         self.check(scheme)
         check_names(prepared, scheme.exclude)
         program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
+        # Pooling and clamps alone run on the core, where int8 gains nothing.
         if not any(isinstance(step, Weighted) for step in program.steps):
             raise ModelError(
                 f"{prepared.source}: no layer of it runs on the array",
@@ -153,11 +158,14 @@ class SystolicBackend(Backend):
         macs = node_macs(prepared.model)
         notes = [place(program, macs).sentence(), *program.notes]
         program = replace(program, notes=tuple(notes))
+        # The reference model is for comparison with the float model, tensor by tensor, so it has the float model's
+        # order.
         save_model(host_reference_model(in_origin_order(program), prepared.signature), destination)
         files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
         save_program(program, next(iter(files.values())))
         dialect = destination.with_name(f"{destination.stem}.dialect.onnx")
         problem = write_dialect(program, prepared.signature, dialect)
+        # The program and the simulator do not need the dialect file, so a model that it cannot express is still built.
         if problem:
             notes.append(f"no file for onnxruntime-riscv: {problem}")
         else:

@@ -43,6 +43,7 @@ from edgeq.model.graph import (
 from edgeq.model.load import save_model
 from edgeq.signature import Signature
 
+# The newest opset and format version that the fork of ONNX Runtime reads.
 DIALECT_OPSET = 13
 
 DIALECT_IR_VERSION = 7
@@ -53,6 +54,7 @@ _FUSES_RELU = ("QLinearConv", "QLinearAdd")
 
 _MICROSOFT = frozenset({"QLinearAdd"})
 
+# These reductions took their axes as an attribute in opset 13. ReduceSum already had them as an input.
 _AXES_TO_ATTRIBUTE = frozenset(
     {"ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSumSquare"}
 )
@@ -114,6 +116,7 @@ def to_oldest_form(node: ir.Node) -> None:
     used = [attribute.name for attribute in unknown if not _is_default(attribute, node.op_type)]
     if used or len(node.inputs) > schema.max_input:
         raise ModelError(f"{f'{used[0]} of ' if used else ''}{location} is not in opset {DIALECT_OPSET}")
+    # The nodes of a body are under the same opset.
     for inner in (inner for body in bodies(node) for inner in body):
         to_oldest_form(inner)
     for attribute in unknown:
@@ -122,8 +125,10 @@ def to_oldest_form(node: ir.Node) -> None:
 
 def _is_default(attribute: ir.Attr, op_type: str) -> bool:
     """Return whether opset 13, which does not define an attribute, does what the attribute requests anyway."""
+    # Opset 13 counts the outputs of a Split itself.
     if attribute.name == "num_outputs":
         return True
+    # They matter only for sizes of 0 and for 8-bit floats, which no part has.
     if attribute.name in ("allowzero", "saturate"):
         return attribute.value in (0, 1)
     # If a later version added an attribute, its default value describes how older versions behave.
@@ -146,6 +151,7 @@ def _check_params(node: ir.Node, location: str) -> None:
 
 
 def _check_pool(node: ir.Node, location: str) -> None:
+    # The runtime fuses a pooling behind the convolution or behind its relu.
     maker = behind = _maker(node)
     if maker is not None and maker.op_type == _RELU:
         behind = _maker(maker)
@@ -154,6 +160,7 @@ def _check_pool(node: ir.Node, location: str) -> None:
     a = attributes(node)
     kernel, strides, pads = a["kernel_shape"], a.get("strides", [1, 1]), a.get("pads", [0, 0, 0, 0])
     square = len(set(kernel)) == 1 and len(set(strides)) == 1 and len(set(pads)) == 1
+    # The instruction has two bits for each of them.
     fits = max(*kernel, *strides, *pads) <= 3
     odd = a.get("ceil_mode") or "auto_pad" in a or any(d != 1 for d in a.get("dilations", [1]))
     if not square or not fits or odd or (pads[0] and maker is behind):
@@ -179,6 +186,7 @@ def write_dialect(program: Program, signature: Signature, path: Path) -> str:
     """
     try:
         model = dialect_model(program, signature)
+    # The dialect file is an extra: the reason becomes a note.
     except ModelError as error:
         return error.problem
     save_model(model, path)
@@ -213,6 +221,7 @@ class _DialectWriter(ModelWriter):
         for tile in step.tiles:
             name = step.name if is_single else f"{step.name}/{tile.start}"
             tile_source, groups = source, step.groups
+            # Each of its channels reads one input channel, so a part of the outputs needs that part of the inputs only.
             if not is_single and step.depthwise:
                 tile_source, groups = self._slice(name, source, tile), tile.stop - tile.start
             output = step.output if is_single and step.pool is None else f"{name}/out"
@@ -284,6 +293,7 @@ class _DialectWriter(ModelWriter):
             self._node("MaxPool", [source], step.name, step.output, **attributes)
             return
         source = self._in_float(step.name, step.input)
+        # ONNX Runtime refuses padding as large as the window.
         if any(pad >= span for pad, span in zip(pads[2:], step.kernel, strict=True)):
             raise ModelError(f"the last windows of {step.name!r} are entirely in its padding")
         pooled = self._node("MaxPool", [source], step.name, f"{step.name}/float-out", **attributes)

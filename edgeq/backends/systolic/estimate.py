@@ -74,6 +74,7 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> MacPlaceme
     total = array = depthwise = 0
     on_core = []
     for step in program.steps:
+        # A float step holds whole nodes of the model, so their counts are those of the float model.
         count = sum((macs or {}).get(name, 0) for name in step.reasons) if isinstance(step, steps.Float) else 0
         count += step_macs(program, step)
         total += count
@@ -193,6 +194,7 @@ def estimate(program: Program) -> ArrayEstimate:
             layers.append(_product(program, step, 1, rows, outputs, depth, rows * depth, rows * outputs))
         elif isinstance(step, steps.ResidualAdd):
             size = math.prod(program.tensors[step.output].shape)
+            # A sum multiplies nothing that counts, so only its traffic takes time.
             layers.append(LayerEstimate(step.name, 0, -(-3 * size // BYTES_PER_CYCLE), 0, 3 * size, 0.0))
     return ArrayEstimate(tuple(layers), program.array)
 
@@ -214,6 +216,7 @@ def _product(
     passes_i, passes_j = -(-tile_counts[0] // tiles.i), -(-tile_counts[1] // tiles.j)
     traffic = groups * (bytes_in * passes_j + depth * columns * passes_i + 4 * columns + bytes_out)
     compute = groups * math.prod(tile_counts) * array.dim
+    # Loads overlap with computing, so the slower of the two decides.
     cycles = max(compute, -(-traffic // BYTES_PER_CYCLE))
     macs = step_macs(program, step)
     return LayerEstimate(step.name, macs, cycles, compute, traffic, macs / (cycles * array.dim**2))

@@ -42,6 +42,7 @@ Change = Callable[[Weighted, NDArray[Any]], Weighted]
 _MOST_TAPS = 1152
 """Layers with more taps keep their weights: rounding time grows with the cube of the taps, and the gain falls."""
 
+# Four times as many inputs as unknowns keep the error's metric well conditioned; the bounds limit time and memory.
 _PATCHES_PER_TAP = 4
 
 _FEWEST, _MOST = 512, 8192
@@ -68,10 +69,12 @@ def rounded_weights(network: Network) -> Change:
         exact = (layer.weights.reshape(outputs, taps) / scales[:, None]).reshape(groups, -1, taps)
         patches = _patches(step, x, groups)
         mean = patches.mean(axis=1, keepdims=True)
+        # The mean's share of the error goes into the bias, so the weights are fitted to the deviations only.
         centred = patches - mean
         metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
         nearest = step.weights.reshape(exact.shape).astype(np.int64)
         fitted = round_rows(exact, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
+        # Row by row: the search is a heuristic and may end with worse weights than the nearest integers.
         better = squared(exact - fitted, metric) < squared(exact - nearest, metric)
         integers = np.where(better[..., None], fitted, nearest)
         moved = ((nearest - integers) * mean).sum(axis=2).ravel()
@@ -85,6 +88,7 @@ def _patches(step: Weighted, x: NDArray[Any], groups: int) -> Floats:
     """Return the inputs of randomly chosen output positions: float64 [groups, positions, taps]."""
     taps = step.weights[0].size
     count = int(np.clip(_PATCHES_PER_TAP * taps, _FEWEST, _MOST))
+    # A fixed seed: the same model must give the same bytes.
     random = np.random.default_rng(taps)
     if isinstance(step, steps.Fc):
         rows = x.reshape(-1, taps)
@@ -98,6 +102,7 @@ def _patches(step: Weighted, x: NDArray[Any], groups: int) -> Floats:
     return np.asarray(drawn.transpose(1, 0, 2), np.float64)
 
 
+# If fewer than this share of a channel's results are uncut, moving its bias hardly moves its mean.
 _FLAT = 0.05
 
 
@@ -138,6 +143,7 @@ def correct_biases(
             return step
         y = simulator.compute(step, [x])
         shift = _shift(np.moveaxis(y, _channel_axis(step), 0), means[tensor.origin], tensor, relu=step.relu)
+        # The float tensor may have its channels on another axis than the step.
         if shift is None or len(shift) != len(step.bias):
             return step
         scale = program.tensors[step.input].scale
@@ -162,9 +168,11 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
     if len(y) != len(mean):
         return None
     assert tensor.scale is not None
+    # The program's channels may be sorted; the float model's are not.
     target = mean if tensor.channels is None else mean[list(tensor.channels)]
     axes = tuple(range(1, y.ndim))
     actual = y.astype(np.float64).mean(axis=axes) * tensor.scale
+    # A value that is cut does not follow the bias.
     free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
     return np.where((free > _FLAT) & np.isfinite(target), (target - actual) / np.maximum(free, _FLAT), 0.0)
 
@@ -172,6 +180,7 @@ def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Float
 SAMPLES = 48
 """Number of samples for fitting weights and biases. Each third is also used to judge a fit to the other two thirds."""
 
+# Each fit sees two thirds of the samples, and each sample judges once.
 _FOLDS = 3
 
 # A fitting method that is this many decibels behind the best on the samples so far is not tried on the remaining
@@ -181,6 +190,7 @@ _BEHIND = 6.0
 # Minimum gain, in decibels, for which a fit is kept. A smaller gain may be due to the choice of samples.
 _WORTH_FITTING = 1.0
 
+# All tensors of all samples are in memory at once while biases are corrected: at most 512 MiB.
 _MEMORY = 2**29
 
 
@@ -213,6 +223,7 @@ class FloatReference:
             yield self, self
             return
         for fold in range(_FOLDS):
+            # Interleaved, because neighbouring samples may be alike.
             held_out = np.arange(count) % _FOLDS == fold
             yield self._subset(np.flatnonzero(~held_out)), self._subset(np.flatnonzero(held_out))
 
@@ -236,6 +247,7 @@ def fit_program(unfitted: Program, network: Network, reference: FloatReference) 
     samples.
     """
     rounded = rounded_weights(network)
+    # The order breaks ties: of equal ways, `max` takes the first, which changes the least.
     ways: tuple[Callable[[FloatReference], Program], ...] = (
         lambda fold: unfitted,
         lambda fold: correct_biases(unfitted, fold.inputs, fold.means, change=rounded),
@@ -276,6 +288,7 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
     stride = max(len(samples) // count, 1)
     for sample in itertools.islice(samples, 0, stride * count, stride):
         feed = {name: np.asarray(sample.inputs[name]) for name in program.inputs}
+        # The program runs one sample at a time, whatever the batch of the data is.
         feed = {name: value[:1] if value.ndim else value for name, value in feed.items()}
         feeds.append(feed)
         fetched = dict(zip([*outputs, *names], session.run([*outputs, *names], feed), strict=True))
@@ -287,6 +300,7 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mappin
     scales = {tensor.origin: tensor.scale for tensor in program.tensors.values() if tensor.scale is not None}
     for name, origin in shifted.items():
         if origin in channels:
+            # The program's tensor is stored with the offset subtracted, so its mean is lower by it.
             channels[name] = channels[origin] - OFFSET * scales[name]
     return FloatReference(
         {name: np.concatenate([np.atleast_1d(feed[name]) for feed in feeds]) for name in program.inputs},
@@ -304,6 +318,7 @@ def _powers(program: Program, reference: FloatReference) -> Floats:
     for name, parts in reference.outputs.items():
         # If the batch is not the first axis, a tensor has several rows for each sample.
         exact = np.concatenate(parts).astype(np.float64)
+        # A model may mask values with infinities, which no integer can follow.
         finite = np.isfinite(exact)
         signal += float((exact[finite] ** 2).sum())
         noise += float(((tensors[name][finite] - exact[finite]) ** 2).sum())

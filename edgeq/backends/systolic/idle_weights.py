@@ -36,11 +36,13 @@ def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Netwo
             largest = (
                 np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
             )
+            # The largest result that int8 inputs allow. If it is not positive, no input can make the channel positive.
             low[layer.output] = largest + layer.bias <= 0
             if layer.relu:
                 idle[layer.output] = low[layer.output]
         elif isinstance(layer, steps.Clamp) and layer.low == 0 and layer.input in low:
             idle[layer.output] = low[layer.input]
+        # These layers keep zeros zero. A clamp does so only if zero is between its bounds.
         elif isinstance(layer, steps.Clamp | steps.MaxPool | steps.AveragePool) and layer.input in idle:
             if not isinstance(layer, steps.Clamp) or layer.low <= 0 <= layer.high:
                 idle[layer.output] = idle[layer.input]
@@ -57,6 +59,7 @@ def _silenced(layer: Weighted, idle: Channels | None) -> Weighted:
     weights = layer.weights.copy()
     if isinstance(layer, steps.Conv) and layer.depthwise:
         weights[idle] = 0.0
+    # In a grouped convolution, the index of an input channel depends on the group.
     elif isinstance(layer, steps.Fc) or layer.groups == 1:
         weights[:, idle] = 0.0
     return replace(layer, weights=weights)

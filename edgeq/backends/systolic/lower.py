@@ -86,6 +86,7 @@ class _Lowering:
         self.tensors: dict[str, steps.Tensor] = {}
         self._network, self._scales, self._array, self._depthwise_tile = network, scales, array, depthwise_tile
         self._integers: dict[str, str] = {}
+        # An integer tensor must not get the name of a float one.
         self._names = set(network.shapes)
         self._readers = network.readers
         self._fused: set[str] = set()
@@ -139,6 +140,7 @@ class _Lowering:
             case steps.Conv():
                 changes |= self._weights(layer) | {"conv_shape": self._network.shapes[output]}
                 following = self._readers[output]
+                # A fused convolution does not store its own result, so nothing else may need it.
                 alone = len(following) == 1 and output not in self._network.outputs
                 pool = fusable(layer, following[0], self._network.shapes) if alone else None
                 if pool is not None:
@@ -149,6 +151,8 @@ class _Lowering:
             case steps.Fc():
                 changes |= self._weights(layer)
             case steps.ResidualAdd():
+                # All factors are computed in float32, as in the formulas of `program`, so that no translation differs
+                # in the last bit.
                 to = np.float32(self._scales[output])
                 left_multiplier, right_multiplier = (
                     float(np.float32(self._scales[n]) / to) for n in (layer.left, layer.right)
@@ -160,6 +164,7 @@ class _Lowering:
                     "right_multiplier": right_multiplier,
                 }
             case steps.AveragePool():
+                # The same roundings as in the reference model, whose weight scale is 1 / window in float32.
                 share = np.float32(1 / (layer.kernel[0] * layer.kernel[1]))
                 step = np.float32(np.float32(self._scales[layer.input]) * share)
                 changes["multiplier"] = float(step / np.float32(self._scales[output]))
@@ -182,6 +187,7 @@ class _Lowering:
             dim=self._tile_width(layer),
             powers_of_two=self._array.output_scale == "shift",
         )
+        # The input is stored minus 128 steps, so each weight adds 128 of its own size to the sum.
         if layer.input in self._network.shifted:
             bias = bias + np.int32(OFFSET) * weights.reshape(len(bias), -1).sum(axis=1, dtype=np.int32)
         return {"weights": weights, "bias": bias, "tiles": tiles}
@@ -206,6 +212,7 @@ def _on_integers(content: bytes, source: str, target: str) -> bytes:
     graph = part.graph
     for node in graph:
         if node.op_type == "Pad":
+            # The float filler goes: without it, Pad fills with 0, which is the zero point.
             node.resize_inputs(min(len(node.inputs), 2))
     drop_unused_initializers(graph)
     for value, name in ((graph.inputs[0], source), (graph.outputs[0], target)):
@@ -236,6 +243,7 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
         maker = makers.get(layer.input)
         if maker is not None:
             maker = replaced.get(maker.name, maker)
+        # Only these layers saturate, and a tensor with other readers must not be clamped for them.
         if not isinstance(maker, steps.Conv | steps.Fc | steps.ResidualAdd) or len(readers[layer.input]) > 1:
             continue
         if layer.input in network.outputs or high < steps.LARGEST or steps.LEAST + 1 < low < 0:
@@ -271,6 +279,7 @@ def quantize_weights(
     tiles = []
     for start, stop, scale in _merged(limits):
         if powers_of_two:
+            # Rounded up, so that no weight leaves the range.
             scale = float(2.0 ** math.ceil(math.log2(scale)))
         product = np.float32(np.float32(input_scale) * np.float32(scale))
         tiles.append(Tile(start, stop, float(np.float32(scale)), float(np.float32(product / np.float32(output_scale)))))
@@ -289,6 +298,7 @@ def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
     largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / steps.LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     smallest = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
+    # A tile of zeros may have any scale.
     return float(np.float32(max(largest, smallest))) or 1.0
 
 
@@ -335,5 +345,7 @@ _ON_GRID = 1e-3
 _PROBED = 16
 
 
+# Half of the int32 range, so the products have room before the sum wraps.
 LARGEST_BIAS = 2.0**30
+# If all weights are zero, the bias alone sets the scale. This bounds its integer.
 _SMALL_BIAS = 2.0**20

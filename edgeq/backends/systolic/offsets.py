@@ -23,7 +23,9 @@ from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Layer, Network, Weighted
 from edgeq.calibration.ranges import Range
 
+# The lowest int8 stands for zero.
 OFFSET = 128
+# Steps between the lowest and the largest int8.
 _STEPS = 255
 _SUFFIX = "/offset"
 
@@ -45,11 +47,14 @@ def with_offsets(
         if not isinstance(layer, Weighted) or clamp is None:
             continue
         origin = clamp.output
+        # The old scale covers the range with 127 steps.
         step = scales[origin] * 127 / _STEPS
+        # Rounded up, so that the largest value still fits.
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
         # Saturation replaces the Clip only if the Clip's upper bound is not below the largest value that can be stored.
         cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
         keeps_range = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
+        # All readers must absorb the offset, or the tensor would have to exist twice.
         if keeps_range or cut or not readers.get(origin) or not all(map(_absorbs, readers[origin])):
             continue
         name = f"{origin}{_SUFFIX}"
@@ -57,6 +62,7 @@ def with_offsets(
         bias = layers[layer.name].bias - OFFSET * step
         layers[layer.name] = replace(layers[layer.name], output=name, bias=bias, relu=False, sources=sources)
         if clamp is not layer:
+            # Saturation does its work now.
             del layers[clamp.name]
         for reader in readers[origin]:
             layers[reader.name] = replace(layers[reader.name], input=name)

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.model.quant_params import QuantParams
 
+# Limits of int8.
 LEAST, LARGEST = -128, 127
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -160,6 +161,7 @@ class Conv(Unary):
     @property
     def depthwise(self) -> bool:
         """Return whether each output channel reads only its own input channel."""
+        # A convolution of one channel is both dense and depthwise; it counts as dense.
         return self.groups > 1 and self.groups == len(self.weights) and self.weights.shape[1] == 1
 
 
@@ -296,6 +298,7 @@ class Float:
     sources: tuple[str, ...] = ()
 
 
+# The layers that the array multiplies.
 Weighted = Conv | Fc
 Layer = Weighted | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
 Step = Quantize | Dequantize | Layer
@@ -359,6 +362,7 @@ def readers(layers: Iterable[Layer]) -> Mapping[str, list[Layer]]:
     """Return the layers that read each tensor, in order. A tensor that no layer reads has an empty list."""
     layers_by_tensor: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
+        # x + x reads one tensor twice but is one reader.
         for name in dict.fromkeys(step_inputs(layer)):
             layers_by_tensor[name].append(layer)
     return layers_by_tensor

@@ -30,6 +30,7 @@ from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings
 
 Recognition = tuple[Layer, ...] | str
+# `build` compares reasons with this text: an Add with this reason may still become a bias.
 CONSTANT_OPERAND = "one operand is constant"
 
 
@@ -45,6 +46,7 @@ def recognise(model: ir.Model, node: ir.Node) -> Recognition:
     activations = [value for value in node.inputs if value is not None and not is_constant(value)]
     if not outputs or not all(value.dtype == ir.DataType.FLOAT for value in outputs):
         return "it does not output float32 values"
+    # The array's program has fixed addresses.
     for value in (*activations, *outputs):
         if sizes(value) is None:
             return f"the shape of {value.name!r} is not fixed"
@@ -68,6 +70,7 @@ def _conv(node: ir.Node) -> Recognition:
     if weights.ndim != 4:
         return f"it is a {weights.ndim - 2}-D convolution; the array's is 2-D"
     windows = Windows.of(node, _shape(node.inputs[0]), (weights.shape[2], weights.shape[3]))
+    # float64 until the integers are chosen: folded biases and offsets must not add roundings.
     exact = weights.astype(np.float64), np.zeros(len(weights)) if bias is None else bias.astype(np.float64)
     groups = node.attributes.get_int("group", 1)
     return (steps.Conv(*_names(node), *exact, groups, windows.strides, windows.dilations, windows.pads),)
@@ -139,6 +142,7 @@ def _mean(node: ir.Node) -> Recognition:
         axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
         if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
             return "only a mean over rows and columns has an int8 form"
+    # A ReduceMean may drop its axes: the average keeps them, and a reshape behind it drops them.
     pooled = output if a.get("keepdims", 1) else f"{output}/pooled"
     average = steps.AveragePool(name, source, pooled, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
     if pooled == output:
@@ -150,6 +154,7 @@ def _clamp(node: ir.Node) -> Recognition:
     bounds = clamp_bounds(node)
     if bounds is None:
         return "its bounds are computed, not constant"
+    # Zero is the value of padding and of an idle channel, and must survive a clamp.
     if not bounds[0] <= 0 <= bounds[1]:
         return "zero is not between its bounds"
     return (steps.Clamp(*_names(node), *bounds),)
@@ -215,12 +220,15 @@ def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...])
 
 # MaxPool is left out: which elements it selects depends on the values, and the array has its own steps for it.
 MOVES = DATA_MOVEMENT - {"MaxPool"}
+# Positions are tracked as float32, which holds every whole number up to here.
 _EXACT = 2**24
 
 
+# The dialect's opset, so the part needs no conversion there.
 _RESHAPE_OPSET = 13
 
 
+# The dialect's format version.
 _RESHAPE_IR = 7
 
 
@@ -246,6 +254,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
     layers = []
     for number, (output, values) in enumerate(zip(outputs, moved, strict=True)):
         name = node.name or "" if len(outputs) == 1 else f"{node.name}/{number}"
+        # Positions count from 1, so a 0 that the node wrote itself becomes -1.
         index = values.astype(np.int32).ravel() - 1
         if index.size == places.size and np.array_equal(index, np.arange(index.size)):
             layers.append(reshape_move(name, name_of(source), name_of(output), values.shape))
@@ -257,6 +266,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
 
 def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.Rearrange:
     """Return a layer that reshapes each sample to `shape`, which has batch 1 as first axis."""
+    # 0 keeps the batch, which is not 1 when several samples run at once.
     target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
     source_value, output_value = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
     size = ir.Value(name=target.name, const_value=target)

@@ -66,6 +66,7 @@ def _make_constant_outputs(model: ir.Model) -> None:
         if tensor is not None:
             copy = editor.constant(f"{value.name}/constant", tensor)
             output = editor.node("Identity", [copy], f"{value.name}/output", like=value)
+            # The output of the model keeps its name; the constant gets another.
             name, value.name = value.name, editor.free_value_name(f"{value.name}/replaced")
             output.name = name
             model.graph.outputs[place] = output
@@ -89,6 +90,7 @@ def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
     return ir.Shape([1, *inner_sizes])
 
 
+# Operators whose windows may be one-dimensional.
 _WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
 
 
@@ -111,6 +113,7 @@ def two_dimensional(model: ir.Model) -> bool:
             editor.set_input(node, 1, weights[:, :, None, :], f"{name_of(node.inputs[1])}/2d")
         for name in ("kernel_shape", "strides", "dilations"):
             if name in node.attributes:
+                # The added axis comes first: a line is an image of one row.
                 node.attributes[name] = ir.AttrInt64s(name, [1, *attributes(node)[name]])
         if "pads" in node.attributes:
             begin, end = attributes(node)["pads"]
@@ -138,6 +141,7 @@ def batch_in_front(model: ir.Model) -> bool:
         True if anything changed.
     """
     editor = Editor(model)
+    # Flat tensor → the same tensor with the batch in front.
     in_front: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
         if _is_product_of_rows(node):
@@ -153,10 +157,12 @@ def batch_in_front(model: ir.Model) -> bool:
             continue
         flat = node.outputs[0]
         columns = (sizes(flat) or (0,))[-1]
+        # A Reshape that restores the batch can read the new tensor directly.
         for reader in readers(flat):
             shape = sizes(reader.outputs[0])
             if is_op(reader, "Reshape") and shape is not None and shape[:1] == (1,):
                 editor.set_input(reader, 1, np.array(shape, np.int64), f"{reader.name}/shape")
+                # The shape is fixed, so 0 no longer means anything in it.
                 reader.attributes.pop("allowzero", None)
                 reader.replace_input_with(0, total)
         flat_name = name_of(flat)
@@ -198,8 +204,10 @@ def _is_product_of_rows(node: ir.Node) -> bool:
     """Return whether a node multiplies [rows, K] by constant weights and adds nothing but a constant bias."""
     matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
     shape = sizes(node.inputs[0])
+    # One row is one sample, and needs no change.
     if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
         return False
+    # The model's outputs keep their shapes.
     if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
         return False
     if node.attributes.get_int("transA", 0) or any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta")):
@@ -273,6 +281,8 @@ def rewrite(model: ir.Model, may_leave_float: Callable[[ir.Node], bool]) -> None
         ModelError: ONNX and ONNX Runtime do not agree on the output size of an average pooling.
     """
     move_activations = partial(activations_first, may_leave_float=may_leave_float)
+    # Each step needs the one before it: padding becomes explicit only for images, and moved activations need known
+    # shapes.
     for change in (two_dimensional, explicit_ceil, fold_shapes, batch_in_front, move_activations):
         if change(model):
             infer_shapes(model)
@@ -366,6 +376,7 @@ def _movable(
     if source is None or activation is None or activation.op_type not in _ACTIVATIONS or only_reader(source) is None:
         return None
     maker = source.producer()
+    # Behind another activation it could not become part of a layer.
     if maker is None or maker.op_type in _ACTIVATIONS or not _spans_zero(activation):
         return None
     if not may_leave_float(node) or not may_leave_float(activation) or isinstance(recognise(model, node), str):

@@ -24,7 +24,9 @@ from edgeq.util.outputs import is_plain
 from edgeq.util.records import parse, plain
 
 SUFFIX = ".program.npz"
+# Raised when older files can no longer be read.
 FORMAT = 1
+# Only these classes are made from a file, whatever it names.
 _STEPS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Step)}
 _MAIN = "program"
 _DAMAGED = "The file is damaged or was made by another version; build it again"
@@ -62,8 +64,10 @@ def save_program(program: Program, path: Path) -> None:
         program.notes,
     )
     text = json.dumps(plain(document), ensure_ascii=False, allow_nan=False).encode("utf-8")
+    # Text as an array of bytes needs no pickled objects, which could run code.
     arrays[_MAIN] = np.frombuffer(text, np.uint8)
     with path.open("wb") as stream:
+        # Sorted names make the bytes reproducible.
         write_npz(stream, dict(sorted(arrays.items())))
 
 

@@ -12,6 +12,7 @@ from edgeq.backends.systolic.program import Network, step_inputs, step_outputs
 from edgeq.calibration.ranges import Range
 from edgeq.errors import CalibrationError
 
+# A tensor whose values stay below this is all zero up to rounding.
 _NOTHING = 1e-8
 
 
@@ -30,6 +31,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     """
     groups = _groups(network)
     used = _used(network)
+    # A clamp's bounds may be tighter than its calibrated range.
     clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, steps.Clamp)}
     scales: dict[str, float] = {}
     empty: set[str] = set()
@@ -50,6 +52,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
         scales.update(dict.fromkeys(members, scale))
     additions = [layer for layer in network.layers if isinstance(layer, steps.ResidualAdd)]
     changed = True
+    # A sum may be an operand of another, so a larger scale spreads until nothing changes.
     while changed:
         changed = False
         for layer in additions:

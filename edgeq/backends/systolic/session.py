@@ -54,6 +54,7 @@ def open_program(model: Path, settings: SessionSettings) -> Session:
         RuntimeUnavailableError: the model has no program.
     """
     del settings
+    # In a bundle, the model and the variant's other files are in different folders.
     packed = model.parents[3] / FILES / model.parent.name if len(model.parents) > 3 else model.parent
     programs = [file for folder in (model.parent, packed) for file in sorted(folder.glob(f"*{SUFFIX}"))]
     if not programs:

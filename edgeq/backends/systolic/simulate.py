@@ -37,6 +37,7 @@ Values = Array | list[Array]
 with one array for each sample.
 """
 
+# Large enough for fast products, small enough for the memory of large images.
 _BATCH = 32
 
 
@@ -95,10 +96,12 @@ class Simulator:
         self._keep_sums = keep_sums
         self._sums: tuple[Array, Array, Array] | None = None
         self._sessions = {
+            # One thread: with several, float sums could change their order between runs.
             step.name: open_session(step.model, SessionSettings(intra_op_threads=1))
             for step in program.steps
             if isinstance(step, steps.Float)
         }
+        # Tensors are dropped after their last reader, so memory holds only what is still needed.
         self._last_use = {name: number for number, step in enumerate(program.steps) for name in step_inputs(step)}
         self._last_use |= dict.fromkeys(program.outputs, len(program.steps))
 
@@ -243,6 +246,7 @@ class Simulator:
         y = self._finish(step, sums, (-1, 1, 1), runs)
         if step.pool is None:
             return y
+        # The hardware pads a fused pooling with 0, not with the lowest value.
         p = step.pool
         size = self._tensors[step.output].shape[2:]
         return largest_in_windows(
@@ -255,6 +259,7 @@ class Simulator:
         An output-stationary array computes a separate product for each group of channels and each tile with its own
         scale.
         """
+        # Weight-stationary sums stay in the 32-bit accumulator, so tiles do not change them.
         if self._dataflow == "WS":
             return convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads)
         depth = step.weights.shape[1]

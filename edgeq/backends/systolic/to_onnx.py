@@ -81,6 +81,7 @@ class ModelWriter:
         for step in program.steps:
             write[type(step)](step)
         graph.outputs.extend(_typed(self._values[spec.name], spec) for spec in signature.outputs)
+        # The types were needed to insert nodes. A file without them leaves the types to the runtime.
         forget_types(graph)
 
     # The next methods each write one kind of step.
@@ -183,6 +184,7 @@ class ModelWriter:
         for domain in {node.domain for node in part.graph.all_nodes()}:
             main = domain in MAIN_DOMAINS
             version = part.graph.opset_imports.get(domain, 1)
+            # A part may use a newer opset than the rest, and a model has one version of each domain.
             imports["" if main else domain] = max(version, OPSET if main else 1, imports.get(domain, 1))
 
     def _graft(self, part: ir.Model, inputs: Mapping[str, ir.Value], prefix: str) -> dict[str, ir.Value]:
@@ -203,6 +205,7 @@ class ModelWriter:
             value.replace_all_uses_with(inputs[value.name or ""])
         for value in graph.initializers.values():
             if value.uses() and value.const_value is not None:
+                # The prefix keeps constants of different parts apart; equal ones are shared.
                 value.replace_all_uses_with(self._constant(f"{prefix}/{value.name}", value.const_value))
         outputs = {value.name or "": value for value in graph.outputs}
         graph.outputs.clear()
@@ -260,6 +263,7 @@ class ModelWriter:
         self, op_type: str, inputs: Sequence[ir.Value], name: str, output: str, *, domain: str = "", **attributes: Any
     ) -> ir.Value:
         """Insert a node. Its output, called `output`, is a tensor of the program or an intermediate tensor."""
+        # The same program must always give the same bytes.
         ordered = dict(sorted(attributes.items()))
         value = self._editor.node(op_type, inputs, name, output=output, domain=domain, attributes=ordered)
         if output in self._tensors:
@@ -289,6 +293,7 @@ def _typed(value: ir.Value, spec: TensorSpec) -> ir.Value:
 def _scales(tiles: tuple[Tile, ...]) -> NDArray[np.float32] | np.float32:
     """Return the weight scale of each output channel, or a single scale if all are equal."""
     scales = tile_values(tiles, "weight_scale")
+    # One scale for all channels is the plain form of the operator.
     return scales if len(set(scales.tolist())) > 1 else scales[0]
 
 

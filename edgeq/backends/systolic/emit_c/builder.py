@@ -14,6 +14,7 @@ from edgeq.backends.systolic.emit_c.layout import Order, c_order, c_shape, moved
 from edgeq.backends.systolic.emit_c.text import array, buffer, harmless
 from edgeq.backends.systolic.program import Program
 
+# The 2021 generation of gemmini.h has structures with one size for rows and columns; the 2023 one has both.
 Generation = Literal["2021", "2023"]
 
 
@@ -81,6 +82,7 @@ class Builder:
 
     def call(self, label: str, names: tuple[str, ...], statement: str) -> None:
         """Add a statement to main.c, under a comment with the layer's label and the float model's node names."""
+        # Four names identify a layer; a layer that replaced a whole block may have dozens.
         listed = ", ".join(harmless(name) for name in names[:4]) + (" ..." if len(names) > 4 else "")
         self.calls.append(f"    /* {label}{': ' + listed if listed else ''} */\n    {statement}\n")
 
@@ -97,6 +99,8 @@ class Builder:
         shape = self.tensor(tensor).shape
         standard = c_order(shape)
         order = standard if order is None else order
+        # Only the standard order has axes in C. A buffer in another order is declared flat, so that no one indexes it
+        # wrongly.
         inner = c_shape(shape) if np.array_equal(order, standard) else (order.size,)
         pointer = self._buffer(label, suffix, tensor, order, inner)
         self.places[tensor] = TensorLocation(pointer, order)
@@ -109,6 +113,7 @@ class Builder:
         place, key = self.places[tensor], (tensor, order.tobytes())
         if np.array_equal(place.order, order):
             return place.pointer
+        # Several layers may need the same order; one permutation serves them all.
         if key not in self._permuted:
             label = self.label("order")
             index = moved(np.arange(order.size, dtype=np.int32), place.order, order)
@@ -119,6 +124,7 @@ class Builder:
 
     def _buffer(self, label: str, suffix: str, tensor: str, order: Order, shape: tuple[int, ...]) -> str:
         self.declare(buffer(f"{label}{suffix}", (self.batch, *shape)))
+        # Every buffer is listed, so that a difference from the simulator is found in the first layer that has it.
         self.layers.append(CLayer(label, f"{label}{suffix}", tensor, order))
         return f"(elem_t *){label}{suffix}"
 

@@ -24,6 +24,7 @@ from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
 
 C = Path(__file__).parent / "c"
+# Far more than any generated header has; a longer file is something else.
 _LIMIT = 1 << 20
 _BANKS = 4
 
@@ -39,6 +40,7 @@ def own_header(array: ArrayConfig) -> str:
         "MAX_BYTES": array.max_bytes,
     }
     for name, value in numbers.items():
+        # The portable header is the template, so that both are used by the same code.
         text = re.sub(rf"(?m)^#define {name} .*$", f"#define {name} {value}", text)
     if array.output_scale == "shift":
         text = text.replace("typedef float acc_scale_t;", "typedef int32_t acc_scale_t; /* shifts right */")
@@ -65,10 +67,12 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     if len(raw) > _LIMIT or b"\0" in raw:
         raise HardwareError(f"{path} is not a C header", "Pass the gemmini_params.h of your chip")
     text = raw.decode("utf-8", "replace")
+    # Comments go first: they may contain old definitions.
     code = re.sub(r"/\*.*?(?:\*/|\Z)|//[^\n]*", " ", text, flags=re.DOTALL)
     dim = _number(code, "DIM")
     if dim is None:
         raise HardwareError(f"{path} does not define DIM", "Pass the gemmini_params.h of your chip")
+    # Weights are cut into tiles of this size, so the program is wrong for any other array.
     if dim != array.dim:
         raise HardwareError(
             f"{path}: DIM is {dim}, the target's is {array.dim}",
@@ -89,6 +93,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
             f'Package for a target with [systolic] scale_type = "{kinds[scale]}"',
         )
     banks, rows, accumulator = (_number(code, name) for name in ("BANK_NUM", "BANK_ROWS", "ACC_ROWS"))
+    # Sizes of memories only decide how a product is cut, so the chip's replace the target's.
     merged = replace(
         array,
         scratchpad_rows=array.scratchpad_rows if banks is None or rows is None else banks * rows,
@@ -110,6 +115,7 @@ def _number(code: str, name: str) -> int | None:
 
 def _type(code: str, name: str) -> str | None:
     for statement in code.split(";"):
+        # An empty statement has no words.
         *words, declared_name = statement.split() or [""]
         if declared_name == name and "typedef" in words:
             return " ".join(words[len(words) - words[::-1].index("typedef") :])
@@ -162,6 +168,7 @@ Values = Mapping[str, NDArray[np.int8]]
 MODES = ("os", "ws", "cpu")
 """The modes, in the order of gemmini.h's enumeration."""
 
+# Values that `net` prints of a long output.
 _PRINTED = 64
 _COPIED = (
     "layers.h",
@@ -220,6 +227,7 @@ def _expected(
     ]
     table: dict[str, list[str]] = {mode: [] for mode in MODES}
     for number, (name, order) in enumerate(outputs):
+        # ws first, because the other modes refer to its arrays.
         for mode in ("ws", "os", "cpu"):
             is_equal = np.array_equal(values[mode][name], values["ws"][name])
             label = f"expected_{number}_{'ws' if is_equal else mode}"
@@ -240,6 +248,7 @@ def _expected(
 
 def fingerprint(values: NDArray[np.int8]) -> int:
     """Return a 64-bit fingerprint that changes if any single value changes. main.c computes the same fingerprint."""
+    # Odd factors: multiplication by them is invertible modulo 2^64, so no single change is lost.
     data = values.view(np.uint8).ravel().astype(np.uint64)
     factors = np.arange(data.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
     return int(np.sum((data + np.uint64(1)) * factors, dtype=np.uint64))
@@ -311,6 +320,7 @@ def write_c_bundle(
     if not all(len(values) for values in inputs.values()):
         raise DataError("there are no samples for the C bundle", "Give at least one")
     keep = (*region.inputs, *(name for step in region.steps for name in step_outputs(step)))
+    # The three modes of gemmini.h round and cut differently, so each has its own expected values.
     modes: dict[str, Values] = {
         "ws": simulate(program, inputs, keep=keep).tensors,
         "os": simulate(program, inputs, keep=keep, dataflow="OS").tensors,
@@ -318,10 +328,12 @@ def write_c_bundle(
     }
     batch = len(modes["ws"][region.inputs[0]])
     builder = Builder(program, generation, batch)
+    # The inputs come from the simulator, so that the C code starts from the same integers in every mode.
     images = _images(builder, region, modes["ws"])
     for step in region.steps:
         emit_step(builder, step)
     outputs = [(name, layout.c_order(program.tensors[name].shape)) for name in region.outputs]
+    # The outputs are requested in the standard order, which may add a last permutation.
     pointers = [builder.request(name, order) for name, order in outputs]
     files = {name: (C / name).read_text() for name in _COPIED}
     files["portable/include/gemmini_params.h"] = header
@@ -335,5 +347,6 @@ def write_c_bundle(
     for name, content in files.items():
         place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)
+        # The same bytes on every system: the marker lists hashes.
         place.write_text(content, encoding="utf-8", newline="\n")
     return CBundle(directory, tuple(sorted(files)), tuple(builder.layers), region.inputs, region.outputs, notes)

@@ -31,6 +31,7 @@ def c_order(shape: tuple[int, ...]) -> Order:
 
 def c_axis(shape: tuple[int, ...], axis: int) -> int:
     """Return the position in C's layout of axis `axis` of `shape`. Both positions count the batch as axis 0."""
+    # NCHW to NHWC: channels go last, rows and columns move up.
     return {1: 3, 2: 1, 3: 2}[axis] if len(shape) == 4 else axis
 
 
@@ -44,6 +45,7 @@ def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.
     Returns:
         The same table, for elements in the order of the buffers.
     """
+    # The inverse of the source's order: for each program position, its place in the buffer.
     places = np.empty(source.size, np.int64)
     places[source] = np.arange(source.size)
     source_places = index[target]

@@ -17,6 +17,7 @@ from edgeq.backends.systolic.program import Step, Tile
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.errors import ModelError
 
+# A larger shift of an int32 is not defined in C.
 _MOST_SHIFT = 31
 
 
@@ -28,6 +29,7 @@ def output_scale(value: float, array: ArrayConfig, label: str) -> str:
     """
     if array.output_scale == "float":
         return float_literal(value)
+    # Exact: a power of two has the mantissa 0.5.
     mantissa, exponent = math.frexp(value)
     shift = 1 - exponent
     if mantissa != 0.5 or not 0 <= shift <= _MOST_SHIFT:
@@ -68,6 +70,7 @@ def emit_conv(builder: Builder, step: steps.Conv) -> None:
     if builder.generation != "2021":
         sizes = {"in_row_dim": rows, "in_col_dim": cols, "out_row_dim": out_rows, "out_col_dim": out_cols}
         sizes |= {"in_stride": channels, "weight_stride": outs, "out_stride": outs}
+    # gemmini.h takes a pooling stride of 0 as "no pooling".
     pool = step.pool or steps.Pool(1, 0, 0)
     params: Constants = {
         "batch_size": builder.batch,
@@ -115,6 +118,7 @@ def emit_conv(builder: Builder, step: steps.Conv) -> None:
         f"static const struct ConvParams {label}_params = {designated(params)};\n",
         f"static const struct eq_window {label}_window = {designated(window)};\n",
     )
+    # One scratch buffer serves all layers, because they run one after the other.
     builder.patches = max(builder.patches, out_rows * out_cols * inner)
     if step.pool:
         builder.unpooled = max(builder.unpooled, out_rows * out_cols * outs)
@@ -157,6 +161,7 @@ def _fc(builder: Builder, step: steps.Fc) -> None:
     outs, inner = step.weights.shape
     rows = builder.size(step.input) // inner
     weights = step.weights.T
+    # Permuting the weights here costs nothing at run time.
     if rows == 1:
         place = builder.places[step.input]
         source, weights = place.pointer, weights[place.order]
@@ -191,9 +196,11 @@ def _fc(builder: Builder, step: steps.Fc) -> None:
 def _add(builder: Builder, step: steps.ResidualAdd) -> None:
     label = builder.label("add")
     place = builder.places[step.left]
+    # The sum works element by element, so any order will do if both operands have it.
     right = builder.request(step.right, place.order)
     target = builder.output(label, step.output, order=place.order)
     inner = c_shape(builder.tensor(step.output).shape)
+    # The call takes a matrix; rows of channels keep its transfers contiguous.
     columns = inner[-1] if inner else 1
     rows = builder.batch * builder.size(step.output) // columns
     left_scale, right_scale = (float_literal(m) for m in (step.left_multiplier, step.right_multiplier))
@@ -217,6 +224,7 @@ def _average_pool(builder: Builder, step: steps.AveragePool) -> None:
     _, channels, rows, cols = builder.tensor(step.input).shape
     is_mean = np.float32(step.multiplier) == np.float32(1) / np.float32(rows * cols)
     is_global = step.kernel == (rows, cols) and builder.tensor(step.output).shape[2:] == (1, 1)
+    # The array's own call averages whole square images, without a change of scale.
     if is_mean and is_global and rows == cols and not any(step.pads):
         on_array = f"tiled_global_average_auto({source}, {target}, {builder.batch}, {channels}, {rows}, WS);"
         statement = f"if (mode.type == WS)\n        {on_array}\n    else\n        {_loop(builder, on_core, 8)}"
@@ -237,6 +245,7 @@ def _pooling(
     target = builder.output(label, step.output)
     _, channels, rows, cols = builder.tensor(step.input).shape
     out_rows, out_cols = builder.tensor(step.output).shape[2:]
+    # The label without its number is the name of the function.
     begin = f"eq_{label.rpartition('_')[0]}("
     geometry = ", ".join(map(str, (*step.kernel, *step.strides, *arguments)))
     call = (
@@ -271,6 +280,7 @@ def _concat(builder: Builder, step: steps.Concat) -> None:
     sources = [builder.require_image(name) for name in step.inputs]
     target = builder.output(label, step.output)
     shape = builder.tensor(step.output).shape
+    # Without the batch.
     axis = c_axis(shape, step.axis) - 1
     inner = c_shape(shape)
     rows = builder.batch * math.prod(inner[:axis])
@@ -309,6 +319,7 @@ def _dequantize(builder: Builder, step: steps.Dequantize) -> None:
     label = builder.label("real")
     place = builder.places[step.input]
     count = builder.batch * builder.size(step.input)
+    # Floats go straight to the host, so this buffer is not compared with the simulator's int8.
     builder.declare(f"static float {label}_out[{count}];\n")
     builder.places[step.output] = TensorLocation(f"{label}_out", place.order)
     scale = _scale(builder, step.input)

@@ -40,17 +40,20 @@ def c_region(program: Program) -> Region:
             is in float.
     """
     available, leading = set(program.inputs), []
+    # From the front: everything that depends only on the model's inputs.
     for step in program.steps:
         if isinstance(step, steps.Float | steps.Quantize) and available.issuperset(step_inputs(step)):
             leading.append(step)
             available.update(step_outputs(step))
     ends = set(map(id, leading))
+    # From the back: float steps whose results no later integer step reads.
     inner_reads: set[str] = set()
     trailing: list[Step] = []
     for step in reversed(program.steps):
         if (
             isinstance(step, steps.Float | steps.Dequantize)
             and inner_reads.isdisjoint(step_outputs(step))
+            # A step without integers behind it may belong to both ends; the front has it already.
             and id(step) not in ends
         ):
             trailing.insert(0, step)
@@ -72,5 +75,6 @@ def c_region(program: Program) -> Region:
     computed = {name for step in inner for name in step_outputs(step)}
     inputs = dict.fromkeys(name for step in inner for name in step_inputs(step) if name not in computed)
     trailing_reads = [name for step in trailing for name in step_inputs(step)]
+    # A dictionary keeps the order and drops duplicates.
     outputs = dict.fromkeys(name for name in (*trailing_reads, *program.outputs) if name in computed)
     return Region(tuple(inputs), tuple(outputs), inner, tuple(leading), tuple(trailing))

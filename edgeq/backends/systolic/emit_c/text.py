@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 _LINE = 110
 
+# Names of exported nodes may be paths of hundreds of characters.
 _NAME_LENGTH = 60
 
 
@@ -18,6 +19,7 @@ def harmless(name: str) -> str:
 
     Names that are too long are cut.
     """
+    # A name could end the comment, or continue a line with a backslash.
     cleaned = re.sub(r"[^A-Za-z0-9_.:-]", "_", name)
     return cleaned if len(cleaned) <= _NAME_LENGTH else cleaned[: _NAME_LENGTH - 3] + "..."
 
@@ -29,6 +31,7 @@ def float_literal(value: float) -> str:
         ValueError: the value is not finite.
     """
     single = np.float32(value)
+    # C has no literal for these, and no scale is one.
     if not np.isfinite(single):
         raise ValueError(f"{value} is not finite")
     text = f"{float(single):.9g}"
