@@ -10,10 +10,10 @@ from tests.backends.systolic.graphs import GraphBuilder, program_of
 
 def test_formulas() -> None:
     b = GraphBuilder(np.random.default_rng(0), input_shape=(1, 16, 8, 8))
-    first = b.conv("input", 32, (1, 1), pads=(0, 0, 0, 0))
-    model, samples = b.model(b.conv(first, 32, groups=32)), b.samples()
-    found = estimate(program_of(model, samples, ArrayConfig()))
-    dense, depthwise = found.layers
+    tensor = b.conv("input", 32, (1, 1), pads=(0, 0, 0, 0))
+    model, samples = b.model(b.conv(tensor, 32, groups=32)), b.samples()
+    figures = estimate(program_of(model, samples, ArrayConfig()))
+    dense, depthwise = figures.layers
     assert dense.macs == 64 * 32 * 16
     assert dense.compute_cycles == 4 * 2 * 1 * 16
     assert dense.traffic == 64 * 16 + 16 * 32 + 4 * 32 + 64 * 32
@@ -21,5 +21,5 @@ def test_formulas() -> None:
     assert dense.utilisation == dense.macs / (dense.cycles * 256)
     # It uses one of sixteen columns and nine of sixteen rows.
     assert depthwise.utilisation <= 9 / 256
-    assert plain(found)["estimate"] is True
-    assert found.cycles == dense.cycles + depthwise.cycles
+    assert plain(figures)["estimate"] is True
+    assert figures.cycles == dense.cycles + depthwise.cycles

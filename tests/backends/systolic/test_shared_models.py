@@ -52,7 +52,7 @@ def test_every_layer_has_the_same_integers(name: str, shared_data: Path, tmp_pat
     twin = to_proto(host_reference_model(program, prepared.signature))
     onnx.checker.check_model(twin, full_check=True)
     names = [n for n, tensor in program.tensors.items() if tensor.scale is not None]
-    found = simulate(program, {spec.name: x}, keep=names).tensors
+    tensors = simulate(program, {spec.name: x}, keep=names).tensors
     expected = run_all(twin, x, names)
-    assert {n: int((found[n] != expected[n]).sum()) for n in names} == dict.fromkeys(names, 0)
+    assert {n: int((tensors[n] != expected[n]).sum()) for n in names} == dict.fromkeys(names, 0)
     assert place(program).array_share >= SHARES[name]

@@ -29,8 +29,8 @@ def test_constants_read_back_to_the_same_bits(tmp_path: Path) -> None:
     source = f"#include <stdint.h>\n#include <stdio.h>\nfloat f[] = {{{listed}}};\n{array('int32_t', 'i', integers)}"
     source += "int main(void) { fwrite(f, 1, sizeof f, stdout); fwrite(i, 1, sizeof i, stdout); return 0; }\n"
     (tmp_path / "c.c").write_text(source)
-    done("gcc", "-Wall", "-Werror", "c.c", "-o", "c", where=tmp_path)
-    done("sh", "-c", "./c > out", where=tmp_path)
+    done("gcc", "-Wall", "-Werror", "c.c", "-o", "c", folder=tmp_path)
+    done("sh", "-c", "./c > out", folder=tmp_path)
     assert (tmp_path / "out").read_bytes() == np.array(floats, np.float32).tobytes() + integers.tobytes()
 
 
