@@ -255,6 +255,19 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
     return replace(network, layers=layers)
 
 
+# Neighbouring tiles share one scale if their scales differ by less than this factor. With separate scales, the runtime
+# that runs the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
+_MERGE_FACTOR = 1.05
+# How far rounding to float32 may move a weight from a whole number of grid steps.
+_ON_GRID = 1e-3
+# Number of weights that is enough to rule out most grids.
+_PROBED = 16
+# Half of the int32 range, so the products have room before the sum wraps.
+LARGEST_BIAS = 2.0**30
+# If all weights are zero, the bias alone sets the scale. This bounds its integer.
+_SMALL_BIAS = 2.0**20
+
+
 def quantize_weights(
     weights: steps.Floats,
     bias: steps.Floats,
@@ -330,22 +343,3 @@ def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, fl
         else:
             merged.append((start, stop, scale))
     return merged
-
-
-# Neighbouring tiles share one scale if their scales differ by less than this factor. With separate scales, the runtime
-# that runs the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
-_MERGE_FACTOR = 1.05
-
-
-# `_ON_GRID`: how far rounding to float32 may move a weight from a whole number of grid steps. `_PROBED`: number of
-# weights that is enough to rule out most grids.
-_ON_GRID = 1e-3
-
-
-_PROBED = 16
-
-
-# Half of the int32 range, so the products have room before the sum wraps.
-LARGEST_BIAS = 2.0**30
-# If all weights are zero, the bias alone sets the scale. This bounds its integer.
-_SMALL_BIAS = 2.0**20

@@ -222,12 +222,8 @@ def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...])
 MOVES = DATA_MOVEMENT - {"MaxPool"}
 # Positions are tracked as float32, which holds every whole number up to here.
 _EXACT = 2**24
-
-
 # The dialect's opset, so the part needs no conversion there.
 _RESHAPE_OPSET = 13
-
-
 # The dialect's format version.
 _RESHAPE_IR = 7
 
