@@ -415,7 +415,7 @@ def require_fields(scheme: Scheme, required: Mapping[str, Any], backend: str, fi
             raise UsageError(f"the {backend} backend cannot build with {name} = {getattr(scheme, name)}", fix)
 
 
-def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
+def with_compute(artifact: Artifact, compute: BlockCompute) -> Artifact:
     """Return an artifact whose scheme, details and notes state in which types its matrix products compute."""
     old_compute = artifact.details.get(DETAIL)
     # The artifact may have been described before, for another choice of types. Its old sentence would now be wrong.

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Artifact, Backend, check_names, described, refuse_wide
+from edgeq.backends.base import Artifact, Backend, check_names, refuse_wide, with_compute
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
@@ -210,7 +210,7 @@ class CpuBackend(Backend):
             session_options=session_options,
             notes=tuple(notes),
         )
-        return artifact if compute is None else described(artifact, compute)
+        return artifact if compute is None else with_compute(artifact, compute)
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
         """Return the artifact with other session options. See `Backend.with_options`."""

@@ -344,7 +344,7 @@ def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Cover
     return dataclasses.replace(coverage, basis="forecast", reason=absent)
 
 
-def delegated(
+def find_delegation(
     source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], method: str, folder: Path
 ) -> Delegation:
     """Find out which nodes the engine accepts in `model`, which was made from `source`.
@@ -365,7 +365,7 @@ def delegated(
             try:
                 accepted = engines.assigned_nodes(engine, model)
             except EngineError as error:
-                raise _at_node(error, engine, engines, model) from error
+                raise _failure_at_node(error, engine, engines, model) from error
         record.write_text(json.dumps({"graphs": accepted}), encoding="utf-8")
     graphs_of = parse_json(record.read_bytes(), record.name)["graphs"]
     # The file may be left over from an interrupted run, so its content is checked like a stranger's.
@@ -375,7 +375,7 @@ def delegated(
     return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, method)
 
 
-def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
+def _failure_at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
     """Return `error` with the node at which the engine fails. If the engine does not fail again, return an error that
     advises the user to try again.
     """
@@ -484,7 +484,7 @@ class QnnBackend(TargetBackend):
                 coverage=forecast(changed.model, float_reasons, absent),
             )
         method = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
-        delegation = delegated(changed.model, destination, engine, float_reasons, method, prepared.path.parent)
+        delegation = find_delegation(changed.model, destination, engine, float_reasons, method, prepared.path.parent)
         return dataclasses.replace(
             artifact,
             notes=(*artifact.notes, *delegation.notes(), f"the answers come from {method}; nothing was run on a chip"),

@@ -148,13 +148,13 @@ class RknnBackend(TargetBackend):
             compiled = compile_model(artifact.model, chip.name, folder, names, simulated)
         expected, stem = unfused(artifact.model, simulated), artifact.model.stem
         answers = compare_answers(
-            compiled, expected, unfused(prepared.path, simulated), artifact.model, _coarse(prepared)
+            compiled, expected, unfused(prepared.path, simulated), artifact.model, _coarse_tensor_note(prepared)
         )
         maker, file = toolkit().needs, folder / f"{artifact.model.stem}.onnx"
         write_context(compiled.file, signature, chip.name, toolkit().version, file)
         notes = (
             f"compiled for {chip.title} by {maker}: {answers}; never run on a chip",
-            *placement(compiled.layers),
+            *placement_sentences(compiled.layers),
             f"the compiler's cycle estimate is {compiled.cycles / 1e6:.3g} million; it orders models on one chip; "
             "no latency was measured",
         )
@@ -238,7 +238,7 @@ def _check_fields(scheme: Scheme) -> None:
     require_fields(scheme, _FIELDS, RknnBackend.name, _NEEDS)
 
 
-def _coarse(prepared: PreparedModel) -> str:
+def _coarse_tensor_note(prepared: PreparedModel) -> str:
     """Return advice if a tensor must be more exact than the NPU's float16, else ""."""
     tensor = next((name for name, reason in prepared.hazards.items() if reason in (ANGLE, INDEX)), "")
     return f"Compute {tensor!r}, for which float16 may be too coarse, outside of the model" if tensor else ""
@@ -258,7 +258,7 @@ def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     }
 
 
-def placement(layers: Sequence[CompiledLayer]) -> tuple[str, ...]:
+def placement_sentences(layers: Sequence[CompiledLayer]) -> tuple[str, ...]:
     """Return sentences that state which layers run on the NPU, in int8 or in float16, and which run on the CPU."""
     layers = [layer for layer in layers if layer.op_type not in dialect().table.conversions]
     npu = [layer for layer in layers if layer.place == "NPU"]

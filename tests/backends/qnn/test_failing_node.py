@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from edgeq.backends.qnn.backend import delegated, failing_node
+from edgeq.backends.qnn.backend import failing_node, find_delegation
 from edgeq.errors import EngineError
 from edgeq.model.load import read_model
 from edgeq.run.session import Engines, open_session
@@ -62,7 +62,7 @@ def test_a_failure_is_one_line_with_the_node_where_it_comes_again(
     monkeypatch.setattr(Engines, "assigned_nodes", assigned)
     engine = fake_engine.install(tmp_path, monkeypatch)
     with pytest.raises(EngineError, match=line):
-        delegated(read_model(tmp_path / "m.onnx"), tmp_path / "m.onnx", engine, {}, "a test", tmp_path)
+        find_delegation(read_model(tmp_path / "m.onnx"), tmp_path / "m.onnx", engine, {}, "a test", tmp_path)
 
 
 def test_a_model_of_the_same_structure_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +78,6 @@ def test_a_model_of_the_same_structure_is_not_compiled_again(tmp_path: Path, mon
     for number, text in enumerate((PAIRED, PAIRED.replace("0.1", "0.2"), PAIRED.replace("Neg", "Exp"))):
         file = tmp_path / f"{number}.onnx"
         onnx.save(proto(text), file)
-        delegations.append(delegated(read_model(file), file, engine, {}, "a test", tmp_path).graphs)
+        delegations.append(find_delegation(read_model(file), file, engine, {}, "a test", tmp_path).graphs)
     assert delegations == [(frozenset({"first", "second"}), frozenset({"last"}))] * 3
     assert compiled == [tmp_path / "0.onnx", tmp_path / "2.onnx"]
