@@ -22,9 +22,10 @@ import onnxruntime
 from numpy.typing import NDArray
 from tasks import Task, demo_task, shared_data, tasks
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.estimate import estimate, place
-from edgeq.backends.systolic.program import ArrayConfig, Program
+from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibration.collect import collect

@@ -80,10 +80,12 @@ class Artifact:
 
     def settings(self, *, threads: int = 0) -> SessionSettings:
         """Return the session settings that ship with this artifact."""
-        plain = SessionSettings(providers=(self.provider,), config=self.session_options, intra_op_threads=threads)
+        session_settings = SessionSettings(
+            providers=(self.provider,), config=self.session_options, intra_op_threads=threads
+        )
         if self.engine is None:
-            return plain
-        return dataclasses.replace(plain, engine=self.engine.engine, precision=self.engine.precision)
+            return session_settings
+        return dataclasses.replace(session_settings, engine=self.engine.engine, precision=self.engine.precision)
 
     @property
     def in_simulator(self) -> bool:
@@ -101,6 +103,8 @@ class Artifact:
         Raises:
             UsageError: the artifact is for another kind of hardware than the engine.
         """
+        # A plug-in engine with a backend of its own gets files in a form for its hardware, so another engine cannot
+        # take them over.
         bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
         if bound or self.simulation is not None or self.device.upper() not in choice.engine.devices:
             runner = self.plugin.name if bound and self.plugin is not None else self.provider
@@ -115,6 +119,8 @@ class Artifact:
     def proof_settings(self, *, threads: int = 0) -> SessionSettings:
         """Return the session settings of `proof_model`."""
         if self.simulation is None:
+            # The proof options come last: they only make this machine's kernels compute like the target's, and are
+            # never shipped.
             shipped = self.settings(threads=threads)
             return dataclasses.replace(shipped, config={**shipped.config, **self.proof_options})
         return dataclasses.replace(self.simulation_settings, intra_op_threads=threads)
@@ -366,56 +372,59 @@ class _Adapted(Backend):
     default.
     """
 
-    def __init__(self, plain: Any) -> None:
-        members = (name for name in dir(Backend) if not name.startswith("_") and hasattr(plain, name))
-        self.__dict__.update({name: getattr(plain, name) for name in members})
+    def __init__(self, plugin: Any) -> None:
+        # The documented interface is a list of members, not a base class, so a plug-in needs no import of edgeq.
+        members = (name for name in dir(Backend) if not name.startswith("_") and hasattr(plugin, name))
+        self.__dict__.update({name: getattr(plugin, name) for name in members})
         # A plug-in's object need not set these two flags, so derive missing flags from the members that it has.
-        self.targeted = getattr(plain, "targeted", hasattr(plain, "configured"))
-        self.recoverable = getattr(plain, "recoverable", not self.targeted)
+        self.targeted = getattr(plugin, "targeted", hasattr(plugin, "configured"))
+        self.recoverable = getattr(plugin, "recoverable", not self.targeted)
 
 
-def as_backend(found: Any) -> Backend:
+def as_backend(plugin: Any) -> Backend:
     """Turn a plug-in's class or object into a backend."""
-    found = found() if isinstance(found, type) else found
-    return found if isinstance(found, Backend) else _Adapted(found)
+    # An entry point may name the class or an object of it.
+    plugin = plugin() if isinstance(plugin, type) else plugin
+    return plugin if isinstance(plugin, Backend) else _Adapted(plugin)
 
 
-def refuse_wide(scheme: Scheme, where: str) -> None:
+def refuse_wide(scheme: Scheme, hardware: str) -> None:
     """Refuse 16-bit activations for hardware that has no kernels for them.
 
     Args:
-        where: the hardware, for the message.
+        hardware: the hardware, for the message.
 
     Raises:
         UsageError: the scheme has 16-bit activations.
     """
     if scheme.wide:
-        raise UsageError(f"{where} has no kernels for 16-bit activations", "Leave --wide out")
+        raise UsageError(f"{hardware} has no kernels for 16-bit activations", "Leave --wide out")
 
 
-def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix: str) -> None:
+def require_fields(scheme: Scheme, required: Mapping[str, Any], backend: str, fix: str) -> None:
     """Refuse a scheme with a field value that `backend` does not support.
 
     Args:
-        needed: the only value that each field may have, by name of the field.
+        required: the only value that each field may have, by name of the field.
 
     Raises:
         UsageError: a field has another value; the message names the first such field.
     """
-    for name, value in needed.items():
+    for name, value in required.items():
         if getattr(scheme, name) != value:
             raise UsageError(f"the {backend} backend cannot build with {name} = {getattr(scheme, name)}", fix)
 
 
-def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
+def with_compute(artifact: Artifact, compute: BlockCompute) -> Artifact:
     """Return an artifact whose scheme, details and notes state in which types its matrix products compute."""
-    before = artifact.details.get(DETAIL)
-    kept = [note for note in artifact.notes if before is None or note != before.note]
+    old_compute = artifact.details.get(DETAIL)
+    # The artifact may have been described before, for another choice of types. Its old sentence would now be wrong.
+    notes = [note for note in artifact.notes if old_compute is None or note != old_compute.note]
     return dataclasses.replace(
         artifact,
         scheme=artifact.scheme.replace(float_compute=compute.float_compute),
         details={**artifact.details, DETAIL: compute},
-        notes=(*kept, compute.note),
+        notes=(*notes, compute.note),
     )
 
 
@@ -425,23 +434,24 @@ def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
     Raises:
         UsageError: a name is unknown; suggests the nearest names.
     """
-    known = {str(node.name) for node in prepared.model.graph}
-    unknown = next((name for name in names if name not in known), None)
+    node_names = {str(node.name) for node in prepared.model.graph}
+    unknown = next((name for name in names if name not in node_names), None)
     if unknown is not None:
-        hint = closest(unknown, known, "List the node names with `edgeq inspect -v`", most=3)
+        hint = closest(unknown, node_names, "List the node names with `edgeq inspect -v`", most=3)
         raise UsageError(f"{prepared.source}: no node is named {unknown!r}", hint)
 
 
-def _is_backend(found: Backend) -> bool:
+def _is_backend(backend: Backend) -> bool:
+    # The two members without a default that works. A class that leaves one out would fail only in the middle of a job.
     inherited = (Backend.check, Backend.build)
-    defined = (getattr(method, "__func__", method) not in inherited for method in (found.check, found.build))
-    return bool(found.name and found.title) and all(defined)
+    defined = (getattr(method, "__func__", method) not in inherited for method in (backend.check, backend.build))
+    return bool(backend.name and backend.title) and all(defined)
 
 
 def toolkits() -> dict[str, Toolkit]:
     """Return the toolkits of all backends, keyed by name."""
-    found = (backend.toolkit() for _, backend in REGISTRY.items())
-    return {toolkit.name: toolkit for toolkit in found if toolkit is not None}
+    candidates = (backend.toolkit() for _, backend in REGISTRY.items())
+    return {toolkit.name: toolkit for toolkit in candidates if toolkit is not None}
 
 
 REGISTRY: Registry[Backend] = Registry(BACKENDS, _is_backend, "edgeq.backends.base.Backend", make=as_backend)
@@ -467,6 +477,7 @@ def backend_for(
         observed: smallest and largest value of each tensor in calibration, not clipped.
         cut: share of each tensor's power that its range cuts off (`edgeq.calibration.ranges`).
     """
+    # A plug-in's `configured` may return an object that has only the documented members, so it is wrapped again.
     return as_backend(backend_named(target.backend).configured(target, observed or {}, cut or {}))
 
 
@@ -481,11 +492,12 @@ def check_suffix(output: Path, target: Target | None, engine: EngineChoice | Non
     Raises:
         UsageError: the name of the output has the suffix of another format.
     """
-    own = REGISTRY.load(target.backend).suffix if target is not None else ""
+    target_suffix = REGISTRY.load(target.backend).suffix if target is not None else ""
     name = target.name if target is not None else "onnxruntime"
-    runner, runs = (name, own) if own or engine is None else (engine.name, engine.engine.suffix)
+    runner, runs = (name, target_suffix) if target_suffix or engine is None else (engine.name, engine.engine.suffix)
+    # A suffix that belongs to an engine states the format that the user expects in the file.
     named = engine_of_file(output.name)
-    if (own and output.suffix != own) or (named is not None and named.suffix != runs):
+    if (target_suffix and output.suffix != target_suffix) or (named is not None and named.suffix != runs):
         fix = f"Name the output {output.stem}{runs or ONNX}"
         raise UsageError(f"{runner} does not run {output.suffix or 'such'} files", fix)
     return ONNX if named is None else named.suffix
@@ -495,10 +507,11 @@ class _Simulators(Mapping[str, DeviceSimulator]):
     """Hold the simulators of all backends, keyed by the name in a profile's `[emulate] simulator`."""
 
     def __getitem__(self, name: str) -> DeviceSimulator:
-        found = backend_named(name).simulator() if name in BACKENDS.names() else None
-        if found is None:
+        simulator = backend_named(name).simulator() if name in BACKENDS.names() else None
+        # A mapping reports a missing key by KeyError, so that `get` and `in` work.
+        if simulator is None:
             raise KeyError(name)
-        return found
+        return simulator
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, backend in REGISTRY.items() if backend.simulator() is not None)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Artifact, Backend, check_names, described, refuse_wide
+from edgeq.backends.base import Artifact, Backend, check_names, refuse_wide, with_compute
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
@@ -69,34 +69,40 @@ def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collectio
         Names of the weights that were converted.
     """
     graph = model.graph
-    editor, first = Editor(model), next(iter(graph), None)
+    editor, first_node = Editor(model), next(iter(graph), None)
     stored: list[str] = []
     for name, weight in tuple(graph.initializers.items()):
-        values = constant(weight) if _is_wanted(weight, op_types, exclude) else None
+        values = constant(weight) if _is_storable(weight, op_types, exclude) else None
         if values is None:
             continue
+        # The first use decides along which axes the weights share a scale. Every choice is correct, because the readers
+        # get floats.
         use = next(iter(weight.uses()))
         integers, scale = _quantize(values, use.node, use.idx)
-        held = [editor.constant(f"{name}/integers", integers), editor.constant(f"{name}/scale", scale)]
-        wide = editor.node("Cast", held[:1], f"{name}/float", before=first, attributes={"to": ir.DataType.FLOAT})
-        scaled = editor.node("Mul", [wide, held[1]], f"{name}/scaled", before=first)
+        parts = [editor.constant(f"{name}/integers", integers), editor.constant(f"{name}/scale", scale)]
+        # The nodes stand before all others, because a weight may have readers anywhere in the graph.
+        wide = editor.node("Cast", parts[:1], f"{name}/float", before=first_node, attributes={"to": ir.DataType.FLOAT})
+        scaled = editor.node("Mul", [wide, parts[1]], f"{name}/scaled", before=first_node)
         del graph.initializers[name]
+        # The result takes the weight's name, so the tensor that the readers see keeps it.
         weight.replace_all_uses_with(scaled)
         scaled.name = name
         stored.append(name)
     return tuple(stored)
 
 
-def _is_wanted(weight: ir.Value, op_types: Collection[str], exclude: Collection[str]) -> bool:
+def _is_storable(weight: ir.Value, op_types: Collection[str], exclude: Collection[str]) -> bool:
     tensor, uses = weight.const_value, weight.uses()
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) < 2 or tensor.size < LEAST_ELEMENTS:
         return False
     if weight.is_graph_input() or weight.is_graph_output() or not uses:
         return False
+    # A single reader of another type keeps the weight in float: the file would otherwise contain it twice.
     return all(use.node.op_type in op_types and use.node.name not in exclude for use in uses)
 
 
 def _quantize(values: NDArray[np.float32], node: ir.Node, place: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    # A row of zeros gets the scale 1/127, because its integers are zero with any scale, and a scale of 0 is not valid.
     largest = np.abs(values).max(axis=_summed_axes(node, place, values.ndim), keepdims=True)
     scale = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
     return np.rint(values / scale).astype(np.int8), scale
@@ -147,11 +153,11 @@ class CpuBackend(Backend):
             raise UsageError("int8 activations with uint8 weights have no kernels", "Use --weight-type int8")
         if scheme.fit_pairs or scheme.fit_seen:
             check_fit(scheme)
-        known = _quantizable(scheme)
+        quantizable = _quantizable(scheme)
         named = (*(scheme.op_types or ()), *(scheme.dynamic_weight_types if scheme.mode == "dynamic" else ()))
-        unknown = next((op_type for op_type in named if op_type not in known), None)
+        unknown = next((op_type for op_type in named if op_type not in quantizable), None)
         if unknown is not None:
-            hint = closest(unknown, known, f"It can be {', '.join(known)}", most=3)
+            hint = closest(unknown, quantizable, f"It can be {', '.join(quantizable)}", most=3)
             raise UsageError(f"no operator {unknown!r} has an int8 form on the {self.name} backend", hint)
 
     def build(
@@ -167,6 +173,7 @@ class CpuBackend(Backend):
         matrix products compute. See `Backend.build`.
         """
         onnxruntime()  # The quantizer is part of onnxruntime. If onnxruntime is missing, give one clear error.
+        # The scheme may come from a search, which does not go through `check`.
         self.check(scheme)
         check_names(
             prepared, (*scheme.exclude, *scheme.eight_bit, *(n for n in scheme.float_compute or () if n != ALL_NODES))
@@ -184,11 +191,16 @@ class CpuBackend(Backend):
             built = read_model(destination)
         changes = [*(finish_dynamic(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
         notes.extend(changes)
+        # A file without any integers would be a copy of the float model. The user must not take it for a quantized one.
         if not is_quantized(built) and not changes:
-            raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
+            raise ModelError(
+                f"{prepared.source}: nothing in it was quantized", _nothing_quantized_note(prepared, scheme)
+            )
         session_options, why, settled = settle(built, scheme.session_options)
+        # In the other modes the writer has already written the file, so it is written again only if something changed.
         if settled or changes or scheme.mode == "static":
             save_model(built, destination)
+        # Later steps read this file. Handing over the model in memory saves them from loading it again.
         share_model(built, destination, prepared.graph)
         notes.extend(why)
         artifact = Artifact(
@@ -198,7 +210,7 @@ class CpuBackend(Backend):
             session_options=session_options,
             notes=tuple(notes),
         )
-        return artifact if compute is None else described(artifact, compute)
+        return artifact if compute is None else with_compute(artifact, compute)
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
         """Return the artifact with other session options. See `Backend.with_options`."""
@@ -212,8 +224,8 @@ def _store(scheme: Scheme, model: ir.Model) -> tuple[str, ...]:
     notes = []
     if "Gather" in scheme.stored_types and (tables := write_tables(model, {}, scheme.exclude)[0]):
         notes.append(tables_note(tables))
-    others = [op_type for op_type in scheme.stored_types if op_type != "Gather"]
-    stored = store_weights(model, others, scheme.exclude) if others else ()
+    other_types = [op_type for op_type in scheme.stored_types if op_type != "Gather"]
+    stored = store_weights(model, other_types, scheme.exclude) if other_types else ()
     if stored:
         notes.append(f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file")
     return tuple(notes)
@@ -225,21 +237,28 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
     return DYNAMIC_OPERATORS if scheme.mode == "dynamic" else WEIGHT_ONLY_TYPES
 
 
-def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
+def _nothing_quantized_note(prepared: PreparedModel, scheme: Scheme) -> str:
     """Explain what a user can do about a model in which nothing was quantized, naming the node with the most work."""
     rules, hazards = int8_rules("cpu"), prepared.hazards if scheme.mode == "static" else {}
+    # The node with the most work explains best why nothing was quantized: it is the one that the user cares about.
     for node in sorted(predict_int8(prepared.graph, rules, hazards=hazards), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
         types = scheme.quantized_types
         if node.verdict == "int8" and types is not None and node.op_type not in types:
-            wanted = ", ".join(sorted(types))
+            type_list = ", ".join(sorted(types))
             static = "" if scheme.mode == "static" else ". Static quantization supports it"
-            return f"It contains {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
+            return (
+                f"It contains {node.op_type}, which is not among the operator types to quantize ({type_list}){static}"
+            )
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
-    left = next((n for n in predict_int8(prepared.graph, rules, scheme) if n.verdict == "float"), None)
-    return f"{left.op_type} ({left.name}): {left.reason}" if left is not None else "Deploy the float model"
+    float_node = next((n for n in predict_int8(prepared.graph, rules, scheme) if n.verdict == "float"), None)
+    return (
+        f"{float_node.op_type} ({float_node.name}): {float_node.reason}"
+        if float_node is not None
+        else "Deploy the float model"
+    )
 
 
 def _static(
@@ -262,10 +281,11 @@ def _static(
         return model
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
+    # onnxruntime's quantizer would remove these clamps, although their bounds cut values that the range contains.
     float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
     # In the QOperator format, onnxruntime's quantizer gives every Softmax the range 0..1.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
-    float_nodes |= {name for name, found in outputs.items() if found is not None and spreads_thin(found)}
+    float_nodes |= {name for name, span in outputs.items() if span is not None and spreads_thin(span)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
     return read_own(destination)
 
@@ -309,7 +329,7 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Int8Rule], scheme:
     some of them: a dilated AveragePool, or a MatMul with per-channel scales whose weights are not a matrix.
     """
     predicted = predict_int8(prepared.graph, rules, hazards=prepared.hazards)
-    found = [node.name for node in predicted if node.verdict == "float"]
+    names = [node.name for node in predicted if node.verdict == "float"]
     if scheme.per_channel:
-        found.extend(stacked_products(prepared.model))
-    return found
+        names.extend(stacked_products(prepared.model))
+    return names

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -29,7 +30,7 @@ from edgeq.run.engines import only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
-from edgeq.util.registry import BACKENDS, data_folders, shipped, user_folder
+from edgeq.util.registry import BACKEND_TABLES, BACKENDS, data_folders, shipped, user_folder
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]
@@ -234,37 +235,27 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
-class Systolic:
-    """Describe the [systolic] table: the array's size in processing elements, its memories in KiB or rows, and its
-    number types.
-    """
-
-    dim: int | None = None
-    scratchpad_kib: int | None = None
-    scratchpad_banks: int | None = None
-    scratchpad_bank_rows: int | None = None
-    accumulator_kib: int | None = None
-    accumulator_rows: int | None = None
-    max_bytes: int | None = None
-    element_type: Text | None = None
-    accumulator_type: Text | None = None
-    scale_type: Text | None = None
-    dataflow: Text | None = None
-
-
-@dataclass(frozen=True)
-class TargetFile(Choices):
-    """Define the contents of targets/*.toml."""
+class DeviceFile(Choices):
+    """Define the keys that every target may have."""
 
     features: tuple[str, ...] = ()
     runtime: Runtime | None = None
     device: DeviceFacts | None = None
-    systolic: Systolic | None = None
 
 
-@dataclass(frozen=True)
-class EitherFile(TargetFile, ProfileFile):
-    """Describe a file that may be either a profile or a target."""
+def _with_backend_tables(name: str, *bases: type) -> type:
+    """Return a record type with the keys of `bases`, and with the tables that belong to one backend each."""
+    # The backend defines and explains the keys of its table, so that a wrong key in it is refused like any other when
+    # the file is read. Only the modules of these tables are imported, and they import nothing heavy.
+    tables: dict[str, Any] = {table: pkgutil.resolve_name(place) for table, place in BACKEND_TABLES.items()}
+    fields = [(table, record | None, None) for table, record in tables.items()]
+    return dataclasses.make_dataclass(name, fields, bases=bases, frozen=True)
+
+
+TargetFile = _with_backend_tables("TargetFile", DeviceFile)
+"""The contents of targets/*.toml."""
+EitherFile = _with_backend_tables("EitherFile", DeviceFile, ProfileFile)
+"""The contents of a file that may be either a profile or a target."""
 
 
 def default_folders(name: str) -> tuple[Path, ...]:

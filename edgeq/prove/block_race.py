@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 from edgeq_device.measure.claim import SLOWER, UNKNOWN, claim
 
-from edgeq.backends.base import described
+from edgeq.backends.base import with_compute
 from edgeq.data.samples import Samples, spread_over
 from edgeq.measure.race import make_runners, race
 from edgeq.measure.timed_model import count_sessions
@@ -67,12 +67,12 @@ def race_compute(job: Job, built: Built) -> Built:
     measured = found.sentence("float compute", _INT8)
     compute = replace(compute, race=found)
     if found.verdict in (SLOWER, UNKNOWN):
-        return replace(built, artifact=described(artifact, replace(compute, why=f"{compute.why}; {measured}")))
+        return replace(built, artifact=with_compute(artifact, replace(compute, why=f"{compute.why}; {measured}")))
     save_model(model, artifact.model)
     why = f"float, which is more accurate: {measured}"
     kinds = kinds_of(model, compute.noise)
     chosen = replace(compute, float_compute=in_float, why=why, kinds=kinds)
-    return replace(built, artifact=described(artifact, chosen))
+    return replace(built, artifact=with_compute(artifact, chosen))
 
 
 def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:

@@ -220,6 +220,10 @@ BACKENDS = ExtensionGroup(
     },
     error=HardwareError,
 )
+BACKEND_TABLES: Mapping[str, str] = {"systolic": "edgeq.backends.systolic.array:ArrayTable"}
+"""The tables of a target's file that only one backend reads, as name → "module:record type". The backend defines the
+keys of its table, so the schema of targets needs no change for a new one.
+"""
 RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", own={"html": "edgeq.reporting.page:draw"})
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 

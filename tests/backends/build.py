@@ -99,9 +99,9 @@ class Bench:
         return derive_ranges(statistics, scheme.method, **options)
 
     def build(self, name: str = "int8.onnx", **scheme: Any) -> Artifact:
-        wanted = Scheme(**scheme)
-        ranges = self.ranges(wanted) if wanted.mode == "static" else {}
-        return CpuBackend().build(self.prepared, ranges, wanted, self.folder / name)
+        full_scheme = Scheme(**scheme)
+        ranges = self.ranges(full_scheme) if full_scheme.mode == "static" else {}
+        return CpuBackend().build(self.prepared, ranges, full_scheme, self.folder / name)
 
     def coverage(self, artifact: Artifact, settings: SessionSettings | None = None) -> Coverage:
         feed = next(iter(self.samples)).inputs
@@ -114,11 +114,11 @@ class Bench:
         """Return the SQNR in dB of the artifact's outputs against the float model's, over all samples, with its own
         settings.
         """
-        wanted, got = (
+        expected, got = (
             np.concatenate([session.run(None, dict(sample.inputs))[0] for sample in self.samples])
             for session in (open_session(self.prepared.path), open_session(artifact.model, artifact.settings()))
         )
-        return float(10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)))
+        return float(10 * np.log10(np.sum(expected**2) / np.sum((expected - got) ** 2)))
 
 
 def bench(folder: Path, proto: onnx.ModelProto, x: Arrays | None = None) -> Bench:

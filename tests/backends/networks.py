@@ -19,8 +19,8 @@ HIDDEN = 8
 
 def model_of(nodes: str, inputs: str, weights: Arrays, outputs: Sequence[str] = ("y",)) -> onnx.ModelProto:
     """Return a model of opset 17 from nodes and inputs in ONNX's text form. Its outputs are float32."""
-    given = ", ".join(f"float[] {name}" for name in outputs)
-    return onnx.shape_inference.infer_shapes(proto(f"network ({inputs}) => ({given}) {{ {nodes} }}", weights))
+    outputs_text = ", ".join(f"float[] {name}" for name in outputs)
+    return onnx.shape_inference.infer_shapes(proto(f"network ({inputs}) => ({outputs_text}) {{ {nodes} }}", weights))
 
 
 def recurrent(
@@ -49,8 +49,8 @@ def recurrent(
     if initial:
         inputs += f", float[{directions}, B, {hidden}] h0"
         names += [""] * (5 - len(names)) + ["h0"]
-    made, read = (", ".join(name or '""' for name in group) for group in (outputs, names))
-    node = f"[layer] {made} = {kind}{attributes({'hidden_size': hidden, **options})}({read})"
+    outputs_text, inputs_text = (", ".join(name or '""' for name in group) for group in (outputs, names))
+    node = f"[layer] {outputs_text} = {kind}{attributes({'hidden_size': hidden, **options})}({inputs_text})"
     return model_of(node, inputs, weights, [name for name in outputs if name])
 
 
@@ -61,9 +61,9 @@ def run(model: onnx.ModelProto | Path, feed: Arrays, *, optimization: str = "all
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
-def sqnr_db(exact: np.ndarray, made: np.ndarray) -> float:
+def sqnr_db(exact: np.ndarray, answer: np.ndarray) -> float:
     return float(
-        10 * np.log10((exact.astype(float) ** 2).sum() / max(1e-30, ((exact - made).astype(float) ** 2).sum()))
+        10 * np.log10((exact.astype(float) ** 2).sum() / max(1e-30, ((exact - answer).astype(float) ** 2).sum()))
     )
 
 

@@ -49,8 +49,8 @@ def net(spike: float) -> onnx.ModelProto:
     wild[:, WILD] = 0
     scales = np.ones(K)
     scales[WILD] = spike
-    held = {"calm": random.normal(size=(K, N)), "wild": wild, "b": random.normal(size=N), "spike": scales}
-    return proto(NET, {name: a.astype(np.float32) for name, a in held.items()})
+    weights = {"calm": random.normal(size=(K, N)), "wild": wild, "b": random.normal(size=N), "spike": scales}
+    return proto(NET, {name: a.astype(np.float32) for name, a in weights.items()})
 
 
 def samples() -> FewSamples:
@@ -82,12 +82,12 @@ def test_the_kernel_rounds_its_input_like_this(bits: int, symmetric: bool, size:
         y = com.microsoft.MatMulNBits{attributes(shape)}({", ".join(["x", *constants])})
     }}"""
     model = proto(body, constants)
-    made = open_session(model.SerializeToString()).run(None, {"x": x})[0]
+    answer = open_session(model.SerializeToString()).run(None, {"x": x})[0]
     expected = int8_rows(x, size) @ blocks.matrix()
     noise = np.square(expected - x @ blocks.matrix()).sum()
-    if np.square(made - x @ blocks.matrix()).sum() < 1e-6 * noise:
+    if np.square(answer - x @ blocks.matrix()).sum() < 1e-6 * noise:
         pytest.skip("this machine's kernel expands the weights to float at every level")
-    assert np.square(made - expected).sum() < 1e-3 * noise
+    assert np.square(answer - expected).sum() < 1e-3 * noise
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -106,7 +106,7 @@ def test_a_product_with_outliers_computes_in_float(tmp_path: Path, wild: Prepare
 
 def test_noise_is_what_the_outputs_show(tmp_path: Path, wild: PreparedModel) -> None:
     artifact = CpuBackend().build(wild, {}, FOUR, tmp_path / "q.onnx", samples=samples())
-    (found,) = (n for n in artifact.details[DETAIL].noise if n.name == "second")
+    (noise,) = (n for n in artifact.details[DETAIL].noise if n.name == "second")
     in_int8 = CpuBackend().build(wild, {}, FOUR.replace(float_compute=()), tmp_path / "i.onnx")
     bias = next(t for t in net(1000).graph.initializer if t.name == "b")
     feed = samples().samples[0].inputs
@@ -114,12 +114,12 @@ def test_noise_is_what_the_outputs_show(tmp_path: Path, wild: PreparedModel) -> 
         open_session(path).run(["z"], dict(feed))[0] - numpy_helper.to_array(bias)
         for path in (wild.path, artifact.model, in_int8.model)
     )
-    assert found.weights == pytest.approx(np.square(f - z).sum() / np.square(z).sum(), rel=0.3)
+    assert noise.weights == pytest.approx(np.square(f - z).sum() / np.square(z).sum(), rel=0.3)
     if not np.array_equal(f, q):  # true if the kernel multiplies integers on this machine
-        assert found.activations == pytest.approx(np.square(q - f).sum() / np.square(z).sum(), rel=0.3)
+        assert noise.activations == pytest.approx(np.square(q - f).sum() / np.square(z).sum(), rel=0.3)
 
 
-def test_what_is_given_or_cannot_be_measured(tmp_path: Path, wild: PreparedModel) -> None:
+def test_fixed_types_and_missing_samples(tmp_path: Path, wild: PreparedModel) -> None:
     backend = CpuBackend()
 
     def built(scheme: Scheme, data: FewSamples | None = None) -> dict[str, int | None]:
@@ -152,9 +152,9 @@ def test_few_of_many_outputs_tell_the_same(
 ) -> None:
     artifact = CpuBackend().build(wild, {}, FOUR, tmp_path / "q.onnx", samples=samples())
     model = read_model(artifact.model)
-    whole = measure_noise(model, wild, samples())
+    all_noise = measure_noise(model, wild, samples())
     monkeypatch.setattr("edgeq.quantization.block_weights._OUTPUTS", 16)
-    for few, all_of_them in zip(measure_noise(model, wild, samples()), whole, strict=True):
+    for few, all_of_them in zip(measure_noise(model, wild, samples()), all_noise, strict=True):
         assert few.weights == pytest.approx(all_of_them.weights, rel=0.3)
         assert few.activations == pytest.approx(all_of_them.activations, rel=0.3)
     assert read_blocks(block_products(model)["first"]).of_outputs(np.array([2, 5])).matrix().shape == (K, 2)

@@ -55,8 +55,8 @@ def built(folder: Path, model: onnx.ModelProto, bits: int, size: int = 32, **opt
 def test_a_tied_table_is_that_of_the_product(tmp_path: Path, head: str, bits: int, symmetric: bool) -> None:
     model = net(head, 128)
     artifact = built(tmp_path, model, bits, weight_symmetric=symmetric)
-    found = operators(artifact.model)
-    assert (found.count("GatherBlockQuantized"), found.count("Gather")) == (1, 0)
+    op_types = operators(artifact.model)
+    assert (op_types.count("GatherBlockQuantized"), op_types.count("Gather")) == (1, 0)
     file = read_model(artifact.model)
     table = read_blocks(block_products(file)["head"]).matrix().T
     for optimization in ("all", "none"):
@@ -80,7 +80,9 @@ def test_a_tied_table_is_that_of_the_product(tmp_path: Path, head: str, bits: in
     ],
     ids=["not tied", "half a byte", "half a block", "products only", "excluded"],
 )
-def test_what_is_not_tied(tmp_path: Path, model: onnx.ModelProto, options: dict[str, object], types: list[str]) -> None:
+def test_tables_that_are_not_tied(
+    tmp_path: Path, model: onnx.ModelProto, options: dict[str, object], types: list[str]
+) -> None:
     artifact = built(tmp_path, model, 4, **options)
     gathers = [node for node in read_model(artifact.model).graph if node.op_type.startswith("Gather")]
     tables = [constant(node.inputs[0]) for node in gathers]
@@ -99,8 +101,8 @@ def test_rows_of_unlike_size_each_have_their_scale(tmp_path: Path) -> None:
     values[3] = 0
     table.CopyFrom(numpy_helper.from_array(values, "t"))
     artifact = built(tmp_path, model, 8)
-    made = open_session(artifact.model).run(["e"], IDS)[0]
-    for exact, row in zip(values[IDS["ids"]].reshape(-1, 128), made.reshape(-1, 128), strict=True):
+    answer = open_session(artifact.model).run(["e"], IDS)[0]
+    for exact, row in zip(values[IDS["ids"]].reshape(-1, 128), answer.reshape(-1, 128), strict=True):
         assert np.array_equal(exact, row) or sqnr_db(exact, row) > 35
 
 
@@ -118,5 +120,5 @@ def test_static_quantization_stores_tables_in_rows(tmp_path: Path) -> None:
     artifact = CpuBackend().build(ready, spans, Scheme(stored_types=("Gather",)), tmp_path / "q.onnx")
     stored = {tensor.name: tensor.data_type for tensor in onnx.load(artifact.model).graph.initializer}
     assert (stored["t_Q8"], stored["t_scales"]) == (onnx.TensorProto.INT8, onnx.TensorProto.FLOAT)
-    exact, made = (open_session(path).run(None, IDS)[0] for path in (ready.path, artifact.model))
-    assert sqnr_db(exact, made) > 28
+    exact, answer = (open_session(path).run(None, IDS)[0] for path in (ready.path, artifact.model))
+    assert sqnr_db(exact, answer) > 28

@@ -38,8 +38,8 @@ def exhaustive(x: np.ndarray, w: np.ndarray, top: int) -> float:
 def to_nearest(matrix: np.ndarray, size: int, top: int) -> float:
     """Return the squared error of rounding to a grid between the extremes of each block."""
     total = 0.0
-    for column, first in itertools.product(range(matrix.shape[1]), range(0, len(matrix), size)):
-        x = matrix[first : first + size, column].astype(np.float64)
+    for column, start in itertools.product(range(matrix.shape[1]), range(0, len(matrix), size)):
+        x = matrix[start : start + size, column].astype(np.float64)
         scale = (max(x.max(), 0) - min(x.min(), 0)) / top
         zero = int(np.clip(np.rint(-min(x.min(), 0) / scale), 0, top))
         total += ((x - scale * nearest(x, scale, zero, top)) ** 2).sum()
@@ -51,14 +51,14 @@ def test_close_to_an_exhaustive_search_and_better_than_the_nearest(tail: int) ->
     random = np.random.default_rng(tail)
     matrix = random.standard_t(tail, (64, 6)).astype(np.float32)
     importance = random.uniform(0.1, 4, 64).astype(np.float32)
-    found = error(matrix, fit_blocks(matrix, 4, 32, importance=importance), importance)
-    least = sum(
+    loss = error(matrix, fit_blocks(matrix, 4, 32, importance=importance), importance)
+    smallest = sum(
         exhaustive(matrix[i : i + 32, n].astype(float), importance[i : i + 32].astype(float), 15)
         for i, n in itertools.product((0, 32), range(6))
     )
-    assert found < 1.05 * least
-    plain = np.ones(64, np.float32)
-    assert error(matrix, fit_blocks(matrix, 4, 32), plain) < 0.95 * to_nearest(matrix, 32, 15)
+    assert loss < 1.05 * smallest
+    ones = np.ones(64, np.float32)
+    assert error(matrix, fit_blocks(matrix, 4, 32), ones) < 0.95 * to_nearest(matrix, 32, 15)
 
 
 @settings(max_examples=50, deadline=None)

@@ -57,9 +57,9 @@ def test_types_and_symmetry_are_those_of_the_scheme(net: Bench) -> None:
     assert signed["r1_zero_point"] == -128, "the range of a Relu starts at zero"
     symmetric = weights(net.build("s8s8_symmetric.onnx", activation_type="int8", activation_symmetric=True))
     assert symmetric["r1_zero_point"] == 0
-    for held in (unsigned, signed, symmetric):
-        assert held["w1_quantized"].dtype == np.int8
-        assert not held["w1_zero_point"].any()
+    for weights_by_name in (unsigned, signed, symmetric):
+        assert weights_by_name["w1_quantized"].dtype == np.int8
+        assert not weights_by_name["w1_zero_point"].any()
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
@@ -92,9 +92,9 @@ def test_reduce_range_leaves_seven_bits(net: Bench) -> None:
 
 def test_operators_in_place_of_pairs(net: Bench) -> None:
     artifact = net.build("operators.onnx", format="QOperator")
-    held = operators(artifact)
-    assert held.count("QLinearConv") == 3
-    assert "Conv" not in held
+    weights = operators(artifact)
+    assert weights.count("QLinearConv") == 3
+    assert "Conv" not in weights
     assert net.sqnr(artifact) > 25
     assert net.coverage(artifact).int8_mac_share == 1
 
@@ -115,8 +115,8 @@ def test_an_excluded_node_stays_float_on_the_optimised_graph(net: Bench, name: s
     assert artifact.session_options == {}
     assert model_options(artifact.model, "m") == {}
     assert "stay in float" in artifact.notes[0]
-    left = [node for node in net.coverage(artifact).float_nodes if node.macs]
-    assert [node.name for node in left] == [name]
+    float_nodes = [node for node in net.coverage(artifact).float_nodes if node.macs]
+    assert [node.name for node in float_nodes] == [name]
     assert net.sqnr(artifact) >= net.sqnr(net.build()) - 0.5
 
 
@@ -154,11 +154,11 @@ def test_an_old_opset_is_raised_to_where_per_channel_is_valid(tmp_path: Path) ->
 
 def namesakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Change to a folder that contains data files with the same names as those to be written elsewhere."""
-    here = tmp_path / "here"
-    here.mkdir()
+    folder = tmp_path / "here"
+    folder.mkdir()
     for name in names:
-        (here / name).write_bytes(b"another model's")
-    monkeypatch.chdir(here)
+        (folder / name).write_bytes(b"another model's")
+    monkeypatch.chdir(folder)
 
 
 def test_weights_beyond_the_limit_go_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,8 +275,8 @@ def test_a_float_model_has_nothing_to_be_requantized(net: Bench) -> None:
 
 
 def test_the_same_build_gives_the_same_bytes(net: Bench) -> None:
-    first, second = net.build("a.onnx"), net.build("b.onnx")
-    assert first.model.read_bytes() == second.model.read_bytes()
+    one_build, second = net.build("a.onnx"), net.build("b.onnx")
+    assert one_build.model.read_bytes() == second.model.read_bytes()
 
 
 def test_backends_are_found_by_name() -> None:
@@ -297,8 +297,8 @@ def test_a_masked_softmax_keeps_telling_scores_apart(tmp_path: Path, far: float)
         {"w": random(8, 8) / 3},
     )
     net.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
-    made = bench(tmp_path, net)
-    assert made.sqnr(made.build()) > 25
+    masked = bench(tmp_path, net)
+    assert masked.sqnr(masked.build()) > 25
 
 
 NETWORK = """g (float[1, 8, 8, 8] x) => (float[1, 8, 4, 4] y OUTPUT)
@@ -311,9 +311,9 @@ NETWORK = """g (float[1, 8, 8, 8] x) => (float[1, 8, 4, 4] y OUTPUT)
 
 def clipped(tmp_path: Path, *, low: float, output: str = "") -> Bench:
     """Return a model of convolutions around a Clip, with samples."""
-    made = proto(NETWORK.replace("LOW", str(low)).replace("OUTPUT", output))
-    made.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
-    return bench(tmp_path, made)
+    onnx_model = proto(NETWORK.replace("LOW", str(low)).replace("OUTPUT", output))
+    onnx_model.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
+    return bench(tmp_path, onnx_model)
 
 
 @pytest.mark.usefixtures("only_exact_kernels")
@@ -328,9 +328,9 @@ def test_an_output_before_a_clip_keeps_its_range(tmp_path: Path) -> None:
     """A graph's output before a Clip keeps its own range. onnxruntime's quantizer would give it the Clip's range."""
     artifact = clipped(tmp_path, low=0, output=", float[1, 8, 6, 6] a").build()
     x = random(1, 8, 8, 8)
-    (before,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["a"], {"x": x})
-    (after,) = onnxruntime.InferenceSession(artifact.model).run(["a"], {"x": x})
-    assert np.corrcoef(before.ravel(), after.ravel())[0, 1] > 0.999
+    (float_output,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["a"], {"x": x})
+    (int8_output,) = onnxruntime.InferenceSession(artifact.model).run(["a"], {"x": x})
+    assert np.corrcoef(float_output.ravel(), int8_output.ravel())[0, 1] > 0.999
 
 
 SHARED = """g (float[1, 8, 8, 8] x) => (float[1, 8, 6, 6] y) <float[8, 8, 3, 3] w> {
@@ -344,9 +344,9 @@ SHARED = """g (float[1, 8, 8, 8] x) => (float[1, 8, 6, 6] y) <float[8, 8, 3, 3] 
 @pytest.mark.usefixtures("only_exact_kernels")
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 def test_a_relu_whose_input_has_another_reader_is_computed(tmp_path: Path, form: str) -> None:
-    made = proto(SHARED)
-    made.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
-    shared = bench(tmp_path, made)
+    onnx_model = proto(SHARED)
+    onnx_model.graph.initializer.append(numpy_helper.from_array(random(8, 8, 3, 3) / 8, "w"))
+    shared = bench(tmp_path, onnx_model)
     assert shared.sqnr(shared.build(format=form)) > 30
 
 
@@ -357,13 +357,13 @@ def test_a_relu_whose_input_has_another_reader_is_computed(tmp_path: Path, form:
         ((8, 4), "t = MatMul (x, w) y = Where (c, t, z)", {"format": "QOperator"}, "Choose --format QDQ"),
     ],
 )
-def test_what_cannot_be_quantized_says_why(
+def test_models_without_int8_say_why(
     tmp_path: Path, weight: tuple[int, ...], nodes: str, scheme: dict[str, Any], words: str
 ) -> None:
-    made = proto(
+    onnx_model = proto(
         "g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 4] y) "
         f"<float{list(weight)} w, bool[8, 1] c = {{1, 0, 1, 0, 1, 0, 1, 0}}, float z = {{0}}> {{ {nodes} }}"
     )
-    made.graph.initializer.append(numpy_helper.from_array(random(*weight), "w"))
+    onnx_model.graph.initializer.append(numpy_helper.from_array(random(*weight), "w"))
     with pytest.raises(ModelError, match=words):
-        bench(tmp_path, made).build(**scheme)
+        bench(tmp_path, onnx_model).build(**scheme)

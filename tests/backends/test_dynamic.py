@@ -76,8 +76,8 @@ def test_products_in_integers(tmp_path: Path, scheme: Scheme, kernel: str, least
     assert operators(artifact.model).count(kernel) == 2
     data = rows()
     session = open_session(artifact.model, artifact.settings())
-    made = session.run(None, data)[0]
-    assert sqnr_db(run(model.path, data)["y"], made) > least_db
+    answer = session.run(None, data)[0]
+    assert sqnr_db(run(model.path, data)["y"], answer) > least_db
     assert artifact.model.stat().st_size < model.path.stat().st_size / 2
 
 
@@ -116,13 +116,13 @@ def test_coverage_names_source_nodes_and_reasons(tmp_path: Path) -> None:
     model = prepared(mlp(), tmp_path)
     artifact = CpuBackend().build(model, {}, DYNAMIC.replace(exclude=("first",)), tmp_path / "q.onnx")
     explain = explained(model, artifact)
-    found = measure_coverage(artifact.model, artifact.settings(), rows(4), model.model, explain)
-    assert found.int8_macs == 4 * 96 * 32, "of the batch that ran"
-    assert found.float_macs == 4 * 64 * 96
-    reasons = {node.name: node.reason for node in found.float_nodes}
+    coverage = measure_coverage(artifact.model, artifact.settings(), rows(4), model.model, explain)
+    assert coverage.int8_macs == 4 * 96 * 32, "of the batch that ran"
+    assert coverage.float_macs == 4 * 64 * 96
+    reasons = {node.name: node.reason for node in coverage.float_nodes}
     assert reasons["first"] == "kept in float on request"
     assert reasons["norm"] == "LayerNormalization is not among the operator types that the scheme quantizes"
-    assert "second" in {node.source for node in found.nodes if node.kind == "int8"}
+    assert "second" in {node.source for node in coverage.nodes if node.kind == "int8"}
 
 
 def test_the_slow_fusion_is_left_out_where_there_is_something_to_fuse(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_recurrent_layers(tmp_path: Path, kind: str, kernel: str) -> None:
     session = open_session(artifact.model, artifact.settings())
     assert sqnr_db(run(model.path, data)["y"], session.run(None, data)[0]) > 28
     explain = explained(model, artifact)
-    found = measure_coverage(artifact.model, artifact.settings(), data, model.model, explain)
+    coverage = measure_coverage(artifact.model, artifact.settings(), data, model.model, explain)
     macs = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * hidden * 2 * hidden * 6 * 2
-    assert found.int8_macs + found.float_macs == macs
-    assert found.int8_mac_share == (0 if kind == "RNN" else 1)
-    assert len(found.nodes) < 60, "the kernels of a loop are counted once each"
+    assert coverage.int8_macs + coverage.float_macs == macs
+    assert coverage.int8_mac_share == (0 if kind == "RNN" else 1)
+    assert len(coverage.nodes) < 60, "the kernels of a loop are counted once each"
 
 
 def test_a_narrow_gru_is_stored(tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_rows_of_a_table_have_their_scales(tmp_path: Path, weight_type: IntegerT
     artifact = CpuBackend().build(prepared(model, tmp_path), {}, scheme, tmp_path / "q.onnx")
     stored = {t.data_type for t in onnx.load(artifact.model).graph.initializer if np.prod(t.dims) > 1000}
     assert stored == {TensorProto.INT8 if weight_type == "int8" else TensorProto.UINT8}
-    made = run(artifact.model, {"ids": np.arange(50), "others": np.arange(50)})["y"]
-    assert min(sqnr_db(exact, row) for exact, row in zip(table, made[:50], strict=True)) > least_db
-    assert np.array_equal(made[:50], made[50:])
+    outputs = run(artifact.model, {"ids": np.arange(50), "others": np.arange(50)})["y"]
+    assert min(sqnr_db(exact, row) for exact, row in zip(table, outputs[:50], strict=True)) > least_db
+    assert np.array_equal(outputs[:50], outputs[50:])
     assert any("tables of 2 Gather" in note for note in artifact.notes) == (weight_type == "int8"), artifact.notes
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_schemes_and_models_that_are_refused(tmp_path: Path) -> None:
     ready, out = prepared(mlp(), tmp_path), tmp_path / "q.onnx"
     with pytest.raises(UsageError, match="no weight type for dynamic Conv"):
         CpuBackend().build(ready, {}, DYNAMIC.replace(op_types=("Conv",)), out)

@@ -50,9 +50,9 @@ def guarded(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def float_layers(model: onnx.ModelProto, folder: Path) -> int:
     """Return the number of layers with float weights in the graph that ONNX Runtime runs by default."""
-    written = folder / "optimised.onnx"
-    open_session(model.SerializeToString(), SessionSettings(save_optimized_to=written))
-    graph = onnx.load(written).graph
+    saved = folder / "optimised.onnx"
+    open_session(model.SerializeToString(), SessionSettings(save_optimized_to=saved))
+    graph = onnx.load(saved).graph
     kinds = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
     return sum(node.op_type in kinds for node in graph.node)
 
@@ -61,15 +61,15 @@ def float_layers(model: onnx.ModelProto, folder: Path) -> int:
 def test_a_shielded_layer_stays_float_and_computes_the_same(kind: str, tmp_path: Path) -> None:
     model = between_integers(kind)
     feed = {"x": RANDOM.normal(size=LAYERS[kind][1]).astype(np.float32)}
-    written = SessionSettings(optimization="none")
-    before = open_session(model.SerializeToString(), written).run(None, feed)[0]
+    saved = SessionSettings(optimization="none")
+    unshielded = open_session(model.SerializeToString(), saved).run(None, feed)[0]
     model = guarded(model)
     onnx.checker.check_model(model, full_check=True)
     assert [node.name for node in model.graph.node].count("dq") == 0, "nobody reads it any more"
-    after = open_session(model.SerializeToString()).run(None, feed)[0]
+    shielded = open_session(model.SerializeToString()).run(None, feed)[0]
     # A sum in another order may round to the neighbouring integer.
-    assert (np.abs(after - before) > 0.001).mean() < 0.02
-    assert np.abs(after - before).max() < 0.101
+    assert (np.abs(shielded - unshielded) > 0.001).mean() < 0.02
+    assert np.abs(shielded - unshielded).max() < 0.101
     assert float_layers(model, tmp_path) == 1
 
 
@@ -88,6 +88,6 @@ def test_other_readers_keep_their_tensor() -> None:
 
 def test_only_named_nodes_are_touched() -> None:
     model = from_proto(between_integers("gemm"))
-    before = to_bytes(model)
+    original = to_bytes(model)
     assert guard_float_layers(model, ["another"]) == 0
-    assert to_bytes(model) == before
+    assert to_bytes(model) == original

@@ -67,8 +67,8 @@ def theirs(net: Bench, scheme: Scheme, file: Path) -> Path:
 
     types = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
     ranges = {
-        name: TensorData(lowest=np.float32(found.low), highest=np.float32(found.high))
-        for name, found in net.ranges(scheme).items()
+        name: TensorData(lowest=np.float32(span.low), highest=np.float32(span.high))
+        for name, span in net.ranges(scheme).items()
     }
     model = onnx.shape_inference.infer_shapes(onnx.load(net.prepared.path))
     model.metadata_props.add(key="onnx.infer", value="onnxruntime.quant")
@@ -91,11 +91,11 @@ def theirs(net: Bench, scheme: Scheme, file: Path) -> Path:
 
 def optimised(file: Path) -> Counter[str]:
     """Count the operator types after ONNX Runtime's extended optimisation."""
-    options, written = onnxruntime.SessionOptions(), file.with_suffix(".optimised")
+    options, saved = onnxruntime.SessionOptions(), file.with_suffix(".optimised")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(written)
+    options.optimized_model_filepath = str(saved)
     onnxruntime.InferenceSession(file, options)
-    return Counter(node.op_type for node in onnx.load(written).graph.node)
+    return Counter(node.op_type for node in onnx.load(saved).graph.node)
 
 
 @pytest.mark.usefixtures("only_exact_kernels")
@@ -123,12 +123,12 @@ def test_activation_parameters_are_onnxruntimes(low: float, high: float, dtype: 
     from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax_for_qType
 
     low, high = min(low, high), max(low, high)
-    found = activation_params(Range(min(low, 0.0), max(high, 0.0)), dtype, symmetric=symmetric)
+    params = activation_params(Range(min(low, 0.0), max(high, 0.0)), dtype, symmetric=symmetric)
     limits = get_qmin_qmax_for_qType(int(dtype), symmetric=symmetric)
     zero, scale = compute_scale_zp(np.float32(low), np.float32(high), *limits, symmetric)
-    assert found.scale == scale
+    assert params.scale == scale
     if min(low, 0) < max(high, 0) and float(scale) != 1:
-        assert found.zero_point == zero
+        assert params.zero_point == zero
 
 
 @given(
@@ -144,13 +144,13 @@ def test_weight_parameters_are_onnxruntimes(
     from onnxruntime.quantization.quant_utils import compute_data_quant_params
 
     scheme = Scheme(weight_type=dtype, weight_symmetric=symmetric, reduce_range=reduced)
-    found = weight_params(weight, axis, scheme)
+    params = weight_params(weight, axis, scheme)
     rows = [weight.ravel()] if axis is None else list(np.moveaxis(weight, axis, 0))
-    each = onnx.TensorProto.INT8 if dtype == "int8" else onnx.TensorProto.UINT8
-    right = [compute_data_quant_params(row.ravel(), each, symmetric or axis is not None, reduced) for row in rows]
-    np.testing.assert_array_equal(found.scale.ravel(), np.array([scale for _, scale in right]))
-    for zero, (wanted, scale) in zip(found.zero_point.ravel(), right, strict=True):
-        assert zero == wanted or scale == 1  # onnxruntime's zero point of an empty range is 0
+    onnx_type = onnx.TensorProto.INT8 if dtype == "int8" else onnx.TensorProto.UINT8
+    right = [compute_data_quant_params(row.ravel(), onnx_type, symmetric or axis is not None, reduced) for row in rows]
+    np.testing.assert_array_equal(params.scale.ravel(), np.array([scale for _, scale in right]))
+    for zero, (expected, scale) in zip(params.zero_point.ravel(), right, strict=True):
+        assert zero == expected or scale == 1  # onnxruntime's zero point of an empty range is 0
 
 
 @given(
@@ -161,11 +161,11 @@ def test_a_clamp_is_implied_where_no_number_becomes_another_integer(
     low: float, high: float, dtype: ir.DataType, symmetric: bool, bounds: tuple[float, float]
 ) -> None:
     params = activation_params(Range(low, high), dtype, symmetric=symmetric)
-    least, most = LIMITS[dtype]
-    steps = np.arange(-2 * (most - least), 2 * (most - least) + 1) * float(params.scale)
+    lowest, highest = LIMITS[dtype]
+    steps = np.arange(-2 * (highest - lowest), 2 * (highest - lowest) + 1) * float(params.scale)
     numbers = np.concatenate([steps, [-1e30, 1e30]]).astype(np.float32)
-    same = np.array_equal(params.quantize(numbers), params.quantize(np.clip(numbers, *bounds)))
-    assert implies_clamp(params, *bounds) == same
+    is_equal = np.array_equal(params.quantize(numbers), params.quantize(np.clip(numbers, *bounds)))
+    assert implies_clamp(params, *bounds) == is_equal
 
 
 def branched(act: str, where: str, alone: bool) -> onnx.ModelProto:
@@ -220,8 +220,8 @@ def test_a_clamp_that_lets_nothing_through(tmp_path: Path, activation_type: Any,
         d = Conv <pads = [1,1,1,1]> (x, v)
         y = Add (r, d)
     }}"""
-    held = {"w": random(8, 8, 3, 3), "v": random(8, 8, 3, 3, seed=1), "b": np.full(8, bias, np.float32)}
-    net = bench(tmp_path, proto(body, held, opset=17))
+    weights = {"w": random(8, 8, 3, 3), "v": random(8, 8, 3, 3, seed=1), "b": np.full(8, bias, np.float32)}
+    net = bench(tmp_path, proto(body, weights, opset=17))
     assert net.sqnr(net.build(activation_type=activation_type)) > 30
 
 
@@ -251,9 +251,9 @@ def test_a_float_node_reads_what_a_float_node_made(tmp_path: Path) -> None:
     net = bench(tmp_path, proto(body, {"w": random(8, 8, 3, 3)}, opset=17))
     artifact = net.build()
     x = {"x": random(1, 8, 8, 8)}
-    (wanted,) = onnxruntime.InferenceSession(net.prepared.path).run(["z"], x)
-    (found,) = onnxruntime.InferenceSession(artifact.model).run(["z"], x)
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    (expected,) = onnxruntime.InferenceSession(net.prepared.path).run(["z"], x)
+    (answer,) = onnxruntime.InferenceSession(artifact.model).run(["z"], x)
+    np.testing.assert_allclose(answer, expected, atol=1e-6)
 
 
 def test_threads_leave_onnxruntime_alone(tmp_path: Path) -> None:
@@ -265,14 +265,18 @@ def test_threads_leave_onnxruntime_alone(tmp_path: Path) -> None:
 
     onnx.save(residual(), tmp_path / "model.onnx")
     samples = [{"x": random(1, 8, 8, 8, seed=seed)} for seed in range(4)]
-    before, seen, stop = [contents(module) for module in modules], [], threading.Event()
+    contents_at_start, changes, stop = [contents(module) for module in modules], [], threading.Event()
 
     def quantize(place: int) -> None:
         edgeq.quantize(tmp_path / "model.onnx", samples, tmp_path / f"{place}.onnx", timed=False, emulate=False)
 
     def watch() -> None:
         while not stop.is_set():
-            seen.extend(module.__name__ for module, was in zip(modules, before, strict=True) if contents(module) != was)
+            changes.extend(
+                module.__name__
+                for module, was in zip(modules, contents_at_start, strict=True)
+                if contents(module) != was
+            )
 
     watcher = threading.Thread(target=watch)
     threads = [threading.Thread(target=quantize, args=(place,)) for place in range(4)]
@@ -283,5 +287,5 @@ def test_threads_leave_onnxruntime_alone(tmp_path: Path) -> None:
         thread.join()
     stop.set()
     watcher.join()
-    assert not seen
+    assert not changes
     assert len(list(tmp_path.glob("?.onnx"))) == 4

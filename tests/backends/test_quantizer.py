@@ -21,14 +21,14 @@ def test_threads_that_overlap_leave_logging_as_it_was() -> None:
             leave.wait(10)
 
     thread = threading.Thread(target=silent)
-    before = logging.root.manager.disable
+    old_level = logging.root.manager.disable
     with quantizer.quiet():
         thread.start()
         assert inside.wait(10)
     assert logging.root.manager.disable == logging.ERROR, "the other thread is not done"
     leave.set()
     thread.join()
-    assert logging.root.manager.disable == before
+    assert logging.root.manager.disable == old_level
 
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"

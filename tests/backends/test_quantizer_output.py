@@ -30,17 +30,17 @@ def test_the_model_and_its_data_have_the_destinations_name(tmp_path: Path, eleme
     weight = np.arange(elements, dtype=np.float32)
     place = tmp_path / "out" / "model.onnx"
     place.parent.mkdir()
-    with quantizer_output(place, external=True) as written:
-        assert written.parent == place.parent
-        write(written, weight)
+    with quantizer_output(place, external=True) as draft:
+        assert draft.parent == place.parent
+        write(draft, weight)
     files = ["model.onnx", "model.onnx.data"] if elements == 512 else ["model.onnx"]
     assert sorted(file.name for file in place.parent.iterdir()) == files
     assert [file.name for file in model_files(place)] == files
-    read = onnx.load(place)
-    assert (numpy_helper.to_array(read.graph.initializer[0]) == weight).all()
-    assert (numpy_helper.to_array(read.graph.node[0].attribute[0].t) == weight).all()
+    loaded = onnx.load(place)
+    assert (numpy_helper.to_array(loaded.graph.initializer[0]) == weight).all()
+    assert (numpy_helper.to_array(loaded.graph.node[0].attribute[0].t) == weight).all()
 
 
-def test_what_is_one_file_is_written_at_once(tmp_path: Path) -> None:
-    with quantizer_output(tmp_path / "model.onnx", external=False) as written:
-        assert written == tmp_path / "model.onnx"
+def test_a_model_in_one_file_is_written_at_once(tmp_path: Path) -> None:
+    with quantizer_output(tmp_path / "model.onnx", external=False) as draft:
+        assert draft == tmp_path / "model.onnx"

@@ -15,10 +15,10 @@ BITS8 = IntegerWeights(per_channel=True, limit=127)
 
 def feed(*, initial: bool = False, directions: int = 1) -> dict[str, np.ndarray]:
     random = np.random.default_rng(2)
-    found = {"x": random.normal(0, 1, (5, 2, 6)).astype(np.float32)}
+    arrays = {"x": random.normal(0, 1, (5, 2, 6)).astype(np.float32)}
     if initial:
-        found["h0"] = random.normal(0, 1, (directions, 2, 8)).astype(np.float32)
-    return found
+        arrays["h0"] = random.normal(0, 1, (directions, 2, 8)).astype(np.float32)
+    return arrays
 
 
 def expanded(model: onnx.ModelProto, how: IntegerWeights = BITS8, **options: Any) -> onnx.ModelProto:
@@ -37,12 +37,12 @@ def expanded(model: onnx.ModelProto, how: IntegerWeights = BITS8, **options: Any
 def test_it_follows_the_float_layer(linear_before_reset: int, direction: str, initial: bool) -> None:
     model = recurrent(linear_before_reset=linear_before_reset, direction=direction, initial=initial)
     data = feed(initial=initial, directions=2 if direction == "bidirectional" else 1)
-    exact, made = run(model, data), run(expanded(model), data)
-    assert exact.keys() == made.keys()
+    exact, outputs = run(model, data), run(expanded(model), data)
+    assert exact.keys() == outputs.keys()
     for name, values in exact.items():
-        assert made[name].shape == values.shape
+        assert outputs[name].shape == values.shape
         # Mixed-up gates, directions or biases give a few dB. 8-bit products of vectors of 8 give thirty dB and more.
-        assert sqnr_db(values, made[name]) > 30, name
+        assert sqnr_db(values, outputs[name]) > 30, name
 
 
 @pytest.mark.usefixtures("only_exact_kernels")
@@ -57,8 +57,10 @@ def test_scales_per_channel_are_finer() -> None:
 
 
 def test_seven_bits_stay_within_their_limit() -> None:
-    made = expanded(recurrent(), IntegerWeights(per_channel=True, limit=63))
-    integers = [onnx.numpy_helper.to_array(t) for t in made.graph.initializer if t.data_type == onnx.TensorProto.INT8]
+    onnx_model = expanded(recurrent(), IntegerWeights(per_channel=True, limit=63))
+    integers = [
+        onnx.numpy_helper.to_array(t) for t in onnx_model.graph.initializer if t.data_type == onnx.TensorProto.INT8
+    ]
     assert max(np.abs(a.astype(int)).max() for a in integers) == 63
 
 
@@ -66,10 +68,10 @@ def test_seven_bits_stay_within_their_limit() -> None:
 @pytest.mark.parametrize("outputs", [("y", ""), ("", "y_h"), ("y",)])
 def test_only_outputs_that_are_needed_are_made(outputs: tuple[str, ...]) -> None:
     model = recurrent(outputs=outputs)
-    made = expanded(model)
-    assert operators(made).count("Unsqueeze") == 1
+    onnx_model = expanded(model)
+    assert operators(onnx_model).count("Unsqueeze") == 1
     name = next(name for name in outputs if name)
-    assert sqnr_db(run(model, feed())[name], run(made, feed())[name]) > 30
+    assert sqnr_db(run(model, feed())[name], run(onnx_model, feed())[name]) > 30
 
 
 def test_a_weight_of_zeros_gives_zeros_and_no_warning() -> None:
@@ -88,11 +90,11 @@ def test_a_weight_of_zeros_gives_zeros_and_no_warning() -> None:
     ],
     ids=["clip", "activations", "sequence lengths", "another layer"],
 )
-def test_what_is_left_alone(model: onnx.ModelProto) -> None:
+def test_layers_without_an_integer_form_are_unchanged(model: onnx.ModelProto) -> None:
     graph = from_proto(model)
-    before = to_bytes(graph)
+    original = to_bytes(graph)
     assert expand_grus(graph, BITS8, least_macs=0) == ()
-    assert to_bytes(graph) == before
+    assert to_bytes(graph) == original
 
 
 def test_narrow_and_excluded_layers_are_left_alone() -> None:

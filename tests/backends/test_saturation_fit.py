@@ -79,9 +79,9 @@ def test_ranges_fitted_to_samples_grow_less_and_bear_the_samples(tmp_path: Path)
         if name.startswith("w") and name.endswith("_scale"):
             assert (weights(seen)[name] >= scale * 0.9999).all()
             assert (weights(seen)[name] <= weights(fitted)[name] * 1.0001).all()
-    found = audit(seen.model, seen.settings(), samples=net.samples)
-    assert not found.safe
-    assert found.clipped == 0
+    audit_report = audit(seen.model, seen.settings(), samples=net.samples)
+    assert not audit_report.safe
+    assert audit_report.clipped == 0
     source = onnx.load(net.prepared.path).graph.initializer
     exact = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in source}
     noise = [_noise(weights(artifact), weights(full), exact) for artifact in (full, seen, fitted)]
@@ -97,6 +97,6 @@ def _noise(held: dict[str, Any], full: dict[str, Any], exact: dict[str, Any]) ->
     return total
 
 
-def test_what_samples_bear_is_a_way_to_fit_pairs(tmp_path: Path) -> None:
+def test_fitting_to_samples_is_a_way_to_fit_pairs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="fit_seen needs fit_pairs"):
         bench(tmp_path, residual()).build(fit_seen=True)

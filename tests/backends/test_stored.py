@@ -34,15 +34,15 @@ def test_a_layer_keeps_its_answer() -> None:
     exact = run(model, x)
     model = stored(model, ["GRU"], ("w", "r"))
     onnx.checker.check_model(model)
-    made = run(model, x)
-    assert all(sqnr_db(exact[name], made[name]) > 38 for name in exact)
+    outputs = run(model, x)
+    assert all(sqnr_db(exact[name], outputs[name]) > 38 for name in exact)
 
 
 def test_the_file_shrinks_to_a_quarter() -> None:
     model = recurrent("RNN", hidden=128, width=128)
-    before = len(model.SerializeToString())
+    original = len(model.SerializeToString())
     model = stored(model, ["RNN"], ("w", "r"))
-    assert len(model.SerializeToString()) < 0.28 * before
+    assert len(model.SerializeToString()) < 0.28 * original
 
 
 def test_the_runtime_has_the_weights_in_float_when_it_is_loaded(tmp_path: Path) -> None:
@@ -61,23 +61,23 @@ def test_outputs_have_scales_of_their_own(op_type: str, weight: np.ndarray, attr
     model = product(op_type, weight, **attributes)
     x = {"x": RANDOM.normal(0, 1, (64, 40)).astype(np.float32)}
     exact = run(model, x)["y"]
-    made = run(stored(model, [op_type], ("w",)), x)["y"]
+    outputs = run(stored(model, [op_type], ("w",)), x)["y"]
     # The columns differ by a factor of a thousand. One scale would lose the smallest.
-    assert min(sqnr_db(exact[:, i], made[:, i]) for i in range(32)) > 30
+    assert min(sqnr_db(exact[:, i], outputs[:, i]) for i in range(32)) > 30
 
 
 def test_convolutions_have_a_scale_per_output_channel() -> None:
     weight = RANDOM.normal(0, 1, (16, 8, 3, 3)).astype(np.float32) * np.geomspace(0.001, 1, 16)[:, None, None, None]
     for op_type, values in (("Conv", weight), ("ConvTranspose", weight.transpose(1, 0, 2, 3))):
-        held = {"w": np.ascontiguousarray(values, np.float32)}
-        model = model_of(f"[layer] y = {op_type}(x, w)", "float[1, 8, 6, 6] x", held)
+        weights = {"w": np.ascontiguousarray(values, np.float32)}
+        model = model_of(f"[layer] y = {op_type}(x, w)", "float[1, 8, 6, 6] x", weights)
         x = {"x": RANDOM.normal(0, 1, (1, 8, 6, 6)).astype(np.float32)}
         exact = run(model, x)["y"]
-        made = run(stored(model, [op_type], ("w",)), x)["y"]
-        assert min(sqnr_db(exact[:, i], made[:, i]) for i in range(16)) > 30
+        outputs = run(stored(model, [op_type], ("w",)), x)["y"]
+        assert min(sqnr_db(exact[:, i], outputs[:, i]) for i in range(16)) > 30
 
 
-def test_what_is_not_stored() -> None:
+def test_weights_that_stay_in_float() -> None:
     stored(product("MatMul", WIDE), ["GRU"], ())
     stored(product("MatMul", WIDE), ["MatMul"], (), exclude=["layer"])
     small = np.ones((40, LEAST_ELEMENTS // 40), np.float32)

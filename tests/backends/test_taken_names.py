@@ -45,11 +45,11 @@ def quantized(place: Path, net: onnx.ModelProto, mode: str) -> Quantized:
 def test_inner_tensors_give_way(tmp_path: Path, mode: str, name: str) -> None:
     for stem, taken in (("x", "w"), ("x", "m"), ("m", "x"), ("r", "y"), ("w", "r")):
         net = network(**{taken: f"{stem}_{name}"})
-        found = quantized(tmp_path, net, mode)
-        assert found.proof.agreement.sqnr_db > 18, (stem, taken)
-        written = onnx.load(tmp_path / "int8.onnx").graph
-        for before, after in ((net.graph.input, written.input), (net.graph.output, written.output)):
-            assert [value.name for value in before] == [value.name for value in after]
+        artifact = quantized(tmp_path, net, mode)
+        assert artifact.proof.agreement.sqnr_db > 18, (stem, taken)
+        saved = onnx.load(tmp_path / "int8.onnx").graph
+        for original, renamed in ((net.graph.input, saved.input), (net.graph.output, saved.output)):
+            assert [value.name for value in original] == [value.name for value in renamed]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_names_of_the_interface_are_left_alone_in_pairs(tmp_path: Path, name: st
     quantized(tmp_path, network(x=name), "QDQ")
 
 
-def test_only_what_clashes_is_renamed() -> None:
+def test_only_clashing_names_change() -> None:
     net = network(w="x_scale", v="other_scale", r="x_scale_of_mine")
     renamed = from_proto(net)
     assert separate_names(renamed) == ("x_scale", "x_scale_of_mine")
@@ -94,6 +94,6 @@ def test_copies_of_a_shared_bias(tmp_path: Path, shared: bool) -> None:
         [second] y = Gemm(r, v{", bias" if shared else ""})
     }}"""
     weights = {"w": random(64, 64), "v": random(64, 64), "bias": random(64)}
-    found = quantized(tmp_path, proto(body, weights), "QDQ")
-    assert found.proof.agreement.sqnr_db > 18
-    assert any("1 tensor renamed" in note for note in found.notes) == shared
+    artifact = quantized(tmp_path, proto(body, weights), "QDQ")
+    assert artifact.proof.agreement.sqnr_db > 18
+    assert any("1 tensor renamed" in note for note in artifact.notes) == shared

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.backends.tensorrt.explicit import plan_placement
+from edgeq.backends.tensorrt.placement import plan_placement
 from edgeq.calibration.collect import collect
 from edgeq.calibration.hazards import (
     ANGLE,

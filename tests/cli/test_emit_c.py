@@ -33,7 +33,7 @@ def test_a_bundle_that_passes_its_self_test(workspace: Workspace, program: str) 
     assert (report["dim"], report["generation"], report["images"], report["outputs"]) == (16, "2023", 3, ["logits"])
     written = {path.relative_to("c").as_posix() for path in Path("c").rglob("*") if path.is_file()}
     assert {*report["files"], ".edgeq"} == written
-    assert "self-test: passed" in done("make", "-s", "check", where=workspace.path / "c")
+    assert "self-test: passed" in done("make", "-s", "check", folder=workspace.path / "c")
     human = workspace.run("emit-c", program, "--data", "x.npz", "-o", "c", "--generation", "2021", "--force")
     assert human.code == 0
     assert "make -C c check" in human.out

@@ -184,7 +184,7 @@ def npu(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     monkeypatch.setattr(f"{backend}.find_library", lambda *arguments: Path())
     monkeypatch.setattr(f"{backend}.installed_version", lambda engine: "2.7.0")
     monkeypatch.setattr(
-        f"{backend}.delegated",
+        f"{backend}.find_delegation",
         lambda source, *rest: Delegation(source, (frozenset(str(n.name) for n in source.graph),), {}, "a test"),
     )
     monkeypatch.setattr("edgeq.tuning.local.simulated_count", lambda prepared, artifact: 5)

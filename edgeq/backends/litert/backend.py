@@ -32,7 +32,7 @@ from edgeq.backends.litert.companions import with_estimate, with_sources
 from edgeq.backends.litert.convert import lower, refusals
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.gelu import parts_of_gelu
-from edgeq.backends.litert.interface import stating, with_own_interface
+from edgeq.backends.litert.interface import with_model_interface, with_signature
 from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
@@ -59,7 +59,9 @@ from edgeq.scheme import Scheme
 
 _SUFFIX = ".tflite"
 _DEFAULT_ENGINE = "litert"
+# The option of `convert` and its value for deployed files.
 _INTERFACE, _INTEGERS = "interface", "integers"
+# The specification of .tflite files fixes these: asymmetric int8 activations, symmetric int8 weights.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "format": "QDQ",
@@ -107,29 +109,36 @@ class LitertBackend(TargetBackend):
         Raises:
             RuntimeUnavailableError: ai-edge-litert is not installed.
         """
+        # Writing needs the package. Without it, the error comes before the model is rewritten and not after it.
         schema()
         self.check(scheme)
         check_names(prepared, scheme.exclude)
         place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
         prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
-        left = _float_nodes(prepared, ranges, scheme)
+        # The prediction names the user's nodes, so it comes before the rewrites that add others.
+        float_reasons = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
+        # A pool over the whole image becomes a mean, whose kernels accept another range for the output than for the
+        # input.
         write_whole_pools(model)
-        shared = share_ranges(model, ranges, tied())
+        # The kernels of tied operators do not requantize, so their inputs and outputs need one range from the start.
+        shared_ranges = share_ranges(model, ranges, tied())
         types = {op_type for op_type, rule in int8_rules(self.name).items() if rule.int8}
-        wanted = types if scheme.op_types is None else types.intersection(scheme.op_types)
-        nodes = {str(node.name) for node in model.graph if node.op_type in wanted} - left.keys()
-        write_qdq(model, shared, scheme, nodes, source=prepared.source, results=results())
+        quantized_types = types if scheme.op_types is None else types.intersection(scheme.op_types)
+        nodes = {str(node.name) for node in model.graph if node.op_type in quantized_types} - float_reasons.keys()
+        write_qdq(model, shared_ranges, scheme, nodes, source=prepared.source, results=results())
         save_model(model, destination)
+        # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.
         network = lower(read_own(destination), prepared.source)
         engine = self.engine
+        # LiteRT and TFLite Micro have different kernels for one format.
         check_kernels(network, engine.name)
         return Artifact(
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
             notes=(f"the answers come from {engine.title} on this machine",),
-            coverage=_coverage(prepared.model, network, left),
+            coverage=_coverage(prepared.model, network, float_reasons),
             engine=EngineChoice(engine),
         )
 
@@ -141,10 +150,10 @@ class LitertBackend(TargetBackend):
     def engine(self) -> Engine:
         """Return the engine of the target, configured for files with integer inputs and outputs."""
         name = self._device.get("engine", _DEFAULT_ENGINE)
-        found = load_engines().get(name)
-        if found is None or found.int8.backend != self.name:
+        engine = load_engines().get(name)
+        if engine is None or engine.int8.backend != self.name:
             raise UsageError(f"{name} cannot run {_SUFFIX} files", "Correct [device] engine of the target's file")
-        return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
+        return dataclasses.replace(engine, options={**engine.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
         """If the target has an Ethos-U, return `artifact` with vela's estimate. See `Backend.estimated`."""
@@ -156,6 +165,7 @@ class LitertBackend(TargetBackend):
         target has an Ethos-U. See `Backend.with_companions`.
         """
         engine = self.engine
+        # An application on a CPU loads the .tflite file itself and needs no sources.
         if "CPU" in engine.devices:
             return artifact
         return with_sources(artifact, engine, self._device, samples, folder, count=count)
@@ -177,6 +187,7 @@ class LitertBackend(TargetBackend):
     def write_file(self, model: Path, destination: Path) -> None:
         """Write the .tflite file of a model with Q/DQ pairs. See `Backend.write_file`."""
         engine = self.engine
+        # Another target's model may have operators for which this target's engine has no kernel.
         check_kernels(lower(read_model(model), model), engine.name)
         self.convert(model, destination, engine.options)
 
@@ -193,11 +204,12 @@ class LitertBackend(TargetBackend):
                 has the inputs and outputs of the model.
         """
         source = read_model(model)
-        network = stating(lower(source, model), source)
-        own = options.get(_INTERFACE) != _INTEGERS
-        network = with_own_interface(network) if own else network
+        network = with_signature(lower(source, model), source)
+        model_interface = options.get(_INTERFACE) != _INTEGERS
+        network = with_model_interface(network) if model_interface else network
+        # The runtimes accept wrong scales silently, so the file is checked and not the run.
         check(network)
-        destination.write_bytes(write(network, nodes=own))
+        destination.write_bytes(write(network, nodes=model_interface))
 
 
 @contextmanager
@@ -210,16 +222,17 @@ def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Ses
 def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, str]:
     """Return the nodes that stay in float, each with the reason."""
     predicted = predict_int8(prepared.graph, int8_rules("litert"), scheme, hazards=prepared.hazards)
-    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
-    left |= dict.fromkeys(parts_of_gelu(prepared.model), "it is part of a Gelu, which computes in float")
+    reasons = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    reasons |= dict.fromkeys(parts_of_gelu(prepared.model), "it is part of a Gelu, which computes in float")
     for node in prepared.model.graph:
-        found = ranges.get(name_of(node.outputs[0]))
-        if is_op(node, "Softmax") and found is not None and spreads_thin(found):
-            left[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
-    return left
+        span = ranges.get(name_of(node.outputs[0]))
+        # The kernels of Softmax always use the scale 1/256.
+        if is_op(node, "Softmax") and span is not None and spreads_thin(span):
+            reasons[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
+    return reasons
 
 
-def _coverage(source: ir.Model, network: TfliteNetwork, left: Mapping[str, str]) -> Coverage:
+def _coverage(source: ir.Model, network: TfliteNetwork, float_reasons: Mapping[str, str]) -> Coverage:
     """Return which operators of the file run on integers."""
     floats = {
         operator.node
@@ -227,7 +240,8 @@ def _coverage(source: ir.Model, network: TfliteNetwork, left: Mapping[str, str])
         if operator.kind != "DEQUANTIZE"
         and any(tensor is not None and tensor.type == "float32" for tensor in operator.inputs)
     }
-    floats |= left.keys()
+    floats |= float_reasons.keys()
+    # A QUANTIZE reads floats without computing on them.
     floats -= {operator.node for operator in network.operators if operator.kind == "QUANTIZE"}
     macs = node_macs(source)
     runs = [
@@ -236,7 +250,7 @@ def _coverage(source: ir.Model, network: TfliteNetwork, left: Mapping[str, str])
     ]
     return coverage_of(
         runs,
-        lambda run: left.get(run.name, "its inputs or outputs are not quantized"),
+        lambda run: float_reasons.get(run.name, "its inputs or outputs are not quantized"),
         basis="modelled",
         how="the operators of the .tflite file",
     )

@@ -42,8 +42,10 @@ def with_sources(
         folder: private folder for the files; it does not exist yet.
         count: number of `samples` that become the self-test.
     """
+    # The folder must be new, because every file in it becomes part of the bundle.
     folder.mkdir()
     file = EngineFiles(folder).file(artifact.model, engine)
+    # First, because the sources mention vela's file only if there is one.
     artifact = with_estimate(artifact, engine, device, folder)
     compiled = folder / _COMPILED.name
     files = {str(_COMPILED): compiled} if compiled.exists() else {}
@@ -53,6 +55,7 @@ def with_sources(
         files |= micro.write_sources(
             artifact.model.stem, network, file, engine, samples, folder / micro.FOLDER, count=count, twin=twin
         )
+    # The .tflite file is complete without sources, so a missing tool must not cost the user the whole bundle.
     except (RuntimeUnavailableError, EngineError) as error:
         notes = (*notes, f"no sources for TFLite Micro: {error}")
     return replace(artifact, files={**artifact.files, **files}, notes=notes)
@@ -68,6 +71,7 @@ def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any],
         engine, device: the same as in `with_sources`.
     """
     options = device.get("engine_options", {})
+    # Only the targets with an Ethos-U set options, which are vela's.
     if not options:
         return artifact
     try:

@@ -38,6 +38,7 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
     input has no fixed sizes, return that input alone.
     """
     try:
+        # A float model has no Q/DQ, so every node is lowered in its float form: what fails here fails in every scheme.
         refused, operators = Lowering(prepare_graph(model, source), HANDLERS).refusals()
     except ModelError as error:
         return {"": str(error).removeprefix(f"{source}: ")}
@@ -50,10 +51,12 @@ def refusals(model: ir.Model, source: Path, engine: str) -> dict[str, str]:
 def prepare_graph(model: ir.Model, source: Path) -> ir.Model:
     """Return a clone of a model with fixed sizes and without the operators for which others are written."""
     fixed = _at_batch_one(model, source)
+    # Both passes run in any case, hence the sum and not `or`.
     if write_einsums(fixed) + write_whole_pools(fixed):
         infer_shapes(fixed)
     while fold_shapes(fixed):  # The folded values may be shapes that other nodes read.
         infer_shapes(fixed)
+    # Last, because folding may make the constants that identify a Gelu.
     join_gelu(fixed)
     return fixed
 
@@ -67,6 +70,8 @@ def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:
     for value in fixed.graph.inputs:
         if value.is_initializer() or not value.shape:
             continue
+        # Only an open batch may be fixed here: one sample at a time is how these engines run. Other open sizes are the
+        # user's.
         sizes = [1 if axis == 0 and not isinstance(size, int) else size for axis, size in enumerate(value.shape)]
         for axis, size in enumerate(sizes):
             if not isinstance(size, int):

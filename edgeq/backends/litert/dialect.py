@@ -21,6 +21,7 @@ class OperatorRow:
     int8: int
     options: str = ""
     rules: tuple[str, ...] = ()
+    # Names of engines, as in targets/engines.
     lacking: tuple[str, ...] = ()
 
 
@@ -47,6 +48,7 @@ def dialect() -> Mapping[str, OperatorRow]:
 
 def tied() -> frozenset[str]:
     """Return the ONNX operators that require one common range for all their inputs and outputs."""
+    # Operators that only move elements can never change a scale.
     return SHARING | frozenset(_table().tied)
 
 

@@ -33,10 +33,15 @@ PROGRAM = "vela"
 _INSTALL = (
     "Install it: python -m pip install ethos-u-vela; or in an environment of its own, whose bin folder is in PATH"
 )
+# All four decide the figures, and vela's defaults match no particular chip.
 _OPTIONS = ("accelerator-config", "config", "system-config", "memory-mode")
+# Far more than a model for a microcontroller needs; it ends a vela that hangs.
 _SECONDS = 600
+# A log that never ends must not fill the memory.
 _MOST_TEXT = 1 << 22
+# Starting vela compiles its Python files the first time.
 _VERSION_S = 60
+# Notes are for reading; the JSON has all operators.
 _MOST_NAMED = 5
 NO_MEMORIES: Mapping[str, Any] = MappingProxyType({})
 Text = Annotated[str, Meta(max_length=4096)]
@@ -89,9 +94,9 @@ class VelaEstimate(Displayed):
         memory = f"SRAM {_of(self.sram_kib, self.sram_limit_kib)}"
         memory += f", DRAM {self.dram_kib:.0f} KiB" if self.dram_kib else ""
         memory += f", flash {_of(self.flash_kib, self.flash_limit_kib)}" if self.flash_kib else ""
-        where = f"{self.accelerator}, {self.system_config}, {self.memory_mode}"
+        configuration = f"{self.accelerator}, {self.system_config}, {self.memory_mode}"
         only = " on the NPU alone" if self.cpu_operators else ""
-        return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms{only}, {memory} ({where})"
+        return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms{only}, {memory} ({configuration})"
 
     def _lacking(self) -> Iterator[str]:
         """Yield a sentence for each memory of the target that is too small, or one if no size is known."""
@@ -110,7 +115,7 @@ class VelaEstimate(Displayed):
         A long list of operators is cut short.
         """
         named = self.on_cpu[:_MOST_NAMED]
-        listed = [f"{one.operator} ({one.output}) stays on the CPU: {one.reason}" for one in named]
+        listed = [f"{operator.operator} ({operator.output}) stays on the CPU: {operator.reason}" for operator in named]
         more = self.cpu_operators - len(named)
         listed += [f"{more} more operators stay on the CPU; the JSON names them"] if more > 0 else []
         if self.cpu_operators:
@@ -142,22 +147,27 @@ def compile_for(
         problem = f"vela needs {', '.join(missing)}"
         raise HardwareError(problem, "Set it in [device] engine_options of the target's file")
     program = find_vela()
+    # vela writes into its working folder.
     with scratch_folder("edgeq-vela-") as place:
         folder = Path(place)
         network = folder / "model.tflite"
         shutil.copyfile(model, network)
-        given = [part for name in _OPTIONS for part in (f"--{name}", options[name])]
-        text = _run([program, network.name, "--output-dir", "out", "--show-cpu-operations", *given], folder, _SECONDS)
-        made = folder / "out" / "model_vela.tflite"
+        arguments = [part for name in _OPTIONS for part in (f"--{name}", options[name])]
+        text = _run(
+            [program, network.name, "--output-dir", "out", "--show-cpu-operations", *arguments], folder, _SECONDS
+        )
+        compiled = folder / "out" / "model_vela.tflite"
+        # The name of the summary contains the name of the system configuration.
         summaries = sorted((folder / "out").glob("model_summary_*.csv"))
-        if not made.is_file() or len(summaries) != 1:
+        # The exit status alone does not show that a network was written.
+        if not compiled.is_file() or len(summaries) != 1:
             raise EngineError(f"{version()} ended without a compiled file or its summary", "Try vela 5.2.0")
         estimate = replace(
-            _read(summaries[0], text, options),
+            _parse_estimate(summaries[0], text, options),
             sram_limit_kib=memories.get("sram_kib"),
             flash_limit_kib=memories.get("flash_kib"),
         )
-        shutil.copyfile(made, destination)
+        shutil.copyfile(compiled, destination)
     return estimate
 
 
@@ -167,10 +177,11 @@ def find_vela() -> str:
     Raises:
         RuntimeUnavailableError: vela is in neither of them.
     """
-    found = find_program(PROGRAM, Path(sys.executable).parent)
-    if found is None:
+    # This Python's folder comes first, so a virtual environment uses its own vela even if it is not activated.
+    path = find_program(PROGRAM, Path(sys.executable).parent)
+    if path is None:
         raise RuntimeUnavailableError("vela, which compiles for Ethos-U, is not installed", _INSTALL)
-    return found
+    return path
 
 
 def version() -> str:
@@ -188,8 +199,9 @@ def version() -> str:
 def _run(command: list[str], folder: Path, seconds: float) -> str:
     """Run `command` and return its output."""
     try:
+        # The limit on this process's CPU time would also apply to its children.
         with lifted_seconds():
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 cwd=folder,
                 env=child_environment(),
@@ -202,22 +214,23 @@ def _run(command: list[str], folder: Path, seconds: float) -> str:
         raise RuntimeUnavailableError(f"vela cannot be started ({error.strerror})", _INSTALL) from error
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"vela did not end within {seconds:g} s", "Compile a smaller model") from error
-    if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        last = one_line(lines[-1], most=300) if lines else ""
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    if process.returncode:
+        lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
+        message = one_line(lines[-1], most=300) if lines else ""
+        ending = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
         raise EngineError(
-            f"vela failed ({how}): {last}", "Run it by hand on the uncompiled file to see its full output"
+            f"vela failed ({ending}): {message}", "Run it by hand on the uncompiled file to see its full output"
         )
-    text: str = done.stdout[:_MOST_TEXT].decode("utf-8", "replace")
+    text: str = process.stdout[:_MOST_TEXT].decode("utf-8", "replace")
     return text
 
 
+# The log has what the summary leaves out: which operators stay on the CPU, and why.
 _COUNTS = re.compile(r"^(CPU|NPU) operators = (\d{1,9})", re.MULTILINE)
 _ON_CPU = re.compile(r"operator: (\S+), (?:\w+: )?'([^'\n]*)'[^\n]*\n\s*(?:- )?(?:Reason: )?([^\n]*)")
 
 
-def _read(summary: Path, text: str, options: Mapping[str, str]) -> VelaEstimate:
+def _parse_estimate(summary: Path, text: str, options: Mapping[str, str]) -> VelaEstimate:
     """Return the estimate from vela's summary file, which has one row, and from vela's log."""
     counts = dict(_COUNTS.findall(text))
     try:
@@ -238,8 +251,10 @@ def _read(summary: Path, text: str, options: Mapping[str, str]) -> VelaEstimate:
             macs=round(float(row["nn_macs"])),
             npu_operators=int(counts["NPU"]),
             cpu_operators=int(counts["CPU"]),
-            on_cpu=tuple(CpuOperator(*found) for found in _ON_CPU.findall(text)),
+            on_cpu=tuple(CpuOperator(*fields) for fields in _ON_CPU.findall(text)),
         )
+    # Each of these means another form of the summary or the log than that of the version that this code was written
+    # for.
     except (KeyError, OSError, ValueError, StopIteration) as error:
         problem = f"{version()} writes another summary than version 5.2.0 ({type(error).__name__}: {error})"
         raise EngineError(problem, "Try vela 5.2.0") from error

@@ -13,6 +13,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from edgeq.model.edit import replace_value
 from edgeq.model.graph import constant, is_op, name_of, only_reader
 
+# Exporters round 1/√2 to float32 or to a few digits. A factor that is really another number differs by more.
 _TOLERANCE = 1e-4
 
 
@@ -28,12 +29,14 @@ def join_gelu(model: ir.Model) -> int:
         result = _result(node, source) if source is not None else None
         if source is None or result is None:
             continue
-        made = ir.node("Gelu", [source], name=result.name)
-        model.graph.insert_before(result, made)
-        made.outputs[0].type, made.outputs[0].shape = result.outputs[0].type, result.outputs[0].shape
-        replace_value(result.outputs[0], made.outputs[0], keep_name=True)
+        gelu = ir.node("Gelu", [source], name=result.name)
+        # An ONNX model of an old opset has no Gelu, but this graph is only read by the lowering.
+        model.graph.insert_before(result, gelu)
+        gelu.outputs[0].type, gelu.outputs[0].shape = result.outputs[0].type, result.outputs[0].shape
+        replace_value(result.outputs[0], gelu.outputs[0], keep_name=True)
         model.graph.remove(result, safe=True)
         count += 1
+    # The parts stay behind without readers. They would be lowered like other nodes.
     if count:
         RemoveUnusedNodesPass()(model)
     return count
@@ -43,21 +46,22 @@ def parts_of_gelu(model: ir.Model) -> frozenset[str]:
     """Return the names of all nodes in groups of operators that compute a Gelu."""
     joined = model.clone()
     join_gelu(joined)
-    kept = {node.name for node in joined.graph if not is_op(node, "Gelu")}
-    return frozenset(str(node.name) for node in model.graph if node.name not in kept)
+    survivors = {node.name for node in joined.graph if not is_op(node, "Gelu")}
+    return frozenset(str(node.name) for node in model.graph if node.name not in survivors)
 
 
 def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
     """Return the node whose output is the Gelu of `source`, or None if other operators follow `erf`."""
     added = only_reader(erf.outputs[0])
-    if added is None or not is_op(added, "Add") or not any(_is(value, 1.0) for value in added.inputs):
+    if added is None or not is_op(added, "Add") or not any(_is_number(value, 1.0) for value in added.inputs):
         return None
     product = only_reader(added.outputs[0])
     if product is None or not is_op(product, "Mul"):
         return None
-    other = next(value for value in product.inputs if value is not added.outputs[0])
-    if other is not source:
-        return product if _scaled_by(other, 0.5) is source else None
+    # Exporters write x (1 + erf) / 2 in two orders: the half belongs to x, or it comes last.
+    factor = next(value for value in product.inputs if value is not added.outputs[0])
+    if factor is not source:
+        return product if _scaled_by(factor, 0.5) is source else None
     half = only_reader(product.outputs[0])
     return half if half is not None and _scaled_by(half.outputs[0], 0.5) is product.outputs[0] else None
 
@@ -67,15 +71,19 @@ def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
     makes `value`.
     """
     maker = value.producer() if value is not None else None
-    if is_op(maker, "Div") and maker is not None and _is(maker.inputs[1], 1 / factor):
+    if is_op(maker, "Div") and maker is not None and _is_number(maker.inputs[1], 1 / factor):
         return maker.inputs[0]
     if is_op(maker, "Mul") and maker is not None:
         for place in (0, 1):
-            if _is(maker.inputs[place], factor):
+            if _is_number(maker.inputs[place], factor):
                 return maker.inputs[1 - place]
     return None
 
 
-def _is(value: ir.Value | None, number: float) -> bool:
-    found = constant(value) if name_of(value) else None
-    return found is not None and found.size == 1 and abs(float(found.reshape(())) - number) < _TOLERANCE * abs(number)
+def _is_number(value: ir.Value | None, number: float) -> bool:
+    constant_value = constant(value) if name_of(value) else None
+    return (
+        constant_value is not None
+        and constant_value.size == 1
+        and abs(float(constant_value.reshape(())) - number) < _TOLERANCE * abs(number)
+    )

@@ -24,8 +24,8 @@ from edgeq.backends.litert.layout import (
     Order,
     channels_last,
     keeps_elements,
+    model_order,
     moves,
-    plain,
     reshaped,
     stored_shape,
 )
@@ -36,8 +36,10 @@ from edgeq.model.graph import constant, is_constant, is_op, moves_data, name_of,
 _TYPES: dict[ir.DataType, Type] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.INT8: "int8",
+    # The int8 kernels take signed integers, so unsigned ones are shifted by 128, see `_parameters`.
     ir.DataType.UINT8: "int8",
     ir.DataType.INT32: "int32",
+    # Indices and sizes. No tensor of such a model has 2^31 elements.
     ir.DataType.INT64: "int32",
     ir.DataType.BOOL: "bool",
 }
@@ -73,8 +75,10 @@ class Lowering:
     def __init__(self, model: ir.Model, handlers: dict[str, Callable[[Lowering, ir.Node], None]]) -> None:
         self._graph, self._handlers = model.graph, handlers
         self._operators: list[TfliteOperator] = []
-        self._held: dict[str, Stored] = {}
+        self._forms: dict[str, Stored] = {}
+        # Several float nodes may read one integer tensor; they share its DEQUANTIZE.
         self._floats: dict[str, Stored] = {}
+        # The same holds for tensors in another order of axes.
         self._arranged: dict[tuple[TfliteTensor, Order], Stored] = {}
         self._names: set[str] = set()
         self._shared: dict[Any, TfliteTensor] = {}
@@ -94,6 +98,7 @@ class Lowering:
                 "Export the model without it; `edgeq inspect MODEL -t TARGET` lists all such nodes",
             )
         outputs = tuple(self._output(value) for value in self._graph.outputs)
+        # A node that was first tried in integers may have left operators behind.
         return TfliteNetwork(inputs, outputs, tuple(self._operators)).without_unused()
 
     def refusals(self) -> tuple[dict[str, str], tuple[TfliteOperator, ...]]:
@@ -116,6 +121,7 @@ class Lowering:
         for node in self._graph:
             self._node = str(node.name)
             outputs = [value for value in node.outputs if value.name]
+            # It would be refused for the lack of an input, which is no fault of its own.
             if any(name_of(value) in unknown for value in node.inputs):
                 unknown.update(map(name_of, outputs))
                 continue
@@ -128,8 +134,10 @@ class Lowering:
                     if shape is None:
                         unknown.add(name_of(value))
                     else:
+                        # A stand-in, so that the nodes behind a refused one are still tried and all refusals are found
+                        # in one pass.
                         tensor = self._fresh(name_of(value), shape, self.type_of(value))
-                        self._held[name_of(value)] = Stored(tensor, plain(len(shape)), shape)
+                        self._forms[name_of(value)] = Stored(tensor, model_order(len(shape)), shape)
 
     # Inputs and outputs.
 
@@ -137,21 +145,21 @@ class Lowering:
         shape = sizes(value)
         if shape is None:
             raise ModelError(f"input {value.name!r} has no fixed sizes", "Fix them with --fix NAME=SIZE")
-        order = channels_last(len(shape)) if _wants_channels_last(value) else plain(len(shape))
+        # An input in the order of its first convolution saves a transposition of the whole image.
+        order = channels_last(len(shape)) if _wants_channels_last(value) else model_order(len(shape))
         params = self._only_parameters(value)
         type_ = "int8" if params is not None else _TYPES.get(value.dtype or ir.DataType.FLOAT)
         if type_ is None:
             raise ModelError(f"input {value.name!r} is of type {value.dtype}", "Export the model with another type")
         tensor = self._fresh(name_of(value), stored_shape(shape, order), type_, params)
-        self._held[name_of(value)] = Stored(tensor, order, shape)
+        self._forms[name_of(value)] = Stored(tensor, order, shape)
         return Port(name_of(value), tensor, order)
 
     def _output(self, value: ir.Value) -> Port:
-        found = self.stored(value)
-        if found.features is not None:
-            found = self._in_order(found)
-        tensor = found.tensor
-        return Port(name_of(value), tensor, found.order)
+        stored = self.stored(value)
+        stored = self.in_order(stored)
+        tensor = stored.tensor
+        return Port(name_of(value), tensor, stored.order)
 
     def _only_parameters(self, value: ir.Value) -> Scales | None:
         """Return the quantization parameters of a tensor.
@@ -161,7 +169,7 @@ class Lowering:
         """
         if value.is_graph_output() or not value.uses():
             return None
-        found: Scales | None = None
+        common: Scales | None = None
         for use in value.uses():
             if is_op(use.node, "QuantizeLinear") and use.idx == 0:
                 params: Scales | None = _parameters(use.node)
@@ -169,10 +177,10 @@ class Lowering:
                 params = self._only_parameters(use.node.outputs[0])
             else:
                 return None
-            if params is None or (found is not None and not found.equals(params)):
+            if params is None or (common is not None and not common.equals(params)):
                 return None
-            found = params
-        return found
+            common = params
+        return common
 
     # Nodes.
 
@@ -180,8 +188,9 @@ class Lowering:
         if is_op(node, "QuantizeLinear"):
             self._quantize(node)
         elif is_op(node, "DequantizeLinear"):
+            # A constant's integers are read by `constant` when a layer needs them, as weights or as a bias.
             if not is_constant(node.inputs[0]):
-                self._held[name_of(node.outputs[0])] = self.stored(node.inputs[0])
+                self._forms[name_of(node.outputs[0])] = self.stored(node.inputs[0])
         elif is_op(node, "Constant"):
             return
         else:
@@ -192,6 +201,7 @@ class Lowering:
             try:
                 handler(self, node)
             except CannotWriteError:
+                # A refusal of the integer form is not final: the float form may exist, between two conversions.
                 if not self.integer:
                     raise
                 self.integer = False
@@ -201,27 +211,29 @@ class Lowering:
         data = [v for v in node.inputs if v is not None and not self.is_constant(v)]
         if not data or any(self.stored(v).tensor.type != "int8" for v in data):
             return False
+        # Such a node needs no QuantizeLinear behind it: it keeps its input's scale.
         if moves_data(node) or is_op(node, "Flatten", "Identity", "Dropout", "MaxPool"):
             return True
+        # Numbers of these operators are bounds, fillers and factors, which have no scale of their own.
         if not is_op(node, "Clip", "Pad", "Resize") and any(_is_number(v) for v in node.inputs):
             return False
         return all(self._only_parameters(v) is not None for v in node.outputs if v.uses() or v.is_graph_output())
 
     def _quantize(self, node: ir.Node) -> None:
         source, params = self.stored(node.inputs[0]), _parameters(node)
-        self._held[name_of(node.outputs[0])] = self.requantized(source, params)
+        self._forms[name_of(node.outputs[0])] = self.requantized(source, params)
 
     def requantized(self, source: Stored, params: Scales, name: str = "") -> Stored:
         """Return a tensor as integers with the scales `params`."""
         if source.scales is not None and source.scales.equals(params):
             return source
         key = ("quantized", source.tensor, params.scale.tobytes(), params.zero.tobytes())
-        made = self._shared.get(key)
-        if made is None:
-            made = self._fresh(name or f"{source.tensor.name}/quantized", source.tensor.shape, "int8", params)
-            self._emit("QUANTIZE", (source.tensor,), (made,))
-            self._shared[key] = made
-        return Stored(made, source.order, source.shape, source.features)
+        integers = self._shared.get(key)
+        if integers is None:
+            integers = self._fresh(name or f"{source.tensor.name}/quantized", source.tensor.shape, "int8", params)
+            self._emit("QUANTIZE", (source.tensor,), (integers,))
+            self._shared[key] = integers
+        return Stored(integers, source.order, source.shape, source.features)
 
     # Methods that the operators' functions call.
 
@@ -239,6 +251,7 @@ class Lowering:
         if maker is not None and is_op(maker, "DequantizeLinear"):
             values, params = constant(maker.inputs[0]), _parameters(maker)
             assert values is not None
+            # The scales of `_parameters` are shifted by 128 as well.
             if values.dtype == np.uint8:
                 values = (values.astype(np.int16) - 128).astype(np.int8)
             return values, params
@@ -260,100 +273,103 @@ class Lowering:
 
     def stored(self, value: ir.Value | None) -> Stored:
         """Return the stored form of a tensor, as integers if it has an integer form."""
-        found = self._held.get(name_of(value))
-        if found is None:
+        form = self._forms.get(name_of(value))
+        if form is None:
             if value is None or not self.is_constant(value):
                 raise CannotWriteError(f"it reads {name_of(value)!r}, which no node makes")
             values, params = self.constant(value)
-            return Stored(self.fixed(name_of(value), values, params), plain(values.ndim), values.shape)
-        return found
+            return Stored(self.fixed(name_of(value), values, params), model_order(values.ndim), values.shape)
+        return form
 
-    def read(self, value: ir.Value | None) -> Stored:
+    def activation(self, value: ir.Value | None) -> Stored:
         """Return an activation as integers if the current node computes on integers, or else as floats."""
-        found = self.stored(value)
-        if self.integer or found.tensor.type != "int8":
-            return found
-        key = found.tensor.name
+        stored = self.stored(value)
+        if self.integer or stored.tensor.type != "int8":
+            return stored
+        key = stored.tensor.name
         if key not in self._floats:
-            made = self._fresh(f"{key}/dequantized", found.tensor.shape, "float32")
-            self._emit("DEQUANTIZE", (found.tensor,), (made,))
-            self._floats[key] = Stored(made, found.order, found.shape, found.features)
+            floats = self._fresh(f"{key}/dequantized", stored.tensor.shape, "float32")
+            self._emit("DEQUANTIZE", (stored.tensor,), (floats,))
+            self._floats[key] = Stored(floats, stored.order, stored.shape, stored.features)
         dequantized = self._floats[key]
-        return Stored(dequantized.tensor, found.order, found.shape, found.features)
+        return Stored(dequantized.tensor, stored.order, stored.shape, stored.features)
 
-    def arranged(self, found: Stored, order: Order) -> Stored:
+    def arranged(self, stored: Stored, order: Order) -> Stored:
         """Return a tensor with its axes stored in another order."""
-        if found.features is not None:
-            found = self._in_order(found)
-        if found.order == order:
-            return found
-        key = (found.tensor, moves(found.order, order))
+        stored = self.in_order(stored)
+        if stored.order == order:
+            return stored
+        key = (stored.tensor, moves(stored.order, order))
         if key not in self._arranged:
-            shape = stored_shape(found.shape, order)
-            made = self._like(found, f"{found.tensor.name}/{''.join(map(str, order))}", shape)
-            if keeps_elements(found.tensor.shape, key[1]):
-                self.reshape(found.tensor, made)
+            shape = stored_shape(stored.shape, order)
+            moved = self._like(stored, f"{stored.tensor.name}/{''.join(map(str, order))}", shape)
+            if keeps_elements(stored.tensor.shape, key[1]):
+                self.reshape(stored.tensor, moved)
             else:
                 permutation = self.fixed("permutation", np.array(key[1], np.int32))
-                self._emit("TRANSPOSE", (found.tensor, permutation), (made,))
-            self._arranged[key] = Stored(made, order, found.shape)
-        made = self._arranged[key].tensor
-        return Stored(made, order, found.shape)
+                self._emit("TRANSPOSE", (stored.tensor, permutation), (moved,))
+            self._arranged[key] = Stored(moved, order, stored.shape)
+        moved = self._arranged[key].tensor
+        return Stored(moved, order, stored.shape)
 
-    def _in_order(self, found: Stored) -> Stored:
-        """Return a tensor of two axes, after moving its features back into the model's order."""
-        assert found.features is not None
-        made = self._like(found, f"{found.tensor.name}/in_order", found.tensor.shape)
-        places = self.fixed("places", np.argsort(found.features).astype(np.int32))
-        self._emit("GATHER", (found.tensor, places), (made,), {"axis": 1, "batchDims": 0})
-        return Stored(made, found.order, found.shape)
+    def in_order(self, stored: Stored) -> Stored:
+        """Return a tensor with its features moved back into the model's order, if they are in another."""
+        if stored.features is None:
+            return stored
+        ordered = self._like(stored, f"{stored.tensor.name}/in_order", stored.tensor.shape)
+        places = self.fixed("places", np.argsort(stored.features).astype(np.int32))
+        self._emit("GATHER", (stored.tensor, places), (ordered,), {"axis": 1, "batchDims": 0})
+        return Stored(ordered, stored.order, stored.shape)
 
-    def as_shape(self, found: Stored, shape: Sequence[int], name: str) -> Stored:
+    def as_shape(self, stored: Stored, shape: Sequence[int], name: str) -> Stored:
         """Return a tensor reshaped to `shape`, which is in the model's order of axes. The file moves as few elements as
         possible.
         """
-        if found.features is not None:
-            found = self._in_order(found)
-        if tuple(shape) == found.shape:
-            return found
-        needed, order = reshaped(found.shape, found.order, tuple(shape))
-        source = self.arranged(found, needed)
+        stored = self.in_order(stored)
+        if tuple(shape) == stored.shape:
+            return stored
+        input_order, order = reshaped(stored.shape, stored.order, tuple(shape))
+        source = self.arranged(stored, input_order)
         target = stored_shape(shape, order)
         if target == source.tensor.shape:
             return Stored(source.tensor, order, shape)
-        made = self._like(source, name, target)
-        self.reshape(source.tensor, made)
-        return Stored(made, order, shape)
+        output = self._like(source, name, target)
+        self.reshape(source.tensor, output)
+        return Stored(output, order, shape)
 
-    def flattened(self, found: Stored, name: str) -> Stored:
+    def flattened(self, stored: Stored, name: str) -> Stored:
         """Return a tensor as [N, features], with the features in their stored order."""
-        order = found.order
-        shape = found.shape
-        if found.features is not None or order[0] != 0 or len(shape) < 2:
-            return self.as_shape(found, (shape[0], int(np.prod(shape[1:]))), name)
+        order = stored.order
+        shape = stored.shape
+        if stored.features is not None or order[0] != 0 or len(shape) < 2:
+            return self.as_shape(stored, (shape[0], int(np.prod(shape[1:]))), name)
+        # Moving the features would cost time in every run. Recording where they went lets the next product permute its
+        # weights once, at conversion.
         places = np.arange(int(np.prod(shape[1:]))).reshape(shape[1:]).transpose([a - 1 for a in order[1:]]).ravel()
         flat = (shape[0], places.size)
-        made = self._like(found, name, flat)
-        self.reshape(found.tensor, made)
+        output = self._like(stored, name, flat)
+        self.reshape(stored.tensor, output)
         in_order = bool(np.all(places == np.arange(places.size)))
-        return Stored(made, plain(2), flat, None if in_order else places)
+        return Stored(output, model_order(2), flat, None if in_order else places)
 
-    def reshape(self, source: TfliteTensor, made: TfliteTensor) -> None:
+    def reshape(self, source: TfliteTensor, output: TfliteTensor) -> None:
         """Write a RESHAPE."""
-        shape = np.array(made.shape, np.int32)
-        self._emit("RESHAPE", (source, self.fixed("shape", shape)), (made,), {"newShape": list(made.shape)})
+        shape = np.array(output.shape, np.int32)
+        self._emit("RESHAPE", (source, self.fixed("shape", shape)), (output,), {"newShape": list(output.shape)})
 
     def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> TfliteTensor:
         """Return the tensor that stores a constant. Equal constants share one tensor."""
         if values.dtype == np.int64:
+            # ONNX writes "to the end" as the largest int64. The nearest int32 means the same.
             limits = np.iinfo(np.int32)
             values = values.clip(limits.min, limits.max).astype(np.int32)
         values = np.ascontiguousarray(values)
         parameters = (scales.scale.tobytes(), scales.zero.tobytes(), scales.axis) if scales is not None else ()
+        # Keyed by content: shapes and permutations repeat in every block of a network.
         key = ("constant", values.dtype.str, values.shape, values.tobytes(), parameters)
         if key not in self._shared:
-            made = self._fresh(name, values.shape, values.dtype.name, scales)  # type: ignore[arg-type]
-            self._shared[key] = replace(made, values=values)
+            tensor = self._fresh(name, values.shape, values.dtype.name, scales)  # type: ignore[arg-type]
+            self._shared[key] = replace(tensor, values=values)
         return self._shared[key]
 
     def write(
@@ -378,12 +394,12 @@ class Lowering:
         value = node.outputs[output]
         shape, name = self.sizes(value), name_of(value)
         if like is not None:
-            made = self._fresh(name, stored_shape(shape, order), like.type, like.scales)
+            tensor = self._fresh(name, stored_shape(shape, order), like.type, like.scales)
         else:
             type_ = "float32" if self.integer else self.type_of(value)
-            made = self.partial(name, stored_shape(shape, order), scales or self._only_parameters(value), type_)
-        self._emit(kind, tuple(inputs), (made,), options)
-        self.hold(value, Stored(made, order, shape))
+            tensor = self.partial(name, stored_shape(shape, order), scales or self._only_parameters(value), type_)
+        self._emit(kind, tuple(inputs), (tensor,), options)
+        self.hold(value, Stored(tensor, order, shape))
 
     def partial(
         self, name: str, shape: Sequence[int], scales: Scales | None = None, type_: Type = "float32"
@@ -395,28 +411,28 @@ class Lowering:
 
     def type_of(self, value: ir.Value) -> Type:
         """Return the type of the file's tensor for a tensor of the model that is not quantized."""
-        found = _TYPES.get(value.dtype or ir.DataType.FLOAT)
-        if found is None or found == "int8":
+        type_ = _TYPES.get(value.dtype or ir.DataType.FLOAT)
+        if type_ is None or type_ == "int8":
             raise CannotWriteError(f"{value.name!r} is of type {value.dtype}")
-        return found
+        return type_
 
     def emit(
         self,
         kind: str,
         inputs: Sequence[TfliteTensor | None],
-        made: TfliteTensor,
+        output: TfliteTensor,
         options: dict[str, Any] | None = None,
-        *others: TfliteTensor,
+        *more_outputs: TfliteTensor,
     ) -> TfliteTensor:
-        """Write one operator that is a step of the current node, and return its first output. `others` are its other
-        outputs.
+        """Write one operator that is a step of the current node, and return its first output. `more_outputs` are its
+        other outputs.
         """
-        self._emit(kind, tuple(inputs), (made, *others), options)
-        return made
+        self._emit(kind, tuple(inputs), (output, *more_outputs), options)
+        return output
 
-    def hold(self, value: ir.Value, found: Stored) -> None:
-        """Record `found` as the stored form of a tensor of the model."""
-        self._held[name_of(value)] = found
+    def hold(self, value: ir.Value, stored: Stored) -> None:
+        """Record `stored` as the stored form of a tensor of the model."""
+        self._forms[name_of(value)] = stored
 
     def parameters(self, node: ir.Node) -> Scales | None:
         """Return the quantization parameters of the node's output, or None if the node does not compute on integers."""
@@ -424,19 +440,20 @@ class Lowering:
 
     def sizes(self, value: ir.Value | None) -> tuple[int, ...]:
         """Return the shape of a tensor in the model."""
-        found = sizes(value)
-        if found is None:
+        shape = sizes(value)
+        if shape is None:
             raise CannotWriteError(f"the shape of {name_of(value)!r} is not known")
-        return found
+        return shape
 
     def like(self, source: TfliteTensor, name: str, shape: Sequence[int]) -> TfliteTensor:
         """Return a new tensor with the type and scales of another."""
         return self._fresh(name, tuple(shape), source.type, source.scales)
 
-    def _like(self, found: Stored, name: str, shape: Sequence[int]) -> TfliteTensor:
-        return self.like(found.tensor, name, shape)
+    def _like(self, stored: Stored, name: str, shape: Sequence[int]) -> TfliteTensor:
+        return self.like(stored.tensor, name, shape)
 
     def _fresh(self, name: str, shape: tuple[int, ...], type_: Type, scales: Scales | None = None) -> TfliteTensor:
+        # A file must not have two tensors of one name, and a node may write several.
         free, count = name, 1
         while free in self._names:
             count += 1
@@ -451,6 +468,7 @@ class Lowering:
         outputs: tuple[TfliteTensor, ...],
         options: dict[str, Any] | None = None,
     ) -> None:
+        # The handler's operator has no int8 kernel in any runtime, so the node falls back to floats.
         if self.integer and outputs[0].type == "int8" and dialect()[kind].int8 == 0:
             raise CannotWriteError(f"{kind} has no int8 kernel")
         self._operators.append(TfliteOperator(kind, inputs, outputs, options or {}, self._node))
@@ -461,6 +479,7 @@ def _parameters(node: ir.Node) -> Scales:
     scale, zero = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if scale is None:
         raise CannotWriteError("its scale is computed")
+    # ONNX: without a zero point, the integers are uint8.
     unsigned = zero is None or zero.dtype == np.uint8
     if zero is None:
         zero = np.zeros(scale.shape, np.uint8)
@@ -475,7 +494,9 @@ def _is_number(value: ir.Value | None) -> bool:
     return is_constant(value) and value is not None and value.dtype == ir.DataType.FLOAT
 
 
+# The kernels of the file for these operators take channels last.
 _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "BatchNormalization")
+# These operators give the order of axes a meaning, so an input in another order would have to be moved first.
 _PLAIN = ("Transpose", "Reshape", "Flatten", "MatMul", "Gemm", "Gather")
 
 
@@ -484,16 +505,17 @@ def _wants_channels_last(value: ir.Value) -> bool:
     order.
     """
     shape, waiting = sizes(value), [value]
-    seen: set[ir.Value] = set()
+    visited: set[ir.Value] = set()
     if shape is None or len(shape) < 3:
         return False
     while waiting:
+        # Breadth first: the nearest operator decides.
         current = waiting.pop(0)
         for use in current.uses():
             if is_op(use.node, *_SPATIAL):
                 return True
             if is_op(use.node, *_PLAIN):
                 return False
-            waiting.extend(v for v in use.node.outputs if v not in seen)
-            seen.update(use.node.outputs)
+            waiting.extend(v for v in use.node.outputs if v not in visited)
+            visited.update(use.node.outputs)
     return False

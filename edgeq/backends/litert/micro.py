@@ -26,8 +26,11 @@ FOLDER = "micro"
 ARENA = "arena_bytes"
 """Option that sets the size of the engine's arena. With this option, the engine does not enlarge the arena."""
 _TEXTS = Path(__file__).parent / "micro_files"
+# Steps of 1 KiB, up to 256 MiB: more than any microcontroller has.
 _STEP, _MOST_STEPS = 1024, 1 << 18
+# Each case is C text of about six bytes for each byte of data.
 _MOST_CASES = 8
+# Makes lines of 99 columns.
 _PER_LINE = 16
 # Names of TFLite Micro's methods that cannot be derived from the operator's name.
 _METHODS = {"BATCH_MATMUL": "BatchMatMul", "PADV2": "PadV2"}
@@ -69,6 +72,7 @@ def write_sources(
     """
     folder.mkdir(parents=True)
     cases = _cases(network, file, engine, samples, min(count, _MOST_CASES))
+    # The arena is found by trying, because only the interpreter knows how it plans its memory.
     arena = arena_bytes(file, engine)
     kinds = sorted({operator.kind for operator in network.operators})
     readme = {
@@ -94,10 +98,10 @@ def write_sources(
     return {f"{FOLDER}/{file_name}": folder / file_name for file_name in texts}
 
 
-def method(kind: str) -> str:
+def resolver_method(kind: str) -> str:
     """Return the name of the method with which TFLite Micro's resolver registers an operator: AddConv2D for CONV_2D."""
-    own = "".join(part if part[0].isdigit() else part.capitalize() for part in kind.split("_"))
-    return f"Add{_METHODS.get(kind, own)}"
+    camel_case = "".join(part if part[0].isdigit() else part.capitalize() for part in kind.split("_"))
+    return f"Add{_METHODS.get(kind, camel_case)}"
 
 
 def arena_bytes(file: Path, engine: Engine) -> int:
@@ -117,18 +121,19 @@ def arena_bytes(file: Path, engine: Engine) -> int:
                 return False
             return True
 
-        enough = 1
-        while not opens(enough):
-            enough *= 2
-            if enough > _MOST_STEPS:
+        # Doubling finds an upper bound in few starts, and halving the interval then finds the smallest size.
+        sufficient = 1
+        while not opens(sufficient):
+            sufficient *= 2
+            if sufficient > _MOST_STEPS:
                 raise EngineError(
                     f"TFLite Micro cannot prepare {file.name} in an arena of 256 MiB", "Use a smaller model"
                 )
-        short = enough // 2
-        while enough - short > 1:
-            middle = (enough + short) // 2
-            short, enough = (short, middle) if opens(middle) else (middle, enough)
-    return _STEP * enough
+        too_small = sufficient // 2
+        while sufficient - too_small > 1:
+            middle = (sufficient + too_small) // 2
+            too_small, sufficient = (too_small, middle) if opens(middle) else (middle, sufficient)
+    return _STEP * sufficient
 
 
 def _cases(network: TfliteNetwork, file: Path, engine: Engine, samples: Samples, count: int) -> list[_Case]:
@@ -137,16 +142,17 @@ def _cases(network: TfliteNetwork, file: Path, engine: Engine, samples: Samples,
     """
     with Engines() as engines:
         session = engines.open(file, SessionSettings(engine=engine))
-        taken = list(itertools.islice(samples, count))
-        if not taken:
+        first_samples = list(itertools.islice(samples, count))
+        if not first_samples:
             raise DataError(f"{samples.source} has no samples", "Give at least one")
-        found = []
-        for sample in taken:
-            one = replace(sample, inputs={name: np.asarray(value)[:1] for name, value in sample.inputs.items()})
-            outputs = infer(session, one)
-            inputs = tuple(encoded(port, one.inputs[port.name]) for port in network.inputs)
-            found.append(_Case(inputs, tuple(encoded(port, outputs[port.name]) for port in network.outputs)))
-    return found
+        cases = []
+        for sample in first_samples:
+            # The file has batch 1.
+            single = replace(sample, inputs={name: np.asarray(value)[:1] for name, value in sample.inputs.items()})
+            outputs = infer(session, single)
+            inputs = tuple(encoded(port, single.inputs[port.name]) for port in network.inputs)
+            cases.append(_Case(inputs, tuple(encoded(port, outputs[port.name]) for port in network.outputs)))
+    return cases
 
 
 def encoded(port: Port, array: NDArray[Any]) -> NDArray[Any]:
@@ -188,10 +194,11 @@ def _model_header(arena: int) -> str:
 
 
 def _operators(kinds: Sequence[str]) -> str:
-    lines = "".join(f"  if (resolver.{method(kind)}() != kTfLiteOk) return kTfLiteError;\n" for kind in kinds)
+    lines = "".join(f"  if (resolver.{resolver_method(kind)}() != kTfLiteOk) return kTfLiteError;\n" for kind in kinds)
     return (
         "// Exactly the operators that the model needs.\n#pragma once\n\n"
         '#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
+        # The resolver may be in either namespace, so the generated code opens both.
         "namespace tflite {\nnamespace micro {}\n}  // namespace tflite\n\n"
         "namespace edgeq_names {\nusing namespace tflite;\nusing namespace tflite::micro;\n"
         f"using Resolver = MicroMutableOpResolver<{len(kinds)}>;\n\n"

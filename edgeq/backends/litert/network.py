@@ -21,14 +21,15 @@ class Scales:
 
     scale: NDArray[np.float32]
     zero: NDArray[np.int64]
+    # Meaningful only if there are several scales.
     axis: int = 0
 
-    def equals(self, other: Scales | None) -> bool:
-        """Return whether every integer represents the same number with these scales as with `other`."""
+    def equals(self, candidate: Scales | None) -> bool:
+        """Return whether every integer represents the same number with these scales as with `candidate`."""
         return (
-            other is not None
-            and self.scale.shape == other.scale.shape
-            and bool(np.all(self.scale == other.scale) and np.all(self.zero == other.zero))
+            candidate is not None
+            and self.scale.shape == candidate.scale.shape
+            and bool(np.all(self.scale == candidate.scale) and np.all(self.zero == candidate.zero))
         )
 
     @classmethod
@@ -95,18 +96,20 @@ class TfliteNetwork:
         """Return every tensor once: first the inputs, then the others in the order in which operators read or make
         them.
         """
-        found: dict[TfliteTensor, None] = {port.tensor: None for port in self.inputs}
+        # A dictionary as an ordered set: the same network must always give the same bytes.
+        ordered: dict[TfliteTensor, None] = {port.tensor: None for port in self.inputs}
         for operator in self.operators:
-            found.update({t: None for t in (*operator.inputs, *operator.outputs) if t is not None})
-        found.update({port.tensor: None for port in self.outputs})
-        return tuple(found)
+            ordered.update({t: None for t in (*operator.inputs, *operator.outputs) if t is not None})
+        ordered.update({port.tensor: None for port in self.outputs})
+        return tuple(ordered)
 
     def without_unused(self) -> TfliteNetwork:
         """Return the network without the operators whose results nothing reads."""
-        wanted = {port.tensor for port in self.outputs}
-        kept: list[TfliteOperator] = []
+        live = {port.tensor for port in self.outputs}
+        live_operators: list[TfliteOperator] = []
+        # From the end, so that one pass finds everything that the outputs depend on.
         for operator in reversed(self.operators):
-            if wanted.intersection(operator.outputs):
-                kept.append(operator)
-                wanted.update(t for t in operator.inputs if t is not None)
-        return replace(self, operators=tuple(reversed(kept)))
+            if live.intersection(operator.outputs):
+                live_operators.append(operator)
+                live.update(t for t in operator.inputs if t is not None)
+        return replace(self, operators=tuple(reversed(live_operators)))

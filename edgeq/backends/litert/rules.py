@@ -13,6 +13,7 @@ from edgeq.backends.litert.dialect import dialect
 from edgeq.backends.litert.network import Scales, TfliteNetwork, TfliteOperator, TfliteTensor
 from edgeq.errors import ModelError
 
+# The product of two float32 scales is rounded to float32 in the file.
 _BIAS_TOLERANCE = 1e-6
 
 
@@ -43,22 +44,24 @@ def check_kernels(network: TfliteNetwork, engine: str) -> None:
 
 def problems(network: TfliteNetwork) -> Iterator[str]:
     """Yield one sentence for each fault in a network."""
-    made = {port.tensor for port in network.inputs}
+    available = {port.tensor for port in network.inputs}
     for operator in network.operators:
-        where = f"{operator.kind} of node {operator.node!r}"
+        location = f"{operator.kind} of node {operator.node!r}"
         row = dialect().get(operator.kind)
+        # The rules of an operator without a row are not known, so it could break all of them.
         if row is None:
-            yield f"{where}: the dialect has no row for it"
+            yield f"{location}: the dialect has no row for it"
             continue
         for tensor in operator.inputs:
-            if tensor is not None and tensor.values is None and tensor not in made:
-                yield f"{where}: it reads {tensor.name!r}, which no earlier operator makes"
-        made.update(operator.outputs)
+            # The runtimes run operators in the order of the file and do not look ahead.
+            if tensor is not None and tensor.values is None and tensor not in available:
+                yield f"{location}: it reads {tensor.name!r}, which no earlier operator makes"
+        available.update(operator.outputs)
         if _integers(operator) and row.int8 == 0:
-            yield f"{where}: no runtime has an int8 kernel"
+            yield f"{location}: no runtime has an int8 kernel"
         if _integers(operator):
             for rule in row.rules:
-                yield from (f"{where}: {fault}" for fault in RULES[rule](operator))
+                yield from (f"{location}: {fault}" for fault in RULES[rule](operator))
     yield from _tensors(network)
 
 
@@ -93,22 +96,28 @@ def _scales(tensor: TfliteTensor) -> Iterator[str]:
         yield "a zero point is not an int8"
     if scales.scale.size > 1 and tensor.shape[scales.axis] != scales.scale.size:
         yield f"{scales.scale.size} scales on an axis of {tensor.shape[scales.axis]}"
+    # Kernels read one scale for an activation, whatever the file says.
     if scales.scale.size > 1 and tensor.values is None:
         yield "an activation with a scale for each channel"
 
 
-def _same(one: TfliteTensor | None, other: TfliteTensor | None) -> bool:
-    return one is not None and other is not None and one.scales is not None and one.scales.equals(other.scales)
+def _has_same_scales(tensor: TfliteTensor | None, reference: TfliteTensor | None) -> bool:
+    return (
+        tensor is not None
+        and reference is not None
+        and tensor.scales is not None
+        and tensor.scales.equals(reference.scales)
+    )
 
 
 def _input_as_output(operator: TfliteOperator) -> Iterator[str]:
-    if not _same(operator.inputs[0], operator.outputs[0]):
+    if not _has_same_scales(operator.inputs[0], operator.outputs[0]):
         yield "its input and output have different scales"
 
 
 def _inputs_as_output(operator: TfliteOperator) -> Iterator[str]:
     for tensor in operator.inputs:
-        if not _same(tensor, operator.outputs[0]):
+        if not _has_same_scales(tensor, operator.outputs[0]):
             yield f"{tensor.name if tensor else ''!r} has another scale than the output"
 
 
@@ -137,15 +146,17 @@ def _weights(axis: int) -> Callable[[TfliteOperator], Iterator[str]]:
 
 
 def _bias(operator: TfliteOperator) -> Iterator[str]:
+    # The first input of a TRANSPOSE_CONV is the size of its output.
     data = operator.inputs[2] if operator.kind == "TRANSPOSE_CONV" else operator.inputs[0]
     weights, bias = operator.inputs[1], operator.inputs[-1]
+    # A layer without bias has nothing to check, and missing scales are reported by the other rules.
     if bias is None or data is None or weights is None or data.scales is None or weights.scales is None:
         return
     if bias.type != "int32" or bias.scales is None:
         yield "its bias is not int32"
         return
-    wanted = data.scales.scale.astype(np.float64) * weights.scales.scale.astype(np.float64)
-    if bias.scales.zero.any() or not np.allclose(bias.scales.scale, wanted, rtol=_BIAS_TOLERANCE, atol=0):
+    expected = data.scales.scale.astype(np.float64) * weights.scales.scale.astype(np.float64)
+    if bias.scales.zero.any() or not np.allclose(bias.scales.scale, expected, rtol=_BIAS_TOLERANCE, atol=0):
         yield "the scale of its bias is not that of its input times that of its weights"
 
 

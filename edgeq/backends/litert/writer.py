@@ -18,7 +18,9 @@ from edgeq.errors import RuntimeUnavailableError
 ALIGNMENT = 16
 METADATA = "edgeq"
 """Name of the metadata entry that states in which order the file stores the axes of its inputs and outputs."""
+# The old field for an operator's code has one byte. Newer operators have 127 there and their code in the new field.
 _OLD_CODES = 127
+# Options that the schema stores as numbers of an enumeration; operators here name them as text.
 _ENUMS = {
     "padding": "Padding",
     "fusedActivationFunction": "ActivationFunctionType",
@@ -55,6 +57,7 @@ class _FileWriter:
     def __init__(self, network: TfliteNetwork, *, nodes: bool) -> None:
         self._schema, self._network, self._nodes = schema(), network, nodes
         self._tensors = {tensor: place for place, tensor in enumerate(network.tensors())}
+        # The format requires that buffer 0 is empty: it stands for "no constant".
         self._buffers: list[Any] = [self._buffer(b"")]
         self._codes: dict[tuple[str, int], int] = {}
 
@@ -78,81 +81,86 @@ class _FileWriter:
         model.operatorCodes = [self._code(kind, version) for kind, version in self._codes]
         model.buffers = self._buffers
         builder = flatbuffers.Builder(1 << 16)
+        # The identifier by which runtimes recognise the format.
         builder.Finish(model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
 
     def _buffer(self, data: bytes) -> Any:
-        made = self._schema.BufferT()
+        buffer = self._schema.BufferT()
         if data:
-            made.data = data
-            made.Pack = lambda builder: _packed(self._schema, builder, data)
-        return made
+            buffer.data = data
+            # The generated class would align the bytes to 4 and not to 16.
+            buffer.Pack = lambda builder: _packed(self._schema, builder, data)
+        return buffer
 
     def _add(self, data: bytes) -> int:
         self._buffers.append(self._buffer(data))
         return len(self._buffers) - 1
 
     def _tensor(self, tensor: TfliteTensor) -> Any:
-        made = self._schema.TensorT()
-        made.name = tensor.name
-        made.shape = list(tensor.shape)
-        made.hasRank = True
-        made.type = getattr(self._schema.TensorType, tensor.type.upper())
+        entry = self._schema.TensorT()
+        entry.name = tensor.name
+        entry.shape = list(tensor.shape)
+        # Without this flag, a tensor with an empty shape would have an unknown rank and not be a single number.
+        entry.hasRank = True
+        entry.type = getattr(self._schema.TensorType, tensor.type.upper())
         if tensor.values is not None:
-            made.buffer = self._add(np.ascontiguousarray(tensor.values).tobytes())
+            entry.buffer = self._add(np.ascontiguousarray(tensor.values).tobytes())
         if tensor.scales is not None:
-            made.quantization = self._quantization(tensor.scales)
-        return made
+            entry.quantization = self._quantization(tensor.scales)
+        return entry
 
     def _quantization(self, scales: Scales) -> Any:
-        made = self._schema.QuantizationParametersT()
-        made.scale = [float(scale) for scale in scales.scale]
-        made.zeroPoint = [int(zero) for zero in np.broadcast_to(scales.zero, scales.scale.shape)]
-        made.quantizedDimension = scales.axis if scales.scale.size > 1 else 0
-        return made
+        parameters = self._schema.QuantizationParametersT()
+        parameters.scale = [float(scale) for scale in scales.scale]
+        parameters.zeroPoint = [int(zero) for zero in np.broadcast_to(scales.zero, scales.scale.shape)]
+        parameters.quantizedDimension = scales.axis if scales.scale.size > 1 else 0
+        return parameters
 
     def _operator(self, operator: TfliteOperator) -> Any:
-        row, made = dialect()[operator.kind], self._schema.OperatorT()
-        made.opcodeIndex = self._codes.setdefault((operator.kind, version(operator)), len(self._codes))
-        made.inputs = [-1 if tensor is None else self._tensors[tensor] for tensor in operator.inputs]
-        made.outputs = [self._tensors[tensor] for tensor in operator.outputs]
+        row, entry = dialect()[operator.kind], self._schema.OperatorT()
+        entry.opcodeIndex = self._codes.setdefault((operator.kind, version(operator)), len(self._codes))
+        # The format writes an optional input that is left out as -1.
+        entry.inputs = [-1 if tensor is None else self._tensors[tensor] for tensor in operator.inputs]
+        entry.outputs = [self._tensors[tensor] for tensor in operator.outputs]
         if row.options:
-            made.builtinOptionsType = getattr(self._schema.BuiltinOptions, row.options)
-            made.builtinOptions = getattr(self._schema, f"{row.options}T")()
+            entry.builtinOptionsType = getattr(self._schema.BuiltinOptions, row.options)
+            entry.builtinOptions = getattr(self._schema, f"{row.options}T")()
             for name, value in operator.options.items():
-                known = getattr(self._schema, _ENUMS[name]) if name in _ENUMS else None
-                setattr(made.builtinOptions, name, value if known is None else getattr(known, value))
-        return made
+                enum = getattr(self._schema, _ENUMS[name]) if name in _ENUMS else None
+                setattr(entry.builtinOptions, name, value if enum is None else getattr(enum, value))
+        return entry
 
     def _code(self, kind: str, version_: int) -> Any:
-        made = self._schema.OperatorCodeT()
-        made.builtinCode = getattr(self._schema.BuiltinOperator, kind)
-        made.deprecatedBuiltinCode = min(made.builtinCode, _OLD_CODES)
-        made.version = version_
-        return made
+        code = self._schema.OperatorCodeT()
+        code.builtinCode = getattr(self._schema.BuiltinOperator, kind)
+        code.deprecatedBuiltinCode = min(code.builtinCode, _OLD_CODES)
+        code.version = version_
+        return code
 
     def _metadata(self) -> Any:
-        made = self._schema.MetadataT()
-        made.name = METADATA
+        metadata = self._schema.MetadataT()
+        metadata.name = METADATA
         network = self._network
         text: dict[str, Any] = {"inputs": _ports(network.inputs), "outputs": _ports(network.outputs)}
         if self._nodes:
             text["nodes"] = [operator.node for operator in network.operators]
-        made.buffer = self._add(json.dumps(text, sort_keys=True).encode())
-        return made
+        metadata.buffer = self._add(json.dumps(text, sort_keys=True).encode())
+        return metadata
 
     def _signature(self) -> Any:
-        made = self._schema.SignatureDefT()
-        made.signatureKey = "serving_default"
-        made.inputs, made.outputs = (
+        signature = self._schema.SignatureDefT()
+        # The name under which applications look for the main signature.
+        signature.signatureKey = "serving_default"
+        signature.inputs, signature.outputs = (
             [self._named(port) for port in ports] for ports in (self._network.inputs, self._network.outputs)
         )
-        return made
+        return signature
 
     def _named(self, port: Port) -> Any:
-        made = self._schema.TensorMapT()
-        made.name, made.tensorIndex = port.name, self._tensors[port.tensor]
-        return made
+        entry = self._schema.TensorMapT()
+        entry.name, entry.tensorIndex = port.name, self._tensors[port.tensor]
+        return entry
 
 
 def version(operator: TfliteOperator) -> int:
@@ -167,13 +175,14 @@ def _ports(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
 
 
 def _stated(port: Port) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": port.name, "order": list(port.order)}
-    return found if port.shape is None else {**found, "type": port.type, "shape": list(port.shape)}
+    record: dict[str, Any] = {"name": port.name, "order": list(port.order)}
+    return record if port.shape is None else {**record, "type": port.type, "shape": list(port.shape)}
 
 
 def _packed(schema_: Any, builder: Any, data: bytes) -> Any:
     """Pack a Buffer whose bytes start at a multiple of `ALIGNMENT`."""
     builder.StartVector(1, len(data), ALIGNMENT)
+    # The bytes are copied at once. The generated code would append them one by one, which is slow for large models.
     builder.head = builder.Head() - len(data)
     builder.Bytes[builder.Head() : builder.Head() + len(data)] = data
     vector = builder.EndVector()

@@ -45,6 +45,7 @@ from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.records import parse, read_toml
 from edgeq.util.registry import shipped
 
+# Bits of the activations, in a row of the table.
 _NARROW = 8
 
 
@@ -68,17 +69,24 @@ def write_pairs(
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
     rules = rules or int8_rules("qnn")
+    # The prediction would refuse scales per channel for some products, as the CPU does; the NPU takes them.
     predicted = predict_int8(prepared.model, rules, scheme.replace(per_channel=False), hazards=prepared.hazards)
-    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    float_reasons = {node.name: node.reason for node in predicted if node.verdict == "float"}
     types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
     if not types:
-        raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", next(iter(left.values()), ""))
+        raise ModelError(
+            f"{prepared.source}: no node can run in integers on the NPU", next(iter(float_reasons.values()), "")
+        )
+    # The provider's configuration takes the types of single tensors, in addition to the type of all others.
     overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
     overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
+    # See `_grouped_transposed`.
     one_scale = [{"quant_type": quant_type(scheme.weight_type), "symmetric": scheme.weight_symmetric}]
     overrides |= dict.fromkeys(_grouped_transposed(prepared.model), one_scale)
     activation = QuantType.QUInt16 if ALL_NODES in scheme.wide else quant_type(scheme.activation_type)
     with quiet():
+        # The provider's own configuration knows which operators need which types. edgeq keeps its options and gives the
+        # ranges.
         config = get_qnn_qdq_config(
             str(prepared.path),
             None,  # The ranges are already known.
@@ -89,18 +97,21 @@ def write_pairs(
             activation_symmetric=scheme.activation_symmetric,
             weight_symmetric=scheme.weight_symmetric,
             op_types_to_quantize=types,
-            nodes_to_exclude=sorted(left),
+            nodes_to_exclude=sorted(float_reasons),
         )
-    shared = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
+    shared_ranges = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
+    # An option that is None would replace the quantizer's own default.
     options = {k: v for k, v in config.extra_options.items() if v is not None}
     dtype = ir.DataType(int(activation.tensor_type))
-    if lasting_clamps(prepared.model.graph, chosen_params(shared, dtype, symmetric=scheme.activation_symmetric)):
+    if lasting_clamps(prepared.model.graph, chosen_params(shared_ranges, dtype, symmetric=scheme.activation_symmetric)):
+        # Otherwise the quantizer removes every Relu and Clip behind a quantized layer, also one that cuts into the
+        # range.
         options["QDQKeepRemovableActivations"] = True
     quantize_with_ranges(
         prepared,
         destination,
-        shared,
-        float_nodes=left,
+        shared_ranges,
+        float_nodes=float_reasons,
         fix="Keep the node in float with --exclude",
         fix_ranges="The calibration does not cover this tensor: calibrate this model again",
         op_types_to_quantize=types,
@@ -109,7 +120,7 @@ def write_pairs(
         weight_type=quant_type(scheme.weight_type),
         extra_options=options,
     )
-    return left
+    return float_reasons
 
 
 def _unsigned(model: ir.Model) -> set[str]:
@@ -117,6 +128,7 @@ def _unsigned(model: ir.Model) -> set[str]:
     operators, which were found in test runs.
     """
     types = {row.operator for row in dialect() if row.right and row.weights == "uint8" and row.bits == _NARROW}
+    # An operator may take both types in different forms. Then int8 works in one of them, and the scheme's type stays.
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
     second = (node.inputs[1] for node in model.graph if node.op_type in types and len(node.inputs) > 1)
     return {name_of(value) for value in second if value is not None and is_constant(value)}
@@ -187,8 +199,8 @@ def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
 def _activations(model: ir.Model) -> list[ir.Value]:
     """Return the float tensors that are not constant."""
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
-    made = [value for node in model.graph for value in node.outputs]
-    return [value for value in (*inputs, *made) if value.dtype in (None, ir.DataType.FLOAT)]
+    outputs = [value for node in model.graph for value in node.outputs]
+    return [value for value in (*inputs, *outputs) if value.dtype in (None, ir.DataType.FLOAT)]
 
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -206,36 +218,42 @@ def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir
         That node, or None if the model has no nodes.
     """
     graph = read_model(model)
+    # The pairs are no steps of their own: each belongs to the node next to it.
     nodes = [node for node in graph.graph if not is_op(node, *_PAIR)]
+    # The search assumes that a part fails if it contains a part that fails, so it compiles only a few of the models.
     works, broken = 0, len(nodes)
     while broken - works > 1:
         middle = (works + broken) // 2
         file = folder / f"first-{middle}.onnx"
-        save_model(_beginning(graph, nodes[:middle]), file)
+        save_model(_leading_part(graph, nodes[:middle]), file)
         works, broken = (works, middle) if fails(file) else (middle, broken)
     return nodes[broken - 1] if nodes else None
 
 
-def _beginning(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
+def _leading_part(model: ir.Model, nodes: list[ir.Node]) -> ir.Model:
     """Return a model with `nodes`, all the nodes that they depend on, and the Q/DQ pairs after them."""
-    wanted = set(nodes)
+    members = set(nodes)
     stack = list(nodes)
     while stack:
         node = stack.pop()
-        before = [value.producer() for value in node.inputs if value is not None]
-        behind = [reader for value in node.outputs for reader, _ in value.uses()] if node in wanted else []
-        for other in (*before, *(reader for reader in behind if is_op(reader, *_PAIR))):
-            if other is not None and other not in wanted:
-                wanted.add(other)
-                stack.append(other)
-    kept = [node for node in model.graph if node in wanted]
-    made = [value for node in kept for value in node.outputs]
-    outputs = [value for value in made if not any(reader in wanted for reader, _ in value.uses())]
+        makers = [value.producer() for value in node.inputs if value is not None]
+        # Only the requested nodes take the pairs behind them along. A node that was added as a dependence already has
+        # its reader.
+        behind = [reader for value in node.outputs for reader, _ in value.uses()] if node in members else []
+        for neighbour in (*makers, *(reader for reader in behind if is_op(reader, *_PAIR))):
+            if neighbour is not None and neighbour not in members:
+                members.add(neighbour)
+                stack.append(neighbour)
+    ordered = [node for node in model.graph if node in members]
+    values = [value for node in ordered for value in node.outputs]
+    outputs = [value for value in values if not any(reader in members for reader, _ in value.uses())]
     for value in outputs:
+        # An output of a model must have a type, but inner tensors may have lost theirs.
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-    return part_of(model, kept, [v for v in model.graph.inputs if v.uses()], outputs)
+    return part_of(model, ordered, [v for v in model.graph.inputs if v.uses()], outputs)
 
 
+# More names than this would make a note longer than the rest of the report.
 _LISTED = 6
 
 
@@ -247,67 +265,72 @@ class Delegation:
         source: the model that was quantized.
         graphs: names of the nodes that the engine accepts, one set for each graph that it compiles.
         reasons: the reason why a node stays in float, by node name, if known.
-        how: how edgeq found out which nodes the engine accepts.
+        method: how edgeq found out which nodes the engine accepts.
     """
 
     source: ir.Model
     graphs: tuple[frozenset[str], ...]
     reasons: Mapping[str, str]
-    how: str
+    method: str
 
     @property
-    def left(self) -> tuple[ir.Node, ...]:
+    def on_cpu(self) -> tuple[ir.Node, ...]:
         """Return the nodes that run on the CPU: nodes that are in no graph and not merged into a node of a graph."""
-        taken = frozenset().union(*self.graphs)
-        return tuple(n for n in self.source.graph if n.name not in taken and not self._merged(n, taken))
+        accepted = frozenset().union(*self.graphs)
+        return tuple(n for n in self.source.graph if n.name not in accepted and not self._merged(n, accepted))
 
     @property
     def floating(self) -> tuple[ir.Node, ...]:
         """Return the nodes that are not quantized, but that the engine accepts. The engine computes these nodes in
         float16.
         """
-        taken = frozenset().union(*self.graphs)
-        return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
+        accepted = frozenset().union(*self.graphs)
+        return tuple(n for n in self.source.graph if n.name in accepted and n.name in self.reasons)
 
-    def _merged(self, node: ir.Node, taken: frozenset[str]) -> bool:
+    def _merged(self, node: ir.Node, accepted: frozenset[str]) -> bool:
         """Return whether `node` is a Relu or Clip that the quantizer removed because the range of its input already has
         the same effect.
         """
         maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-        return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken
+        return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in accepted
 
     def crossing(self) -> tuple[str, ...]:
         """Return the tensors that pass between the NPU and the CPU, in graph order."""
-        left = frozenset(self.left)
-        made = ((value, node in left) for node in self.source.graph for value in node.outputs)
+        cpu_nodes = frozenset(self.on_cpu)
+        values = ((value, node in cpu_nodes) for node in self.source.graph for value in node.outputs)
         return tuple(
-            name_of(value) for value, on_cpu in made if any((reader in left) != on_cpu for reader, _ in value.uses())
+            name_of(value)
+            for value, made_on_cpu in values
+            if any((reader in cpu_nodes) != made_on_cpu for reader, _ in value.uses())
         )
 
     def notes(self) -> tuple[str, ...]:
         """Return sentences that describe where the nodes run and which tensors pass between the NPU and the CPU."""
-        count, left = len(self.source.graph), self.left
-        share = f"{count - len(left)} of {count}" if left else f"all {count}"
-        found = [f"{share} nodes run on the NPU, in {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
+        count, cpu_nodes = len(self.source.graph), self.on_cpu
+        share = f"{count - len(cpu_nodes)} of {count}" if cpu_nodes else f"all {count}"
+        sentences = [f"{share} nodes run on the NPU, in {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
         if self.floating:
-            found.append(f"in 16-bit floats there: {_listed(self._named(self.floating))}")
-        if left:
-            found += [f"on the CPU: {_listed(self._named(left))}", f"tensors that cross: {_listed(self.crossing())}"]
-        return tuple(found)
+            sentences.append(f"in 16-bit floats there: {_listed(self._named(self.floating))}")
+        if cpu_nodes:
+            sentences += [
+                f"on the CPU: {_listed(self._named(cpu_nodes))}",
+                f"tensors that cross: {_listed(self.crossing())}",
+            ]
+        return tuple(sentences)
 
     def coverage(self) -> Coverage:
         """Return a `Coverage` that states where the nodes run (`edgeq.measure.coverage`)."""
-        macs, floats = node_macs(self.source), frozenset((*self.left, *self.floating))
+        macs, floats = node_macs(self.source), frozenset((*self.on_cpu, *self.floating))
         runs = [
             NodeRun(str(n.name), str(n.name), n.op_type, "float" if n in floats else "int8", macs.get(n.name or "", 0))
             for n in self.source.graph
         ]
-        return coverage_of(runs, lambda run: self._why(run.name), basis="modelled", how=self.how)
+        return coverage_of(runs, lambda run: self._reason(run.name), basis="modelled", how=self.method)
 
     def _named(self, nodes: tuple[ir.Node, ...]) -> list[str]:
-        return [f"{n.name} ({n.op_type}: {self._why(str(n.name))})" for n in nodes]
+        return [f"{n.name} ({n.op_type}: {self._reason(str(n.name))})" for n in nodes]
 
-    def _why(self, name: str) -> str:
+    def _reason(self, name: str) -> str:
         return self.reasons.get(name, "the provider does not support it")
 
 
@@ -318,39 +341,42 @@ def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Cover
         absent: the reason why the engine itself was not used.
     """
     everything = frozenset(str(node.name) for node in source.graph)
-    found = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
-    return dataclasses.replace(found, basis="forecast", reason=absent)
+    coverage = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
+    return dataclasses.replace(coverage, basis="forecast", reason=absent)
 
 
-def delegated(
-    source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], how: str, folder: Path
+def find_delegation(
+    source: ir.Model, model: Path, engine: Engine, reasons: Mapping[str, str], method: str, folder: Path
 ) -> Delegation:
     """Find out which nodes the engine accepts in `model`, which was made from `source`.
 
     Args:
         reasons: the reason why a node was left in float, by node name.
-        how: how edgeq finds out which nodes the engine accepts, for the record.
+        method: how edgeq finds out which nodes the engine accepts, for the record.
         folder: private folder for the results. A model with the same structure as an earlier one is not compiled again.
 
     Raises:
         EngineError: the engine refuses the model, crashes or hangs.
     """
-    known = {str(node.name) for node in source.graph}
-    found = folder / f"delegated-{structure_digest(model, {'engine': repr(engine)})}.json"
-    if not found.exists():
+    source_names = {str(node.name) for node in source.graph}
+    record = folder / f"delegated-{structure_digest(model, {'engine': repr(engine)})}.json"
+    # Compiling is slow, and a search builds many models of one structure with other numbers.
+    if not record.exists():
         with Engines() as engines:
             try:
-                taken = engines.assigned_nodes(engine, model)
+                accepted = engines.assigned_nodes(engine, model)
             except EngineError as error:
-                raise _at_node(error, engine, engines, model) from error
-        found.write_text(json.dumps({"graphs": taken}), encoding="utf-8")
-    graphs_of = parse_json(found.read_bytes(), found.name)["graphs"]
-    assigned = parse(graphs_of, tuple[tuple[str, ...], ...], found, EngineError)
-    graphs = [frozenset(find_source_name(name, known) for name in nodes) & known for nodes in assigned]
-    return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, how)
+                raise _failure_at_node(error, engine, engines, model) from error
+        record.write_text(json.dumps({"graphs": accepted}), encoding="utf-8")
+    graphs_of = parse_json(record.read_bytes(), record.name)["graphs"]
+    # The file may be left over from an interrupted run, so its content is checked like a stranger's.
+    assigned = parse(graphs_of, tuple[tuple[str, ...], ...], record, EngineError)
+    # The engine reports nodes of the optimised graph, whose names come from the model's nodes or have additions.
+    graphs = [frozenset(find_source_name(name, source_names) for name in nodes) & source_names for nodes in assigned]
+    return Delegation(source, tuple(nodes for nodes in graphs if nodes), reasons, method)
 
 
-def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
+def _failure_at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) -> EngineError:
     """Return `error` with the node at which the engine fails. If the engine does not fail again, return an error that
     advises the user to try again.
     """
@@ -364,13 +390,14 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
         return False
 
     with scratch_folder("edgeq-failing-") as folder:
+        # A failure that does not come again has no node to blame: the search would find a random one.
         node = failing_node(model, fails, Path(folder)) if fails(model) else None
     if node is None:
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
-    where = f"at node {node.name!r} ({node.op_type})"
+    location = f"at node {node.name!r} ({node.op_type})"
     # The engine also accepts float nodes, and may fail at one of these as well.
     fix = "Keep it in float with --exclude. If that does not help, export the model without it"
-    return EngineError(f"{engine.name} fails {where}: {error.problem}", fix)
+    return EngineError(f"{engine.name} fails {location}: {error.problem}", fix)
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:
@@ -378,6 +405,7 @@ def _listed(names: tuple[str, ...] | list[str]) -> str:
 
 
 _CPU = "CPUExecutionProvider"
+# Values that every scheme for the NPU has.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "format": "QDQ",
@@ -405,6 +433,7 @@ class QnnBackend(TargetBackend):
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the NPU cannot run. See `Backend.check`."""
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
+        # The NPU's weights with a scale per channel are symmetric, and symmetric numbers need signed integers.
         if scheme.per_channel and scheme.weight_type != "int8":
             raise UsageError("weights with a scale per channel must be int8 on the NPU", "Add --no-per-channel")
 
@@ -419,11 +448,15 @@ class QnnBackend(TargetBackend):
     ) -> Artifact:
         """Write the Q/DQ model to `destination`. The samples are not used. See `Backend.build`."""
         self.check(scheme)
+        # The engine compiles a graph for its sizes.
         require_fixed_sizes(prepared.model, prepared.source, self.title)
         check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
+        # A BatchNormalization that follows no layer would stay in float. As a depthwise convolution it runs in
+        # integers.
         changed, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
-        left = write_pairs(changed, ranges, scheme, destination)
+        float_reasons = write_pairs(changed, ranges, scheme, destination)
+        # Without the simulator the file is still right, but nothing can show what the engine accepts.
         engine, absent = engine_for(self.name, self._options), ""
         try:
             find_library(engine, str(onnxruntime().__version__))
@@ -440,6 +473,8 @@ class QnnBackend(TargetBackend):
             alternatives=(self._on_cpu(destination, scheme),),
         )
         if absent:
+            # The unfused kernels compute from the pairs as they are written. The optimiser would fuse them by the rules
+            # of a CPU.
             settings = SessionSettings(optimization="none")
             notes = (*artifact.notes, f"not run in the simulator: {absent}")
             return dataclasses.replace(
@@ -447,14 +482,14 @@ class QnnBackend(TargetBackend):
                 simulation=destination,
                 simulation_settings=settings,
                 notes=notes,
-                coverage=forecast(changed.model, left, absent),
+                coverage=forecast(changed.model, float_reasons, absent),
             )
-        how = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
-        found = delegated(changed.model, destination, engine, left, how, prepared.path.parent)
+        method = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
+        delegation = find_delegation(changed.model, destination, engine, float_reasons, method, prepared.path.parent)
         return dataclasses.replace(
             artifact,
-            notes=(*artifact.notes, *found.notes(), f"the answers come from {how}; nothing was run on a chip"),
-            coverage=found.coverage(),
+            notes=(*artifact.notes, *delegation.notes(), f"the answers come from {method}; nothing was run on a chip"),
+            coverage=delegation.coverage(),
         )
 
     def simulator(self) -> DeviceSimulator:
@@ -466,9 +501,9 @@ class QnnBackend(TargetBackend):
         return self.target.device.get("engine_options", {}) if self.target is not None else {}
 
     def _on_cpu(self, model: Path, scheme: Scheme) -> Alternative:
-        where = self.target.name if self.target is not None else self.name
+        target_name = self.target.name if self.target is not None else self.name
         artifact = Artifact(model=model, scheme=scheme, provider=_CPU)
-        return Alternative(f"{where}-cpu", "any CPU, the same Q/DQ model", 0, artifact)
+        return Alternative(f"{target_name}-cpu", "any CPU, the same Q/DQ model", 0, artifact)
 
 
 @contextmanager

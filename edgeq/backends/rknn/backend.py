@@ -56,6 +56,7 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import is_plain
 
 _CPU = "CPUExecutionProvider"
+# The compiler keeps the numbers of such files only; see targets/rknn/dialect.toml.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "format": "QDQ",
@@ -66,9 +67,11 @@ _FIELDS: Mapping[str, Any] = {
     "activation_symmetric": False,
 }
 _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations and weights"
-_OWN = {".rknn": b"RKNN", ".bin": MAGIC, ".json": FORMS}
+# The first bytes of each kind of file, by suffix. The file of another program may have the same suffix.
+_MAGICS = {".rknn": b"RKNN", ".bin": MAGIC, ".json": FORMS}
 # Samples that the simulator runs: enough for an interval of its loss, and few enough for the largest models.
 _SIMULATED, _VECTORS, _LISTED = 8, 2, 6
+# The compiler appends its own text to a node's name behind one of these characters.
 _APPENDED = re.compile(r"[#_/:]")
 
 
@@ -88,6 +91,7 @@ class RknnBackend(TargetBackend):
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the compiler does not support. See `Backend.check`."""
         _check_fields(scheme)
+        # A job must not calibrate for minutes and then end because the compiler is missing.
         find_python(toolkit())
 
     def build(
@@ -104,16 +108,20 @@ class RknnBackend(TargetBackend):
         _check_fields(scheme)
         require_fixed_sizes(prepared.model, prepared.source, self.title)
         check_names(prepared, scheme.exclude)
-        left = _in_float(prepared, scheme)
-        floats = {n for n in scheme.exclude if node_macs(prepared.model).get(n) and n not in left}
-        chosen = {str(n.name) for n in prepared.model.graph} - left.keys() - (set(scheme.exclude) - floats)
-        if not chosen - floats:
-            reason = next(iter(left.values()), "")
+        float_reasons = _in_float(prepared, scheme)
+        # An excluded layer gets pairs around it like all others, and only its weights stay in float: the NPU then
+        # computes it in float16. An excluded node without work simply gets no pairs.
+        floats = {n for n in scheme.exclude if node_macs(prepared.model).get(n) and n not in float_reasons}
+        paired = {str(n.name) for n in prepared.model.graph} - float_reasons.keys() - (set(scheme.exclude) - floats)
+        # Pairs around float layers alone would compile, but would be a float16 model.
+        if not paired - floats:
+            reason = next(iter(float_reasons.values()), "")
             raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", reason)
+        # An excluded layer has no kernel there, so the advice is to exclude none.
         if floats and not self._chip.float16:
             fix = "Leave --exclude and --min-sqnr out"
             raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", fix)
-        save_model(write_dialect(prepared, ranges, scheme, chosen, floats), destination)
+        save_model(write_dialect(prepared, ranges, scheme, paired, floats), destination)
         return Artifact(
             model=destination,
             scheme=scheme,
@@ -135,28 +143,31 @@ class RknnBackend(TargetBackend):
         `Backend.finished`.
         """
         chip, signature = self._chip, own_signature(artifact.model, artifact.model)
-        few = tuple(itertools.islice(samples, _SIMULATED))
+        simulated = tuple(itertools.islice(samples, _SIMULATED))
         with progress.stage(f"Compiling for {chip.title}"):
             names = [spec.name for spec in signature.inputs]
-            compiled = compile_model(artifact.model, chip.name, folder, names, few)
-        wanted, stem = unfused(artifact.model, few), artifact.model.stem
-        answers = compare_answers(compiled, wanted, unfused(prepared.path, few), artifact.model, _coarse(prepared))
+            compiled = compile_model(artifact.model, chip.name, folder, names, simulated)
+        expected, stem = unfused(artifact.model, simulated), artifact.model.stem
+        answers = compare_answers(
+            compiled, expected, unfused(prepared.path, simulated), artifact.model, _coarse_tensor_note(prepared)
+        )
         maker, file = toolkit().needs, folder / f"{artifact.model.stem}.onnx"
         write_context(compiled.file, signature, chip.name, toolkit().version, file)
         notes = (
             f"compiled for {chip.title} by {maker}: {answers}; never run on a chip",
-            *placement(compiled.layers),
+            *placement_sentences(compiled.layers),
             f"the compiler's cycle estimate is {compiled.cycles / 1e6:.3g} million; it orders models on one chip; "
             "no latency was measured",
         )
-        more = {} if chip.python else write_for_c(signature, few[:_VECTORS], wanted[:_VECTORS], stem, folder)
+        # edgeq's runner needs Python on the device. Small chips have none, so a C program gets the same self-test.
+        more = {} if chip.python else write_for_c(signature, simulated[:_VECTORS], expected[:_VECTORS], stem, folder)
         if more:
             notes += (f"{chip.title} is programmed in C, because edgeq's runner does not run there (docs/rknn.md)",)
-        found = coverage(prepared.model, compiled, artifact.scheme, f"the compiler's table, {maker}")
+        by_layer = coverage(prepared.model, compiled, artifact.scheme, f"the compiler's table, {maker}")
         return dataclasses.replace(
             artifact,
             notes=(*artifact.notes, *notes),
-            coverage=found,
+            coverage=by_layer,
             files={**artifact.files, f"{stem}.rknn": compiled.file, **more},
             alternatives=(*self._alternatives(artifact, file, maker), *artifact.alternatives),
         )
@@ -164,18 +175,20 @@ class RknnBackend(TargetBackend):
     def _alternatives(self, artifact: Artifact, file: Path, maker: str) -> Iterator[Alternative]:
         """Yield the compiled form, and the same model built for any CPU."""
         assert self.target is not None
-        target, plain = self.target, dataclasses.replace(artifact, alternatives=(), coverage=None, files={})
+        # The compiled form ships as a variant of its own, so a device with another chip still has the Q/DQ model.
+        target, on_cpu = self.target, dataclasses.replace(artifact, alternatives=(), coverage=None, files={})
         requires = {
             "target": target.name,
             "profile": target.profile.name,
             "compiled_by": maker,
+            # The runner can then tell that a compiled form belongs to the Q/DQ model next to it.
             "compiled_of": model_digest(artifact.model),
             PLATFORM: self._chip.name,
             "optimization_level": str(dialect().level.optimization_level),
             "disable_rules": " ".join(rule.name for rule in dialect().disable_rule),
         }
-        made = dataclasses.replace(
-            plain,
+        compiled = dataclasses.replace(
+            on_cpu,
             model=file,
             device="npu",
             requires=requires,
@@ -184,16 +197,17 @@ class RknnBackend(TargetBackend):
         )
         title = f"{target.title}, compiled by {maker}"
         if self._chip.python:
-            yield Alternative(f"{target.name}-compiled", title, target.profile.rank + 1, made, target.architecture)
-        yield Alternative(f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, plain)
+            yield Alternative(f"{target.name}-compiled", title, target.profile.rank + 1, compiled, target.architecture)
+        yield Alternative(f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, on_cpu)
 
     def owns(self, place: Path) -> bool:
         """Return whether `place` is a compiled file or one of the files for C programs. See `Backend.owns`."""
         if not is_plain(place):
             return False
         with place.open("rb") as stream:
+            # `FORMS` is the longest of the three.
             begins = stream.read(len(FORMS))
-        return any(begins.startswith(known) and place.suffix == suffix for suffix, known in _OWN.items())
+        return any(begins.startswith(magic) and place.suffix == suffix for suffix, magic in _MAGICS.items())
 
     def simulator(self) -> DeviceSimulator:
         """Return the compiler's simulator, which is the same for all chips."""
@@ -225,7 +239,7 @@ def _check_fields(scheme: Scheme) -> None:
     require_fields(scheme, _FIELDS, RknnBackend.name, _NEEDS)
 
 
-def _coarse(prepared: PreparedModel) -> str:
+def _coarse_tensor_note(prepared: PreparedModel) -> str:
     """Return advice if a tensor must be more exact than the NPU's float16, else ""."""
     tensor = next((name for name, reason in prepared.hazards.items() if reason in (ANGLE, INDEX)), "")
     return f"Compute {tensor!r}, for which float16 may be too coarse, outside of the model" if tensor else ""
@@ -233,27 +247,31 @@ def _coarse(prepared: PreparedModel) -> str:
 
 def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     """Return the nodes that get no Q/DQ pairs of their own, each with its reason."""
-    rules, own = int8_rules("rknn"), scheme.replace(exclude=(), op_types=None)
-    predicted = predict_int8(prepared.model, rules, own, hazards=prepared.hazards)
+    # The prediction gets no exclusions, because the scheme's exclusions mean float16 here and not "without pairs".
+    rules, every_type = int8_rules("rknn"), scheme.replace(exclude=(), op_types=None)
+    predicted = predict_int8(prepared.model, rules, every_type, hazards=prepared.hazards)
     types = scheme.op_types
-    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
-    others = (node for node in predicted if types is not None and node.op_type not in types)
-    return {**{node.name: f"{node.op_type} is not one of the types to quantize" for node in others}, **left}
+    no_kernel = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    excluded_types = (node for node in predicted if types is not None and node.op_type not in types)
+    return {
+        **{node.name: f"{node.op_type} is not one of the types to quantize" for node in excluded_types},
+        **no_kernel,
+    }
 
 
-def placement(layers: Sequence[CompiledLayer]) -> tuple[str, ...]:
+def placement_sentences(layers: Sequence[CompiledLayer]) -> tuple[str, ...]:
     """Return sentences that state which layers run on the NPU, in int8 or in float16, and which run on the CPU."""
     layers = [layer for layer in layers if layer.op_type not in dialect().table.conversions]
     npu = [layer for layer in layers if layer.place == "NPU"]
     integer = [layer for layer in npu if layer.dtype == "INT8"]
-    found = [f"{len(integer)} of {len(layers)} layers run on the NPU in int8"]
+    sentences = [f"{len(integer)} of {len(layers)} layers run on the NPU in int8"]
     half = [layer for layer in npu if layer.dtype != "INT8"]
     if half:
-        found.append(f"on the NPU in float16: {_named(half)}")
+        sentences.append(f"on the NPU in float16: {_named(half)}")
     cpu = [layer for layer in layers if layer.place != "NPU"]
     if cpu:
-        found.append(f"on the board's CPU, by the compiler's choice: {_named(cpu)}")
-    return tuple(found)
+        sentences.append(f"on the board's CPU, by the compiler's choice: {_named(cpu)}")
+    return tuple(sentences)
 
 
 def _named(layers: Sequence[CompiledLayer]) -> str:
@@ -261,41 +279,45 @@ def _named(layers: Sequence[CompiledLayer]) -> str:
     return ", ".join(names) + (f" and {len(layers) - _LISTED} more" if len(layers) > _LISTED else "")
 
 
-def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> Coverage:
+def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, method: str) -> Coverage:
     """Return the precision of each node of `source`, derived from the compiler's layers."""
-    known = {str(node.name) for node in source.graph}
+    node_names = {str(node.name) for node in source.graph}
+    # One node may become several layers, and one layer may stand for several nodes.
     of: dict[str, list[CompiledLayer]] = {}
-    for layer in (one for one in compiled.layers if one.op_type not in dialect().table.conversions):
-        of.setdefault(origin(layer.name, known), []).append(layer)
+    for layer in (row for row in compiled.layers if row.op_type not in dialect().table.conversions):
+        of.setdefault(origin(layer.name, node_names), []).append(layer)
     macs = node_macs(source)
 
     def kind(name: str) -> str:
         """Return "int8" or "float" for a node, judged by its layers. The scheme decides for a node that was merged into
         another.
         """
-        own = of.get(name, ())
-        in_float = any(layer.dtype != "INT8" for layer in own) if own else name in scheme.exclude
+        layers = of.get(name, ())
+        in_float = any(layer.dtype != "INT8" for layer in layers) if layers else name in scheme.exclude
         return "float" if in_float else "int8"
 
     runs = []
     for node in source.graph:
         name = str(node.name)
-        found = kind(name)
-        precision = "int8" if found == "int8" else HALF
+        precision_kind = kind(name)
+        precision = "int8" if precision_kind == "int8" else HALF
         runs.append(
-            NodeRun(name, name, node.op_type, "int8" if found == "int8" else "float", macs.get(name, 0), precision)
+            NodeRun(
+                name, name, node.op_type, "int8" if precision_kind == "int8" else "float", macs.get(name, 0), precision
+            )
         )
-    return coverage_of(runs, lambda run: _why(of.get(run.name, ())), basis="modelled", how=how)
+    return coverage_of(runs, lambda run: _float_reason(of.get(run.name, ())), basis="modelled", how=method)
 
 
-def _why(layers: Sequence[CompiledLayer]) -> str:
+def _float_reason(layers: Sequence[CompiledLayer]) -> str:
     places = {layer.place for layer in layers}
     return "the compiler runs it in float on the board's CPU" if places == {"CPU"} else "the NPU computes it in float16"
 
 
-def origin(layer: str, known: set[str]) -> str:
+def origin(layer: str, node_names: set[str]) -> str:
     """Return the name of the node from which a layer was made, without the text that the compiler appends. If no such
     node is known, return `layer`.
     """
-    ends = [found.start() for found in _APPENDED.finditer(layer)]
-    return next((layer[:end] for end in (len(layer), *reversed(ends)) if layer[:end] in known), layer)
+    # A node's own name may contain such characters, so the longest prefix that is a node's name wins.
+    ends = [match.start() for match in _APPENDED.finditer(layer)]
+    return next((layer[:end] for end in (len(layer), *reversed(ends)) if layer[:end] in node_names), layer)

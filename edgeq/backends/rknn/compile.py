@@ -42,15 +42,20 @@ outputs as these kernels, bit for bit.
 """
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
+# The compiler colours its log even when it writes to a file.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# A row of the table of layers that the compiler prints in its verbose log.
 _ROW = re.compile(
     r"D RKNN: \[[^\]]*\] \d+\s+(?P<op>\S+)\s+(?P<dtype>\S+)\s+(?P<place>\S+)\s+\S+\s+\S+\s+"
     r"\d+/\d+/(?P<cycles>\d+)\s+(?P<rest>.*\S)"
 )
 _UNKNOWN = re.compile(r"No lowering found for:?\s*(?P<node>[^,]+)(?:,\s*node type\s*=\s*(?P<op>\w+))?")
 _PROBLEM = re.compile(r"^E (?:RKNN: )?(?:\[[^\]]*\] )?(?P<text>.*\S)")
+# Lines that the toolkit also prints as errors, but that give no reason.
 _NOTHING = re.compile(r"toolkit2 version:|Traceback|Catch exception|=====|File \"")
+# The last line of a Python traceback.
 _RAISED = re.compile(r"\w*(Error|Exception)\b")
+# A longer text would hide the rest of the message.
 _LONGEST = 300
 
 
@@ -113,6 +118,7 @@ class Compilation:
             "inputs": list(inputs),
             "answers": str(folder / _ANSWERS),
         }
+        # A file, because lists of inputs can be longer than a command line may be.
         (folder / _JOB).write_text(json.dumps(job), encoding="utf-8")
         self._job = ToolkitJob(toolkit(), Path(__file__).with_name("worker.py"), [_JOB], folder)
 
@@ -130,16 +136,19 @@ class Compilation:
         """
         name = f"{self._asked}.npz"
         self._asked += 1
-        given, answer = self._folder / _SAMPLES / name, self._folder / _ANSWERS / name
-        with given.open("wb") as file:
+        question, answer = self._folder / _SAMPLES / name, self._folder / _ANSWERS / name
+        # The worker reads arrays from files: its pipe carries only lines of text.
+        with question.open("wb") as file:
             write_npz(file, {name: np.asarray(inputs[name]) for name in self._inputs})
-        if not self._job.ask(str(given), answer):
+        if not self._job.ask(str(question), answer):
+            # The process has ended by itself, so this call raises the error with the reason.
             self.finish()
             raise EngineError(f"{toolkit().needs} ended before its simulator answered", "Try again")
-        found = _arrays(answer)
-        given.unlink()
+        arrays = _arrays(answer)
+        # The samples of a large model would fill the disk.
+        question.unlink()
         answer.unlink()
-        return found
+        return arrays
 
     def finish(self) -> tuple[Path, tuple[CompiledLayer, ...]]:
         """Wait until the compiler ends, and return the compiled file and its layers.
@@ -181,12 +190,13 @@ class ToolkitSession:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
         """Simulate one sample and return the named outputs. None means all outputs."""
-        found = {}
+        arrays = {}
         for spec, array in zip(self._outputs, self._compilation.answer(input_feed), strict=True):
             shape = [size for size in spec.shape or () if isinstance(size, int)]
+            # The simulator's arrays may have other axes than the outputs. An array of another size stays as it came.
             fits = len(shape) == len(spec.shape or ()) and math.prod(shape) == array.size
-            found[spec.name] = array.reshape(shape) if fits else array
-        return [found[name] for name in output_names or found]
+            arrays[spec.name] = array.reshape(shape) if fits else array
+        return [arrays[name] for name in output_names or arrays]
 
 
 @contextmanager
@@ -198,15 +208,15 @@ def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings],
         folder = stack.enter_context(scratch_folder("edgeq-rknn-"))
         places = itertools.count()
 
-        def opened(model: Path, settings: SessionSettings) -> Session:
+        def open_session_of(model: Path, settings: SessionSettings) -> Session:
             """Start the compiler on a model. The session settings are not used."""
             del settings
-            own, signature = folder / str(next(places)), own_signature(model, model)
-            own.mkdir()
+            work, signature = folder / str(next(places)), own_signature(model, model)
+            work.mkdir()
             names = [spec.name for spec in signature.inputs]
-            return ToolkitSession(stack.enter_context(Compilation(model, platform_of(target), own, names)), signature)
+            return ToolkitSession(stack.enter_context(Compilation(model, platform_of(target), work, names)), signature)
 
-        yield opened
+        yield open_session_of
 
 
 def platform_of(target: Target) -> str:
@@ -234,12 +244,12 @@ def config_for(platform: str) -> dict[str, Any]:
 
 def layers_of(log: str) -> tuple[CompiledLayer, ...]:
     """Return the rows of the compiler's table, which is mixed with the other lines of its log."""
-    found = []
+    layers = []
     for row in map(_ROW.match, _lines(log)):
         if row is not None and row["op"] not in dialect().table.ends:
             name = row["rest"].partition(f"{row['op']}:")[2]
-            found.append(CompiledLayer(name.strip(), row["op"], row["dtype"], row["place"], int(row["cycles"])))
-    return tuple(found)
+            layers.append(CompiledLayer(name.strip(), row["op"], row["dtype"], row["place"], int(row["cycles"])))
+    return tuple(layers)
 
 
 def check_ran(ran: Ran, output: Path, layers: Sequence[CompiledLayer], model: Path, *, float16: bool = True) -> None:
@@ -253,29 +263,32 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[CompiledLayer], model: Pa
         EngineError: the job failed for another reason; the message states the reason that the toolkit reports.
     """
     lines = [*_lines(ran.errors), *_lines(ran.out)]
-    unknown = next((found for line in lines if (found := _UNKNOWN.search(line))), None)
+    # The toolkit reports an unknown operator only in its log, whatever its exit status is.
+    unknown = next((match for line in lines if (match := _UNKNOWN.search(line))), None)
     if unknown is not None:
-        what = (
+        lack = (
             unknown["node"][:_LONGEST] if unknown["op"] is None else f"{unknown['op']} ({unknown['node'][:_LONGEST]})"
         )
-        problem = f"{model.name}: {toolkit().needs} does not support {what}"
+        problem = f"{model.name}: {toolkit().needs} does not support {lack}"
         raise ModelError(problem, "Export the model without that operator")
     fix = "Keep nodes in float with --exclude, or export" if float16 else "Export"
     fix += " the model without the operator that it names"
     if ran.code != 0:
         raise EngineError(f"{toolkit().needs} {ran.ending}{_reason(lines)}", fix)
+    # An exit status of 0 proves nothing here.
     if not output.is_file() or not layers:
-        what = "wrote no file" if not output.is_file() else "printed no table of layers"
-        raise EngineError(f"{toolkit().needs} {what}{_reason(lines)}", fix)
+        lack = "wrote no file" if not output.is_file() else "printed no table of layers"
+        raise EngineError(f"{toolkit().needs} {lack}{_reason(lines)}", fix)
 
 
 def _reason(lines: Sequence[str]) -> str:
     """Return a colon and the toolkit's reason for a failure, or "" if the toolkit reports no reason."""
     raised = [line for line in lines if _RAISED.match(line) and not line.endswith("(most recent call last):")]
-    errors = [found["text"] for line in lines if (found := _PROBLEM.match(line)) and not _NOTHING.search(line)]
-    own = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
-    last = next((texts[-1] for texts in (raised, errors, own) if texts), "")
-    return f": {one_line(last, most=_LONGEST)}" if last else ""
+    errors = [match["text"] for line in lines if (match := _PROBLEM.match(line)) and not _NOTHING.search(line)]
+    refusals = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
+    # The exception says more than the lines of the log, which say more than the name of the step that failed.
+    text = next((texts[-1] for texts in (raised, errors, refusals) if texts), "")
+    return f": {one_line(text, most=_LONGEST)}" if text else ""
 
 
 def _lines(text: str) -> list[str]:
@@ -284,8 +297,8 @@ def _lines(text: str) -> list[str]:
 
 def _arrays(file: Path) -> tuple[NDArray[Any], ...]:
     try:
-        with open_file(file) as stream, np.load(stream, allow_pickle=False) as held:
-            return tuple(held[name] for name in held.files)
+        with open_file(file) as stream, np.load(stream, allow_pickle=False) as archive:
+            return tuple(archive[name] for name in archive.files)
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise EngineError(f"{toolkit().needs} left an answer that cannot be read: {error}", "Try again") from error
 
@@ -298,7 +311,7 @@ def unfused(model: Path, samples: Sequence[Sample]) -> list[Mapping[str, NDArray
 
 def compare_answers(
     compiled: Compiled,
-    wanted: Sequence[Mapping[str, NDArray[Any]]],
+    expected: Sequence[Mapping[str, NDArray[Any]]],
     exact: Sequence[Mapping[str, NDArray[Any]]],
     model: Path,
     coarse: str = "",
@@ -310,7 +323,7 @@ def compare_answers(
     are certainly further from the float model's.
 
     Args:
-        wanted: answers of the unfused kernels.
+        expected: answers of the unfused kernels.
         exact: answers of the float model, which show how much quantization changed the answers. Layers in float16 may
             change the answers by as much. If their small errors make a later layer round a value to another integer,
             the difference spreads like any other rounding error.
@@ -320,20 +333,25 @@ def compare_answers(
         CheckFailedError: the file is refused.
     """
     fix = "Report this model, and package it for a CPU target, such as generic-arm64"
-    found = []
-    for arrays, right in zip(compiled.answers, wanted, strict=True):
+    simulated = []
+    for arrays, right in zip(compiled.answers, expected, strict=True):
+        # Sizes are compared instead of shapes, because the simulator's arrays may have other axes.
         if [array.size for array in arrays] != [array.size for array in right.values()]:
             raise CheckFailedError(f"{model.name}: the simulator's answers have another shape", fix)
         pairs = zip(arrays, right.items(), strict=True)
-        found.append({name: array.reshape(values.shape) for array, (name, values) in pairs})
-    flat = [np.concatenate([_flat(a) for arrays in each for a in arrays.values()]) for each in (found, wanted)]
-    count, share = f"{len(wanted)} sample{'s' * (len(wanted) != 1)}", float(np.mean(flat[0] == flat[1]))
+        simulated.append({name: array.reshape(values.shape) for array, (name, values) in pairs})
+    flat = [
+        np.concatenate([_flat(a) for arrays in answers for a in arrays.values()]) for answers in (simulated, expected)
+    ]
+    count, share = f"{len(expected)} sample{'s' * (len(expected) != 1)}", float(np.mean(flat[0] == flat[1]))
     if share == 1:
         return f"its simulator equals ONNX Runtime's unfused kernels bit for bit on {count}"
     half = any(layer.dtype != "INT8" for layer in compiled.layers)
-    least = dialect().float16.least_db if half else dialect().rounding.least_db
-    losses = measure_paired_losses(exact, wanted, found)
-    wrong = [loss for loss in losses if loss.level_db < least and loss.proven]
+    # Float16 layers round much more coarsely than a sum in another order does; both limits were measured.
+    limit_db = dialect().float16.least_db if half else dialect().rounding.least_db
+    # Each output is judged by itself: a large output would hide the error of a small one.
+    losses = measure_paired_losses(exact, expected, simulated)
+    wrong = [loss for loss in losses if loss.level_db < limit_db and loss.proven]
     if wrong:
         raise CheckFailedError(
             f"{model.name}: the simulator's answers differ from those of ONNX Runtime's unfused kernels "

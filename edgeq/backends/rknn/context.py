@@ -25,6 +25,7 @@ def write_context(compiled: Path, signature: Signature, platform: str, version: 
         platform: the compiler's name for the chip.
         version: version of the compiler.
     """
+    # ONNX Runtime's own form of compiled models, so a tool that shows ONNX files shows this one too.
     node = helper.make_node(
         "EPContext",
         [spec.name for spec in signature.inputs],
@@ -32,6 +33,7 @@ def write_context(compiled: Path, signature: Signature, platform: str, version: 
         name="compiled",
         domain="com.microsoft",
         main_context=1,
+        # The bytes are inside the node, so a variant is one file.
         embed_mode=1,
         ep_cache_context=compiled.read_bytes(),
         ep_sdk_version=version,
@@ -44,10 +46,11 @@ def write_context(compiled: Path, signature: Signature, platform: str, version: 
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)], ir_version=8
     )
-    known = {"platform": platform, "compiler": version}
-    held = {**known, "inputs": _listed(signature.inputs), "outputs": _listed(signature.outputs)}
+    toolchain = {"platform": platform, "compiler": version}
+    record = {**toolchain, "inputs": _listed(signature.inputs), "outputs": _listed(signature.outputs)}
+    # The runner reads the signature from this entry.
     entry = model.metadata_props.add()
-    entry.key, entry.value = SIGNATURE, json.dumps(held, sort_keys=True)
+    entry.key, entry.value = SIGNATURE, json.dumps(record, sort_keys=True)
     destination.write_bytes(model.SerializeToString(deterministic=True))
 
 

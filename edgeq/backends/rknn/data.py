@@ -147,7 +147,9 @@ class Chip:
     name: str
     title: str
     cores: int = 1
+    # False if the chip's boards cannot run edgeq's runner, which needs Python.
     python: bool = True
+    # False if the NPU computes in integers alone.
     float16: bool = True
 
 
@@ -164,7 +166,7 @@ def chip_named(name: str) -> Chip:
         HardwareError: no chip has that name; suggests the nearest name.
     """
     table = read_toml(shipped("targets") / "rknn" / "chips.toml", _Chips, HardwareError, "Install edgeq again").chip
-    known = {chip.name: chip for chip in table}
-    if name not in known:
-        raise HardwareError(f"the compiler does not know the chip {name!r}", suggest(name, known))
-    return known[name]
+    chips = {chip.name: chip for chip in table}
+    if name not in chips:
+        raise HardwareError(f"the compiler does not know the chip {name!r}", suggest(name, chips))
+    return chips[name]

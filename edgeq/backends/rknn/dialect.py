@@ -43,6 +43,7 @@ from edgeq.quantization.qdq import write_qdq
 from edgeq.quantization.quantizer import scheme_params
 from edgeq.scheme import Scheme
 
+# Integers on each side of a symmetric int8 range.
 _STEPS = 127
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
@@ -51,13 +52,13 @@ def write_dialect(
     prepared: PreparedModel,
     ranges: Mapping[str, Range],
     scheme: Scheme,
-    chosen: Collection[str],
+    paired: Collection[str],
     floats: Collection[str],
 ) -> ir.Model:
     """Return the quantized model in the compiler's dialect.
 
     Args:
-        chosen: names of the nodes that get Q/DQ pairs.
+        paired: names of the nodes that get Q/DQ pairs.
         floats: names of the chosen nodes whose weights stay in float.
 
     Raises:
@@ -65,20 +66,24 @@ def write_dialect(
         ModelError: the model needs an opset that the compiler does not read.
     """
     model = prepared.model.clone()
-    more = split_pools(model)
+    # Pools are split before the pairs are written, so that the tensors inside a chain get pairs as well.
+    chained = split_pools(model)
+    # The quantizer replaces the float constants of these layers, so they are set aside to be put back.
     spared = {name_of(value): value for node in model.graph if node.name in floats for value in _constants(node)}
     write_qdq(
         model,
-        off_zero({**ranges, **{new: ranges[old] for new, old in more.items() if old in ranges}}, scheme),
+        off_zero({**ranges, **{new: ranges[old] for new, old in chained.items() if old in ranges}}, scheme),
         scheme,
-        {*chosen, *(str(n.name) for n in model.graph if n.outputs and name_of(n.outputs[0]) in more)},
+        {*paired, *(str(n.name) for n in model.graph if n.outputs and name_of(n.outputs[0]) in chained)},
         source=prepared.source,
         weight_bounds=dict(weight_bounds(model, scheme)),
     )
+    # Pairs that must go are gone before constants are shifted, so that no constant is shifted in vain.
     restore_floats(model, floats, spared)
     open_swish(model)
     shift_constants(model)
     write_defaults(model)
+    # Last, because the steps before it may add operators of the model's own opset.
     lower_opset(model, prepared.source)
     drop_unused_initializers(model.graph)
     return model
@@ -86,13 +91,14 @@ def write_dialect(
 
 def off_zero(ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, Range]:
     """Return `ranges`, but widen each range whose zero point would be 0, so that its zero point is -1."""
-    return {name: _off_zero(found, scheme) for name, found in ranges.items()}
+    return {name: _off_zero(span, scheme) for name, span in ranges.items()}
 
 
-def _off_zero(found: Range, scheme: Scheme) -> Range:
-    params = scheme_params(found, scheme)
+def _off_zero(span: Range, scheme: Scheme) -> Range:
+    params = scheme_params(span, scheme)
     if params.scale.size != 1 or int(params.zero_point.reshape(())) != dialect().zero_point.avoided:
-        return found
+        return span
+    # With zero point -1, the range of -128..127 is -127..128 steps, so a scale of 128/127 keeps the old lower end.
     step = float(params.scale.reshape(())) * 128 / 127
     return Range(-127 * step, 128 * step)
 
@@ -110,9 +116,10 @@ def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArra
             if values is None or values.dtype != np.float32 or not values.size:
                 continue
             axis = channel_axis(node) % values.ndim if scheme.per_channel and values.ndim > 1 else None
-            others = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
-            low, high = -values.min(axis=others, initial=0), values.max(axis=others, initial=0)
+            reduced_axes = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
+            low, high = -values.min(axis=reduced_axes, initial=0), values.max(axis=reduced_axes, initial=0)
             largest = np.maximum(low, high).astype(np.float64)
+            # Both ends would get the integers -127 and 127, and a shift by 1 would make one of them -128 or 128.
             full = np.minimum(low, high) > largest * (_STEPS - 1) / _STEPS
             if np.any(full & (largest > 0)):
                 yield name_of(node.inputs[place]), np.where(full, largest * _STEPS / (_STEPS - 1), largest)
@@ -127,6 +134,7 @@ def split_pools(model: ir.Model) -> dict[str, str]:
     """
     editor, added = Editor(model), {}
     step = dialect().pool.chained
+    # The chain is exact: the maximum over a large window is the maximum over the maxima of small ones.
     for node in [node for node in model.graph if is_op(node, "MaxPool") and _is_centred(node)]:
         source, result = name_of(node.inputs[0]), node.inputs[0]
         count = (node.attributes.get_ints("kernel_shape")[0] - 1) // (step - 1)
@@ -137,8 +145,10 @@ def split_pools(model: ir.Model) -> dict[str, str]:
             )
             added[name_of(result)] = source
         assert result is not None
+        # The last tensor is the pool's own output, which has a range already.
         del added[name_of(result)]
         replace_node(node, result)
+        # The pool's name stays in the graph, for exclusions and reports.
         maker(result).name = node.name
     return added
 
@@ -149,10 +159,10 @@ def _is_centred(node: ir.Node) -> bool:
     """
     kernel = list(node.attributes.get_ints("kernel_shape"))
     size, step = kernel[0], dialect().pool.chained
-    wanted = {"kernel_shape": [size] * 2, "strides": [1] * 2, "dilations": [1] * 2, "pads": [(size - 1) // 2] * 4}
-    given = {name: list(node.attributes.get_ints(name, [1, 1])) for name in wanted}
-    plain = node.attributes.get_int("ceil_mode", 0) == 0 and len(node.outputs) == 1
-    return plain and given == wanted and size in dialect().pool.windows and (size - 1) % (step - 1) == 0
+    required = {"kernel_shape": [size] * 2, "strides": [1] * 2, "dilations": [1] * 2, "pads": [(size - 1) // 2] * 4}
+    attributes = {name: list(node.attributes.get_ints(name, [1, 1])) for name in required}
+    floor_mode = node.attributes.get_int("ceil_mode", 0) == 0 and len(node.outputs) == 1
+    return floor_mode and attributes == required and size in dialect().pool.windows and (size - 1) % (step - 1) == 0
 
 
 def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str, ir.Value]) -> None:
@@ -165,6 +175,7 @@ def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str
             restored = value.producer() if value is not None else None
             if restored is None or not is_op(restored, "DequantizeLinear") or not is_constant(restored.inputs[0]):
                 continue
+            # The quantizer's name for the integers of a constant.
             name = name_of(restored.inputs[0]).removesuffix("_quantized")
             values = constant(spared.get(name))
             if values is not None:
@@ -182,25 +193,27 @@ def open_swish(model: ir.Model) -> None:
         if len(pairs) != 1 or len(gate.uses()) != 1:
             continue
         restored = [reader for reader in readers(pairs[0].outputs[0]) if is_op(reader, "DequantizeLinear")]
-        behind = [reader for one in restored for reader in readers(one.outputs[0])]
+        behind = [reader for dequantize in restored for reader in readers(dequantize.outputs[0])]
         source = node.inputs[0]
-        if not restored or not behind or any(one.outputs[0].is_graph_output() for one in restored):
+        if not restored or not behind or any(dequantize.outputs[0].is_graph_output() for dequantize in restored):
             continue
+        # Another reader would still get the pair's numbers on the NPU, so the pair stays for it.
         if all(is_op(reader, "Mul") and source in reader.inputs for reader in behind):
-            for one in restored:
-                one.outputs[0].replace_all_uses_with(gate)
+            for dequantize in restored:
+                dequantize.outputs[0].replace_all_uses_with(gate)
     _remove_unread(model)
 
 
 def shift_constants(model: ir.Model) -> None:
     """Replace, in place, every zero point of 0 of an 8-bit constant. The constants still represent the same numbers."""
     editor = Editor(model)
-    made: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+    shifted_constants: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in [node for node in model.graph if is_op(node, "DequantizeLinear")]:
         integers, zero = node.inputs[0], node_input(node, 2)
         if integers is None or not is_constant(integers) or integers.dtype is not ir.DataType.INT8:
             continue
-        if integers not in made:
+        # Layers may share a constant. It is shifted once, or the second layer would shift it back.
+        if integers not in shifted_constants:
             values = constant_values(integers)
             zeros = np.zeros(constant_values(node.inputs[1]).shape, np.int8) if zero is None else constant_values(zero)
             shift = shifts(values, zeros, node.attributes.get_int("axis", 1))
@@ -209,13 +222,14 @@ def shift_constants(model: ir.Model) -> None:
             name, spread = name_of(integers), _spread(shift, values.ndim, node.attributes.get_int("axis", 1))
             shifted = (values.astype(np.int16) + spread).astype(np.int8)
             points = (zeros.astype(np.int16) + shift).astype(np.int8)
-            made[integers] = (
+            shifted_constants[integers] = (
                 editor.constant(f"{name}/shifted", shifted),
                 editor.constant(f"{name}/zero_point", points),
             )
-        moved, point = made[integers]
+        moved, point = shifted_constants[integers]
         node.replace_input_with(0, moved)
         if zero is None:
+            # A DequantizeLinear without a zero point means 0, the very value that must not be there.
             node.resize_inputs(3)
         node.replace_input_with(2, point)
 
@@ -230,12 +244,12 @@ def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDAr
     """
     low, high = LIMITS[ir.DataType.INT8]
     flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)
-    least = flat.min(axis=1, initial=high).astype(np.int16)
-    most = flat.max(axis=1, initial=low).astype(np.int16)
-    up = np.where(most < high, 1, np.where(least > low, -1, 0))
-    down = np.where(least > low, -1, np.where(most < high, 1, 0))
-    found = np.where(-least > most, up, down).reshape(zeros.shape)
-    return np.where(zeros == dialect().zero_point.avoided, found, 0).astype(np.int16)
+    smallest = flat.min(axis=1, initial=high).astype(np.int16)
+    largest = flat.max(axis=1, initial=low).astype(np.int16)
+    up = np.where(largest < high, 1, np.where(smallest > low, -1, 0))
+    down = np.where(smallest > low, -1, np.where(largest < high, 1, 0))
+    towards_zero = np.where(-smallest > largest, up, down).reshape(zeros.shape)
+    return np.where(zeros == dialect().zero_point.avoided, towards_zero, 0).astype(np.int16)
 
 
 def _spread(shift: NDArray[np.int16], rank: int, axis: int) -> NDArray[np.int16]:
@@ -275,6 +289,7 @@ def lower_opset(model: ir.Model, source: Path) -> None:
                 f"{source}: {node.name!r} is the {node.op_type} of opset {now}; Rockchip's compiler ends at {newest}",
                 f"Export the model with opset {newest}",
             )
+    # Only the declaration changes: the check above makes sure that every operator means the same in the older opset.
     model.opset_imports[""] = newest
     model.graph.opset_imports[""] = newest
 
@@ -284,6 +299,7 @@ def _constants(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _remove_unread(model: ir.Model) -> None:
+    # From the end, so that a QuantizeLinear loses its last reader before its own turn.
     for node in reversed(list(model.graph)):
         if is_op(node, *_PAIR) and not any(value.uses() or value.is_graph_output() for value in node.outputs):
             model.graph.remove(node, safe=True)

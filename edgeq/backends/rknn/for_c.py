@@ -31,6 +31,7 @@ def write_for_c(
     folder: Path,
 ) -> dict[str, Path]:
     """Write both files into `folder`. Return their paths, keyed by their names in a bundle, which begin with `stem`."""
+    # A C program can map the file and use the offsets as they are, without a parser.
     content, cases = bytearray(MAGIC), []
     for sample, answer in zip(samples, answers, strict=True):
         case: dict[str, list[int]] = {}
@@ -49,6 +50,7 @@ def write_for_c(
         "outputs": [_form(spec) for spec in signature.outputs],
         "cases": cases,
     }
+    # The names begin with the model's, because several models may be in one folder on the board.
     files = {f"{stem}.tensors.json": folder / "tensors.json", f"{stem}.selftest.bin": folder / "selftest.bin"}
     (folder / "tensors.json").write_text(json.dumps(forms) + "\n", encoding="utf-8")
     (folder / "selftest.bin").write_bytes(content)

@@ -39,6 +39,8 @@ class _Anything:
         return _Anything()
 
     def __getattr__(self, name: str) -> Any:
+        # Python looks special names up to see what an object can do; a stub must not claim to be, for example, a
+        # container.
         if name.startswith("__"):
             raise AttributeError(name)
         return _Anything
@@ -76,11 +78,13 @@ def _refuse(reason: str) -> None:
 
 def main(job: dict[str, Any]) -> None:
     """Run one job."""
+    # torch takes gigabytes, and the toolkit imports it even to compile.
     if importlib.util.find_spec("torch") is None:
         sys.meta_path.append(_TorchFinder())
     import numpy as np
     from rknn.api import RKNN  # type: ignore[import-not-found]
 
+    # Only the verbose log contains the table of layers.
     rknn = RKNN(verbose=True)
     rknn.config(**job["config"])
     steps: list[tuple[str, Callable[[], Any]]] = [
@@ -91,18 +95,20 @@ def main(job: dict[str, Any]) -> None:
     if job["answers"] is not None:
         steps.append(("init_runtime", lambda: rknn.init_runtime(target=None)))
     for name, step in steps:
+        # The toolkit reports failure by the return value, without an exception.
         if step() != 0:
             _refuse(f"{name} gives an error")
     for place, line in enumerate(sys.stdin if job["answers"] is not None else ()):
-        with np.load(line.rstrip("\n"), allow_pickle=False) as held:
-            arrays = [held[name] for name in job["inputs"]]
+        with np.load(line.rstrip("\n"), allow_pickle=False) as sample:
+            arrays = [sample[name] for name in job["inputs"]]
         answers = rknn.inference(inputs=arrays, data_format=["nchw"] * len(arrays))
         if answers is None:
             _refuse("the simulator gives no answer")
-        whole = Path(job["answers"]) / f"{place}.npz"
-        draft = whole.with_suffix(".draft.npz")
+        answer_file = Path(job["answers"]) / f"{place}.npz"
+        # The reader waits for the final name, so it never reads half a file.
+        draft = answer_file.with_suffix(".draft.npz")
         np.savez(draft, *answers)
-        draft.rename(whole)
+        draft.rename(answer_file)
     rknn.release()
 
 

@@ -1,253 +1,54 @@
 """Compile a prepared model for an array: make the integer program and the files that go with it.
 
-edgeq first lowers the program without samples. It then fits the program to samples in two ways, and keeps a change if
-it brings the outputs closer to the float model's:
-
-- Rounding weights: edgeq minimises the error of a layer's output, not of each weight
-  (`edgeq.quantization.weight_only`). The integers that a layer reads in the program decide which errors matter. The
-  bias absorbs the shift of the mean that rounding causes.
-- Correcting biases: rounded weights and clipped activations shift the mean of a layer's output, and the shifts add up.
-  edgeq runs the program once over some samples. Each layer reads the output of the corrected layers before it. The
-  difference between the layer's mean and the float model's goes into its int32 bias, channel by channel (Nagel et al.
-  2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of
-  their assumptions). Let y be the float output after the activation, z the integer output, and p the share of z that is
-  not cut. The shift is one Newton step, (mean y - mean z) / p. Channels that are nearly always cut do not change.
+edgeq first lowers the program without samples, and then fits it to samples (`fit`).
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import numpy as np
-import onnx_ir as ir
-from numpy.typing import NDArray
+from typing import Any
 
 from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
-from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import (
-    OFFSET,
-    activation_scales,
-    sort_channels,
-    with_offsets,
-    without_idle_weights,
-)
+from edgeq.backends.systolic.channels import sort_channels
+from edgeq.backends.systolic.dialect import write_dialect
 from edgeq.backends.systolic.emit_c.folder import with_c
 from edgeq.backends.systolic.estimate import coverage, place
-from edgeq.backends.systolic.lower import LARGEST_BIAS, lower
-from edgeq.backends.systolic.program import Array, Floats, Network, Program, Weighted
+from edgeq.backends.systolic.fit import fit_program, observe
+from edgeq.backends.systolic.idle_weights import without_idle_weights
+from edgeq.backends.systolic.lower import lower
+from edgeq.backends.systolic.offsets import with_offsets
+from edgeq.backends.systolic.program import Program, Weighted
 from edgeq.backends.systolic.save import belongs_to_program, save_program
+from edgeq.backends.systolic.scales import activation_scales
 from edgeq.backends.systolic.session import simulated_array
-from edgeq.backends.systolic.simulate import Simulator
-from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect
+from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.hardware.target import Target
-from edgeq.model.edit import with_outputs
-from edgeq.model.graph import GraphIndex
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
-from edgeq.model.sessions import open_in_memory
-from edgeq.quantization.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
-Change = Callable[[Weighted, NDArray[Any]], Weighted]
-"""A function that takes a step and its integer input [N, ...], and returns the step to use instead."""
-_MOST_TAPS = 1152
-"""Layers with more taps keep their weights: rounding time grows with the cube of the taps, and the gain falls."""
-_PATCHES_PER_TAP = 4
-_FEWEST, _MOST = 512, 8192
-
-
-def rounded_weights(network: Network) -> Change:
-    """Return a function that rounds a step's weights again, for the least error of its output.
-
-    Args:
-        network: the network that the program was made from, with float weights.
-    """
-    layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
-
-    def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
-        """Return `step` with its weights rounded again. A row changes only if the new weights are more accurate on
-        input `x`.
-        """
-        layer = layers[step.name]
-        groups, outputs = getattr(step, "groups", 1), len(step.bias)
-        taps = step.weights[0].size
-        if taps > _MOST_TAPS:
-            return step
-        scales = steps.tile_values(step.tiles, "weight_scale").astype(np.float64)
-        wanted = (layer.weights.reshape(outputs, taps) / scales[:, None]).reshape(groups, -1, taps)
-        patches = _patches(step, x, groups)
-        mean = patches.mean(axis=1, keepdims=True)
-        centred = patches - mean
-        metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
-        nearest = step.weights.reshape(wanted.shape).astype(np.int64)
-        found = round_rows(wanted, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
-        better = squared(wanted - found, metric) < squared(wanted - nearest, metric)
-        chosen = np.where(better[..., None], found, nearest)
-        moved = ((nearest - chosen) * mean).sum(axis=2).ravel()
-        bias = np.clip(np.rint(step.bias + moved), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
-        return replace(step, weights=chosen.reshape(step.weights.shape).astype(np.int8), bias=bias)
-
-    return rounded
-
-
-def _patches(step: Weighted, x: NDArray[Any], groups: int) -> Floats:
-    """Return the inputs of randomly chosen output positions: float64 [groups, positions, taps]."""
-    taps = step.weights[0].size
-    count = int(np.clip(_PATCHES_PER_TAP * taps, _FEWEST, _MOST))
-    random = np.random.default_rng(taps)
-    if isinstance(step, steps.Fc):
-        rows = x.reshape(-1, taps)
-        return np.asarray(rows[random.integers(0, len(rows), count)], np.float64)[None]
-    spans = [(size - 1) * dilation + 1 for size, dilation in zip(step.weights.shape[2:], step.dilations, strict=True)]
-    padded = np.pad(x, ((0, 0), (0, 0), (step.pads[0], step.pads[2]), (step.pads[1], step.pads[3])))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=(2, 3))
-    windows = windows[:, :, :: step.strides[0], :: step.strides[1], :: step.dilations[0], :: step.dilations[1]]
-    sample, row, column = (random.integers(0, windows.shape[axis], count) for axis in (0, 2, 3))
-    drawn = windows[sample, :, row, column].reshape(count, groups, taps)
-    return np.asarray(drawn.transpose(1, 0, 2), np.float64)
-
-
-_FLAT = 0.05
-
-
-def corrected_layers(program: Program) -> dict[str, int]:
-    """Return, in program order, the float tensors whose means are needed for bias correction, each with its channel
-    axis.
-    """
-    layers = (step for step in program.steps if isinstance(step, Weighted))
-    return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
-
-
-def _channel_axis(step: Weighted) -> int:
-    """Return the channel axis of a step's output. A product has its channels on the last axis, because there may be
-    several rows for each sample.
-    """
-    return 1 if isinstance(step, steps.Conv) else -1
-
-
-def correct_biases(
-    program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
-) -> Program:
-    """Return `program` with biases that cancel the mean errors of its layers.
-
-    Args:
-        inputs: samples [N, ...] by input name.
-        means: means of the float model's channels over the same samples, by the names in `corrected_layers`.
-        first: a function that changes each step before its bias is corrected; None changes nothing.
-    """
-    simulator = Simulator(program, keep_sums=True)
-
-    def corrected(step: Weighted, x: Array) -> Weighted:
-        """Return `step` with a corrected bias. For each output channel, the mean error of the outputs for `x` is
-        subtracted from the bias, in accumulator units.
-        """
-        step = first(step, x) if first is not None else step
-        tensor = program.tensors[step.output]
-        if tensor.origin not in means:
-            return step
-        y = simulator.compute(step, [x])
-        shift = _shift(np.moveaxis(y, _channel_axis(step), 0), means[tensor.origin], tensor, relu=step.relu)
-        if shift is None or len(shift) != len(step.bias):
-            return step
-        scale = program.tensors[step.input].scale
-        assert scale is not None
-        units = steps.tile_values(step.tiles, "weight_scale").astype(np.float64) * scale
-        bias = np.clip(np.rint(step.bias + shift / units), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
-        return replace(step, bias=bias)
-
-    return replace(program, steps=simulator.walk(inputs, corrected))
-
-
-def channel_means(values: Array, axis: int) -> Floats:
-    """Return the mean of each channel over all axes but the channel `axis`: float64 [channels]."""
-    return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
-
-
-def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Floats | None:
-    """Return the correction of the mean of each channel of `y` [channels, ...].
-
-    Return None if `mean` has a different number of channels.
-    """
-    if len(y) != len(mean):
-        return None
-    assert tensor.scale is not None
-    wanted = mean if tensor.channels is None else mean[list(tensor.channels)]
-    axes = tuple(range(1, y.ndim))
-    found = y.astype(np.float64).mean(axis=axes) * tensor.scale
-    free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
-    return np.where((free > _FLAT) & np.isfinite(wanted), (wanted - found) / np.maximum(free, _FLAT), 0.0)
-
-
-SAMPLES = 48
-"""Number of samples for fitting weights and biases. Each third is also used to judge a fit to the other two thirds."""
-_FOLDS = 3
-# A fitting method that is this many decibels behind the best on the samples so far is not tried on the remaining
-# samples.
-_BEHIND = 6.0
-# Minimum gain, in decibels, for which a fit is kept. A smaller gain may be due to the choice of samples.
-_WORTH_FITTING = 1.0
-_MEMORY = 2**29
 # Minimum gain, in decibels, for which depthwise layers move from the array to the core.
 _WORTH_LEAVING = 3.0
+
 # If the SQNR is at least this many decibels, edgeq does not try depthwise layers on the core, because the gain would
 # not be worth the time.
 _GOOD_ENOUGH = 12.0
-
-
-@dataclass(frozen=True)
-class FloatReference:
-    """Hold the outputs of the float model for some samples.
-
-    Attributes:
-        inputs: arrays [N, ...] by name.
-        outputs: float32 outputs by name, one array for each sample.
-        channels: channel means by tensor, float64 [N, channels].
-    """
-
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, Sequence[Array]]
-    channels: Mapping[str, Floats]
-
-    @property
-    def means(self) -> dict[str, Floats]:
-        """Return the mean of each channel over all samples: float64 [channels] by tensor."""
-        return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
-
-    def folds(self) -> Iterator[tuple[FloatReference, FloatReference]]:
-        """Yield pairs of samples: some to fit to, and some to judge the fit on. Each sample is used once for judging.
-
-        If there are too few samples, yield one pair with all samples on both sides.
-        """
-        count = len(next(iter(self.inputs.values())))
-        if count < _FOLDS:
-            yield self, self
-            return
-        for fold in range(_FOLDS):
-            held_out = np.arange(count) % _FOLDS == fold
-            yield self._taken(np.flatnonzero(~held_out)), self._taken(np.flatnonzero(held_out))
-
-    def _taken(self, places: NDArray[np.intp]) -> FloatReference:
-        outputs = {name: [rows[place] for place in places] for name, rows in self.outputs.items()}
-        inputs, channels = ({n: v[places] for n, v in part.items()} for part in (self.inputs, self.channels))
-        return FloatReference(inputs, outputs, channels)
 
 
 def compile_program(
     prepared: PreparedModel,
     ranges: Mapping[str, Range],
     scheme: Scheme,
-    array: steps.ArrayConfig,
+    array: ArrayConfig,
     samples: Samples | None = None,
 ) -> Program:
     """Quantize a prepared model for an array.
@@ -270,116 +71,25 @@ def compile_program(
     )
     shift = array.output_scale == "shift"
     scales = activation_scales(network, ranges, powers_of_two=shift)
+    # Idle weights go first, because they would widen the range of a tile. Offsets change scales of tensors, which the
+    # tiles' multipliers depend on.
     network, scales = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
     network = sort_channels(network, array.dim)
     name = prepared.source.stem
-    plain = lower(name, network, scales, array)
+    on_array = lower(name, network, scales, array)
     if samples is None:
-        return plain
-    reference = observe(prepared.model, plain, samples, network.shifted)
-    best = _fitted(plain, network, reference)
+        return on_array
+    reference = observe(prepared.model, on_array, samples, network.shifted)
+    best = fit_program(on_array, network, reference)
     if not any(getattr(layer, "depthwise", False) for layer in network.layers) or best.sqnr_db >= _GOOD_ENOUGH:
         return best.program
-    apart = lower(name, network, scales, array, depthwise_tile=1)
-    off = _fitted(apart, network, reference)
+    # Tried only if the array loses much accuracy, because it takes another lowering and another fit.
+    on_core = lower(name, network, scales, array, depthwise_tile=1)
+    off = fit_program(on_core, network, reference)
     return (off if off.sqnr_db >= best.sqnr_db + _WORTH_LEAVING else best).program
 
 
-class _Judged(NamedTuple):
-    """Hold a fitted program, and the SQNR of its fitting method on samples that were not used for fitting."""
-
-    program: Program
-    sqnr_db: float
-
-
-def _fitted(plain: Program, network: Network, reference: FloatReference) -> _Judged:
-    """Return `plain` fitted by the best method: rounded weights, corrected biases, both or neither.
-
-    Each third of the samples is used to judge fits to the other two thirds. The best method is then fitted to all
-    samples.
-    """
-    rounded = rounded_weights(network)
-    ways: tuple[Callable[[FloatReference], Program], ...] = (
-        lambda seen: plain,
-        lambda seen: correct_biases(plain, seen.inputs, seen.means, first=rounded),
-        lambda seen: correct_biases(plain, seen.inputs, seen.means),
-        lambda seen: correct_biases(plain, seen.inputs, {}, first=rounded),
-    )
-    powers = dict.fromkeys(ways, np.zeros(2))
-    for fit, judge in reference.folds():
-        for way in powers:
-            powers[way] = powers[way] + _powers(way(fit), judge)
-        best = max(powers, key=lambda way: _decibels(powers[way]))
-        least = _decibels(powers[best]) - _BEHIND
-        powers = {way: found for way, found in powers.items() if _decibels(found) >= least}
-        if len(powers) == 1:
-            break
-    unchanged = powers.get(ways[0])
-    if unchanged is not None and _decibels(powers[best]) < _decibels(unchanged) + _WORTH_FITTING:
-        return _Judged(plain, _decibels(unchanged))
-    return _Judged(best(reference), _decibels(powers[best]))
-
-
-def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> FloatReference:
-    """Run the float model on as many samples as fit into memory, spread evenly over all the samples.
-
-    Files are often sorted by class, so the first samples would not be representative.
-    """
-    size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
-    count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
-    outputs = GraphIndex(model).outputs
-    made = {value.name for node in model.graph for value in node.outputs}
-    axes = {shifted.get(name, name): axis for name, axis in corrected_layers(program).items()}
-    names = {name: axis for name, axis in axes.items() if name in made}
-    observed = with_outputs(model, names)
-    session = open_in_memory(observed)
-    taken: list[Mapping[str, Array]] = []
-    sums: dict[str, list[Array]] = {name: [] for name in names}
-    results: dict[str, list[Array]] = {name: [] for name in outputs}
-    apart = max(len(samples) // count, 1)
-    for sample in itertools.islice(samples, 0, apart * count, apart):
-        feed = {name: np.asarray(sample.inputs[name]) for name in program.inputs}
-        feed = {name: value[:1] if value.ndim else value for name, value in feed.items()}
-        taken.append(feed)
-        fetched = dict(zip([*outputs, *names], session.run([*outputs, *names], feed), strict=True))
-        for name in names:
-            sums[name].append(channel_means(fetched[name], names[name]))
-        for name in outputs:
-            results[name].append(np.atleast_1d(fetched[name]))
-    channels = {name: np.asarray(parts, np.float64) for name, parts in sums.items()}
-    scales = {tensor.origin: tensor.scale for tensor in program.tensors.values() if tensor.scale is not None}
-    for name, origin in shifted.items():
-        if origin in channels:
-            channels[name] = channels[origin] - OFFSET * scales[name]
-    return FloatReference(
-        {name: np.concatenate([np.atleast_1d(feed[name]) for feed in taken]) for name in program.inputs},
-        {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},
-        channels,
-    )
-
-
-def _powers(program: Program, reference: FloatReference) -> Floats:
-    """Return the power of the float model's outputs and the power of the program's errors, each summed over all
-    outputs.
-    """
-    found = Simulator(program).run(reference.inputs).tensors
-    signal = noise = 0.0
-    for name, parts in reference.outputs.items():
-        # If the batch is not the first axis, a tensor has several rows for each sample.
-        exact = np.concatenate(parts).astype(np.float64)
-        finite = np.isfinite(exact)
-        signal += float((exact[finite] ** 2).sum())
-        noise += float(((found[name][finite] - exact[finite]) ** 2).sum())
-    return np.array([signal, noise])
-
-
-def _decibels(powers: Floats) -> float:
-    signal, noise = powers
-    if not math.isfinite(noise):
-        return -math.inf
-    return 10 * math.log10(signal / noise) if noise and signal else math.inf
-
-
+# What the array's multipliers can express.
 _FIELDS: Mapping[str, Any] = {
     "mode": "static",
     "activation_type": "int8",
@@ -389,6 +99,7 @@ _FIELDS: Mapping[str, Any] = {
     "per_channel": False,
     "reduce_range": False,
 }
+
 _NEEDS = "The array needs static, symmetric int8 with one scale for each tensor. Leave the scheme to the target"
 
 
@@ -418,7 +129,7 @@ class SystolicBackend(Backend):
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the array does not support. See `Backend.check`."""
         refuse_wide(scheme, self.title)
-        steps.array_config(self._table)
+        array_config(self._table)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
     def build(
@@ -437,7 +148,8 @@ class SystolicBackend(Backend):
         """
         self.check(scheme)
         check_names(prepared, scheme.exclude)
-        program = compile_program(prepared, ranges, scheme, steps.array_config(self._table), samples)
+        program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
+        # Pooling and clamps alone run on the core, where int8 gains nothing.
         if not any(isinstance(step, Weighted) for step in program.steps):
             raise ModelError(
                 f"{prepared.source}: no layer of it runs on the array",
@@ -446,11 +158,14 @@ class SystolicBackend(Backend):
         macs = node_macs(prepared.model)
         notes = [place(program, macs).sentence(), *program.notes]
         program = replace(program, notes=tuple(notes))
+        # The reference model is for comparison with the float model, tensor by tensor, so it has the float model's
+        # order.
         save_model(host_reference_model(in_origin_order(program), prepared.signature), destination)
         files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
         save_program(program, next(iter(files.values())))
         dialect = destination.with_name(f"{destination.stem}.dialect.onnx")
         problem = write_dialect(program, prepared.signature, dialect)
+        # The program and the simulator do not need the dialect file, so a model that it cannot express is still built.
         if problem:
             notes.append(f"no file for onnxruntime-riscv: {problem}")
         else:

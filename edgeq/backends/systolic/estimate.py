@@ -1,7 +1,7 @@
 """Describe where each layer of a program runs, and estimate the array's time and memory traffic.
 
 The time is an estimate from tile sizes; no cycle is simulated. Take a product of I rows, J columns and depth K that is
-cut into pieces of (i, j, k) tiles of DIM (`program.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up. n_I and n_J
+cut into pieces of (i, j, k) tiles of DIM (`array.product_tiles`). ⌈x⌉ is x in tiles of DIM, rounded up. n_I and n_J
 are the numbers of pieces along I and J:
 
     compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile per cycle; the time to fill the array is hidden
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.array import ArrayConfig, product_tiles
 from edgeq.backends.systolic.program import Program, Step, Weighted
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
@@ -40,13 +41,13 @@ class MacPlacement:
         array: multiply-accumulates on the array.
         depthwise: multiply-accumulates of depthwise layers, on the array or the core. On the array, such a layer uses a
             single column.
-        apart: multiply-accumulates of each depthwise layer that runs on the core.
+        on_core: multiply-accumulates of each depthwise layer that runs on the core.
     """
 
     macs: int
     array: int
     depthwise: int
-    apart: tuple[int, ...]
+    on_core: tuple[int, ...]
 
     @property
     def array_share(self) -> float:
@@ -58,8 +59,8 @@ class MacPlacement:
         text = f"{self.array_share:.1%} of the multiply-accumulates run on the array"
         if self.depthwise:
             text += f"; depthwise layers, which fill only one column of it, are {self.depthwise / self.macs:.1%}"
-        if self.apart:
-            share = f"{len(self.apart)} of them ({sum(self.apart) / self.macs:.1%})"
+        if self.on_core:
+            share = f"{len(self.on_core)} of them ({sum(self.on_core) / self.macs:.1%})"
             text += f", and {share} run on the core, with a scale for each channel"
         return text
 
@@ -71,19 +72,20 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> MacPlaceme
         macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`). They are used for the
             float parts.
     """
-    whole = array = depthwise = 0
-    apart = []
+    total = array = depthwise = 0
+    on_core = []
     for step in program.steps:
+        # A float step holds whole nodes of the model, so their counts are those of the float model.
         count = sum((macs or {}).get(name, 0) for name in step.reasons) if isinstance(step, steps.Float) else 0
         count += step_macs(program, step)
-        whole += count
+        total += count
         inside = isinstance(step, steps.Fc) or (isinstance(step, steps.Conv) and on_array(step, program.array.dim))
         array += count if inside else 0
         if isinstance(step, steps.Conv) and step.depthwise:
             depthwise += count
             if not inside:
-                apart.append(count)
-    return MacPlacement(whole, array, depthwise, tuple(apart))
+                on_core.append(count)
+    return MacPlacement(total, array, depthwise, tuple(on_core))
 
 
 def on_array(step: steps.Conv, dim: int) -> bool:
@@ -119,8 +121,8 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
         else:
             source = step.sources[0] if step.sources else step.name
             runs.append(NodeRun(step.name, source, kind, "int8", step_macs(program, step)))
-    how = "the program that was compiled for the array"
-    return coverage_of(runs, lambda run: reasons[run.name], basis="modelled", how=how)
+    method = "the program that was compiled for the array"
+    return coverage_of(runs, lambda run: reasons[run.name], basis="modelled", how=method)
 
 
 BYTES_PER_CYCLE = 16
@@ -151,7 +153,7 @@ class ArrayEstimate:
     """Hold the estimates for the layers on the array, in order, by the formulas of this module."""
 
     layers: tuple[LayerEstimate, ...]
-    array: steps.ArrayConfig
+    array: ArrayConfig
 
     @property
     def cycles(self) -> int:
@@ -193,27 +195,29 @@ def estimate(program: Program) -> ArrayEstimate:
             layers.append(_product(program, step, 1, rows, outputs, depth, rows * depth, rows * outputs))
         elif isinstance(step, steps.ResidualAdd):
             size = math.prod(program.tensors[step.output].shape)
+            # A sum multiplies nothing that counts, so only its traffic takes time.
             layers.append(LayerEstimate(step.name, 0, -(-3 * size // BYTES_PER_CYCLE), 0, 3 * size, 0.0))
     return ArrayEstimate(tuple(layers), program.array)
 
 
 def _conv(program: Program, step: steps.Conv) -> LayerEstimate:
     _, outputs, rows, columns = step.conv_shape
-    read = math.prod(program.tensors[step.input].shape) // step.groups
-    written = math.prod(program.tensors[step.output].shape) // step.groups
+    bytes_in = math.prod(program.tensors[step.input].shape) // step.groups
+    bytes_out = math.prod(program.tensors[step.output].shape) // step.groups
     share = outputs // step.groups
-    return _product(program, step, step.groups, rows * columns, share, int(step.weights[0].size), read, written)
+    return _product(program, step, step.groups, rows * columns, share, int(step.weights[0].size), bytes_in, bytes_out)
 
 
 def _product(
-    program: Program, step: Weighted, groups: int, rows: int, columns: int, depth: int, read: int, written: int
+    program: Program, step: Weighted, groups: int, rows: int, columns: int, depth: int, bytes_in: int, bytes_out: int
 ) -> LayerEstimate:
     array = program.array
-    tiles = steps.product_tiles(rows, columns, depth, array)
-    whole = [-(-size // array.dim) for size in (rows, columns, depth)]
-    passes_i, passes_j = -(-whole[0] // tiles.i), -(-whole[1] // tiles.j)
-    traffic = groups * (read * passes_j + depth * columns * passes_i + 4 * columns + written)
-    compute = groups * math.prod(whole) * array.dim
+    tiles = product_tiles(rows, columns, depth, array)
+    tile_counts = [-(-size // array.dim) for size in (rows, columns, depth)]
+    passes_i, passes_j = -(-tile_counts[0] // tiles.i), -(-tile_counts[1] // tiles.j)
+    traffic = groups * (bytes_in * passes_j + depth * columns * passes_i + 4 * columns + bytes_out)
+    compute = groups * math.prod(tile_counts) * array.dim
+    # Loads overlap with computing, so the slower of the two decides.
     cycles = max(compute, -(-traffic // BYTES_PER_CYCLE))
     macs = step_macs(program, step)
     return LayerEstimate(step.name, macs, cycles, compute, traffic, macs / (cycles * array.dim**2))

@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.backends.systolic import program as steps
-from edgeq.backends.systolic.channels import OFFSET
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.offsets import OFFSET
 from edgeq.backends.systolic.program import Layer, Network, Program, Step, Tile, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.model.edit import drop_unused_initializers, from_bytes, to_bytes
@@ -56,7 +57,7 @@ def lower(
     name: str,
     network: Network,
     scales: Mapping[str, float],
-    array: steps.ArrayConfig,
+    array: ArrayConfig,
     *,
     depthwise_tile: int | None = None,
 ) -> Program:
@@ -64,7 +65,7 @@ def lower(
     imply.
 
     Args:
-        scales: the scale of every integer tensor (`channels.activation_scales`).
+        scales: the scale of every integer tensor (`scales.activation_scales`).
         depthwise_tile: number of channels of a depthwise layer that share a scale; None means the array's dim. With 1,
             depthwise layers run on the core.
     """
@@ -80,15 +81,14 @@ def lower(
 class _Lowering:
     """Hold the steps and tensors lowered so far."""
 
-    def __init__(
-        self, network: Network, scales: Mapping[str, float], array: steps.ArrayConfig, depthwise_tile: int
-    ) -> None:
+    def __init__(self, network: Network, scales: Mapping[str, float], array: ArrayConfig, depthwise_tile: int) -> None:
         self.steps: list[Step] = []
         self.tensors: dict[str, steps.Tensor] = {}
         self._network, self._scales, self._array, self._depthwise_tile = network, scales, array, depthwise_tile
         self._integers: dict[str, str] = {}
-        self._taken = set(network.shapes)
-        self._read = network.readers
+        # An integer tensor must not get the name of a float one.
+        self._names = set(network.shapes)
+        self._readers = network.readers
         self._fused: set[str] = set()
         for name in network.inputs:
             self._float_tensor(name)
@@ -123,23 +123,24 @@ class _Lowering:
         self.tensors[name] = steps.Tensor(name, self._network.shapes[name], self._network.dtypes[name], None, name)
 
     def _integer_tensor(self, name: str) -> str:
-        own = f"{name}_quantized"
-        while own in self._taken:
-            own += "_"
-        self._taken.add(own)
-        self._integers[name] = own
+        integer_name = f"{name}_quantized"
+        while integer_name in self._names:
+            integer_name += "_"
+        self._names.add(integer_name)
+        self._integers[name] = integer_name
         shape, channels = self._network.shapes[name], self._network.channels.get(name)
-        self.tensors[own] = steps.Tensor(own, shape, "int8", self._scales[name], name, channels)
-        return own
+        self.tensors[integer_name] = steps.Tensor(integer_name, shape, "int8", self._scales[name], name, channels)
+        return integer_name
 
-    def _lowered(self, layer: Layer, read: Sequence[str]) -> Step:
-        """Return a layer as a step that reads the integer tensors `read`."""
+    def _lowered(self, layer: Layer, inputs: Sequence[str]) -> Step:
+        """Return a layer as a step that reads the integer tensors `inputs`."""
         output = step_outputs(layer)[0]
-        changes: dict[str, Any] = {"input": read[0]}
+        changes: dict[str, Any] = {"input": inputs[0]}
         match layer:
             case steps.Conv():
                 changes |= self._weights(layer) | {"conv_shape": self._network.shapes[output]}
-                following = self._read[output]
+                following = self._readers[output]
+                # A fused convolution does not store its own result, so nothing else may need it.
                 alone = len(following) == 1 and output not in self._network.outputs
                 pool = fusable(layer, following[0], self._network.shapes) if alone else None
                 if pool is not None:
@@ -150,20 +151,30 @@ class _Lowering:
             case steps.Fc():
                 changes |= self._weights(layer)
             case steps.ResidualAdd():
+                # All factors are computed in float32, as in the formulas of `program`, so that no translation differs
+                # in the last bit.
                 to = np.float32(self._scales[output])
-                left, right = (float(np.float32(self._scales[n]) / to) for n in (layer.left, layer.right))
-                changes = {"left": read[0], "right": read[1], "left_multiplier": left, "right_multiplier": right}
+                left_multiplier, right_multiplier = (
+                    float(np.float32(self._scales[n]) / to) for n in (layer.left, layer.right)
+                )
+                changes = {
+                    "left": inputs[0],
+                    "right": inputs[1],
+                    "left_multiplier": left_multiplier,
+                    "right_multiplier": right_multiplier,
+                }
             case steps.AveragePool():
+                # The same roundings as in the reference model, whose weight scale is 1 / window in float32.
                 share = np.float32(1 / (layer.kernel[0] * layer.kernel[1]))
                 step = np.float32(np.float32(self._scales[layer.input]) * share)
                 changes["multiplier"] = float(step / np.float32(self._scales[output]))
             case steps.Clamp():
                 changes["low"], changes["high"] = clamp_integers(layer, self._scales[output])
             case steps.Concat():
-                changes = {"inputs": tuple(read)}
+                changes = {"inputs": tuple(inputs)}
         changes["output"] = self._integer_tensor(output)
         if isinstance(layer, steps.Rearrange):
-            changes["model"] = _on_integers(layer.model, read[0], changes["output"])
+            changes["model"] = _on_integers(layer.model, inputs[0], changes["output"])
         return replace(layer, **changes)
 
     def _weights(self, layer: Weighted) -> dict[str, Any]:
@@ -176,6 +187,7 @@ class _Lowering:
             dim=self._tile_width(layer),
             powers_of_two=self._array.output_scale == "shift",
         )
+        # The input is stored minus 128 steps, so each weight adds 128 of its own size to the sum.
         if layer.input in self._network.shifted:
             bias = bias + np.int32(OFFSET) * weights.reshape(len(bias), -1).sum(axis=1, dtype=np.int32)
         return {"weights": weights, "bias": bias, "tiles": tiles}
@@ -200,6 +212,7 @@ def _on_integers(content: bytes, source: str, target: str) -> bytes:
     graph = part.graph
     for node in graph:
         if node.op_type == "Pad":
+            # The float filler goes: without it, Pad fills with 0, which is the zero point.
             node.resize_inputs(min(len(node.inputs), 2))
     drop_unused_initializers(graph)
     for value, name in ((graph.inputs[0], source), (graph.outputs[0], target)):
@@ -219,7 +232,7 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
 
     The results may differ by one step, because a layer saturates at -128 and a clamp may stop at -127.
     """
-    read = network.readers
+    readers = network.readers
     makers: dict[str, Layer] = {name: layer for layer in network.layers for name in step_outputs(layer)}
     replaced: dict[str, Layer] = {}
     gone: set[str] = set()
@@ -230,7 +243,8 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
         maker = makers.get(layer.input)
         if maker is not None:
             maker = replaced.get(maker.name, maker)
-        if not isinstance(maker, steps.Conv | steps.Fc | steps.ResidualAdd) or len(read[layer.input]) > 1:
+        # Only these layers saturate, and a tensor with other readers must not be clamped for them.
+        if not isinstance(maker, steps.Conv | steps.Fc | steps.ResidualAdd) or len(readers[layer.input]) > 1:
             continue
         if layer.input in network.outputs or high < steps.LARGEST or steps.LEAST + 1 < low < 0:
             continue
@@ -239,6 +253,19 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
         gone.add(layer.name)
     layers = tuple(replaced.get(layer.name, layer) for layer in network.layers if layer.name not in gone)
     return replace(network, layers=layers)
+
+
+# Neighbouring tiles share one scale if their scales differ by less than this factor. With separate scales, the runtime
+# that runs the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
+_MERGE_FACTOR = 1.05
+# How far rounding to float32 may move a weight from a whole number of grid steps.
+_ON_GRID = 1e-3
+# Number of weights that is enough to rule out most grids.
+_PROBED = 16
+# Half of the int32 range, so the products have room before the sum wraps.
+LARGEST_BIAS = 2.0**30
+# If all weights are zero, the bias alone sets the scale. This bounds its integer.
+_SMALL_BIAS = 2.0**20
 
 
 def quantize_weights(
@@ -265,6 +292,7 @@ def quantize_weights(
     tiles = []
     for start, stop, scale in _merged(limits):
         if powers_of_two:
+            # Rounded up, so that no weight leaves the range.
             scale = float(2.0 ** math.ceil(math.log2(scale)))
         product = np.float32(np.float32(input_scale) * np.float32(scale))
         tiles.append(Tile(start, stop, float(np.float32(scale)), float(np.float32(product / np.float32(output_scale)))))
@@ -282,8 +310,9 @@ def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
     """
     largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / steps.LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
-    least = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
-    return float(np.float32(max(largest, least))) or 1.0
+    smallest = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
+    # A tile of zeros may have any scale.
+    return float(np.float32(max(largest, smallest))) or 1.0
 
 
 def _grid(rows: steps.Floats) -> float:
@@ -296,7 +325,7 @@ def _grid(rows: steps.Floats) -> float:
     if not largest:
         return 0.0
     for count in range(steps.LARGEST, 0, -1):
-        places = flat[:_FIRST] * (count / largest)
+        places = flat[:_PROBED] * (count / largest)
         if np.abs(places - np.rint(places)).max() > _ON_GRID:
             continue
         places = flat * (count / largest)
@@ -308,26 +337,9 @@ def _grid(rows: steps.Floats) -> float:
 def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
     merged = [limits[0]]
     for start, stop, scale in limits[1:]:
-        first, _, before = merged[-1]
-        if max(scale, before) < _SAME * min(scale, before):
-            merged[-1] = (first, stop, max(scale, before))
+        merged_start, _, merged_scale = merged[-1]
+        if max(scale, merged_scale) < _MERGE_FACTOR * min(scale, merged_scale):
+            merged[-1] = (merged_start, stop, max(scale, merged_scale))
         else:
             merged.append((start, stop, scale))
     return merged
-
-
-# Neighbouring tiles share one scale if their scales differ by less than this factor. With separate scales, the runtime
-# that runs the dialect file would need one more convolution call, for a gain of only a twentieth of a bit.
-_SAME = 1.05
-
-
-# `_ON_GRID`: how far rounding to float32 may move a weight from a whole number of grid steps. `_FIRST`: number of
-# weights that is enough to rule out most grids.
-_ON_GRID = 1e-3
-
-
-_FIRST = 16
-
-
-LARGEST_BIAS = 2.0**30
-_SMALL_BIAS = 2.0**20

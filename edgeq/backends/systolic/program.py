@@ -20,150 +20,23 @@ The step formulas (docs/systolic.md has their sources):
     Concat        the inputs one after the other; all scales are equal
     Rearrange     the same integers in other positions
     Float         an ONNX model on float32 tensors
-
-Products are cut into pieces that fit the array's memories. Sizes are in tiles of dim × dim elements. For a product of
-[I, K] with [K, J], the scratchpad contains a piece of each operand, and the accumulator contains the int32 result:
-
-    (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
-
-The rows must fit into the respective memory, or into half of it if the next piece is loaded meanwhile (weight
-stationary). A convolution works on pieces of b images, orows × ocols outputs (before pooling), och output and kch input
-channels. Each piece needs
-
-    ⌈kch / dim⌉ · b · irows · icols + ⌈och / dim⌉ · krows · kcols · kch rows of scratchpad,
-    ⌈och / dim⌉ · b · orows · ocols rows of accumulator
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.errors import HardwareError
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.model.quant_params import QuantParams
 
-OutputScale = Literal["float", "shift"]
-Dataflow = Literal["WS", "OS"]
-_SCALES: Mapping[str, OutputScale] = {"float32": "float", "float": "float", "shift": "shift"}
-
-
-@dataclass(frozen=True)
-class ArrayConfig:
-    """Describe the generator's parameters that affect numbers, tiles and estimates.
-
-    Attributes:
-        dim: rows and columns of the array (DIM).
-        scratchpad_rows: rows of dim int8 values, over all banks.
-        accumulator_rows: rows of dim int32 values.
-        max_bytes: the largest DRAM burst, in bytes.
-        output_scale: the multiplier of accumulators: "float" (any float32) or "shift" (a power of two).
-        dataflow: "WS" (weight stationary) or "OS" (output stationary).
-    """
-
-    dim: int = 16
-    scratchpad_rows: int = 16384
-    accumulator_rows: int = 1024
-    max_bytes: int = 64
-    output_scale: OutputScale = "float"
-    dataflow: Dataflow = "WS"
-
-    def __post_init__(self) -> None:
-        if self.dim < 1 or self.dim & (self.dim - 1) or self.dim > 256:
-            raise HardwareError(f"[systolic] dim is {self.dim}", "Use a power of two up to 256")
-        for name in ("scratchpad_rows", "accumulator_rows"):
-            if getattr(self, name) < 2 * self.dim:
-                raise HardwareError(
-                    f"[systolic] {name} is {getattr(self, name)}", f"Use at least two tiles of {self.dim} rows"
-                )
-        if self.max_bytes < 1:
-            raise HardwareError(f"[systolic] max_bytes is {self.max_bytes}", "Use a positive number")
-
-
-def array_config(table: Mapping[str, Any]) -> ArrayConfig:
-    """Return the `ArrayConfig` of a target's [systolic] table. Missing keys get the generator's defaults.
-
-    Raises:
-        HardwareError: a value is impossible or contradicts another. The message names the key.
-    """
-    for key, known in (("element_type", "int8"), ("accumulator_type", "int32")):
-        if table.get(key, known) != known:
-            raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"edgeq only builds for {known} arrays")
-    scale, dataflow = str(table.get("scale_type", "float32")), str(table.get("dataflow", "WS"))
-    for key, value, choices in (("scale_type", scale, [*_SCALES]), ("dataflow", dataflow, ["WS", "OS"])):
-        if value not in choices:
-            raise HardwareError(f"[systolic] {key} is {value!r}", f"It can be {', '.join(choices)}")
-    dim = int(table.get("dim", ArrayConfig.dim))
-    row_bytes = max(dim, 1)
-    return ArrayConfig(
-        dim=dim,
-        scratchpad_rows=_rows(table, "scratchpad", row_bytes, default_kib=256),
-        accumulator_rows=_rows(table, "accumulator", 4 * row_bytes, default_kib=64),
-        max_bytes=int(table.get("max_bytes", ArrayConfig.max_bytes)),
-        output_scale=_SCALES[scale],
-        dataflow="OS" if dataflow == "OS" else "WS",
-    )
-
-
-def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib: int) -> int:
-    """Return the number of rows of a memory, from its size in KiB or from its row and bank counts.
-
-    If the table has both, they must agree.
-    """
-    rows = int(table.get(f"{memory}_kib", default_kib)) * 1024 // row_bytes
-    declared = table.get("accumulator_rows" if memory == "accumulator" else "scratchpad_bank_rows")
-    if declared is None:
-        return rows
-    declared = int(declared) * (int(table.get("scratchpad_banks", 4)) if memory == "scratchpad" else 1)
-    if f"{memory}_kib" in table and declared != rows:
-        raise HardwareError(
-            f"[systolic] {memory}_kib = {table[f'{memory}_kib']} is {rows} rows of {row_bytes} bytes, not {declared}",
-            "Make size, rows and dim agree, or give only one of size and rows",
-        )
-    return declared
-
-
-class ProductTiles(NamedTuple):
-    """Hold the size of one piece of a product, in tiles of dim along the rows, columns and depth."""
-
-    i: int
-    j: int
-    k: int
-
-
-def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> ProductTiles:
-    """Return the largest piece that fits. The search starts with a balanced piece and enlarges it tile by tile along j,
-    i and k.
-    """
-    share = 2 if array.dataflow == "WS" else 1
-    scratchpad = array.scratchpad_rows // share // array.dim
-    accumulator = array.accumulator_rows // share // array.dim
-    whole = tuple(-(-size // array.dim) for size in (rows, columns, depth))
-    side = max(math.isqrt(accumulator), 1)
-    tile = [min(whole[0], side), min(whole[1], side), 1]
-    tile[2] = max(min(whole[2], scratchpad // (tile[0] + tile[1])), 1)
-
-    def fits(i: int, j: int, k: int) -> bool:
-        """Return whether a piece of i × j tiles, k tiles deep, fits into accumulator and scratchpad."""
-        return (i + j) * k <= scratchpad and i * j <= accumulator
-
-    grown = True
-    while grown:
-        grown = False
-        for axis in (1, 0, 2):
-            larger = tile.copy()
-            larger[axis] += 1
-            if larger[axis] <= whole[axis] and fits(*larger):
-                tile, grown = larger, True
-    return ProductTiles(*tile)
-
-
+# Limits of int8.
 LEAST, LARGEST = -128, 127
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -288,6 +161,7 @@ class Conv(Unary):
     @property
     def depthwise(self) -> bool:
         """Return whether each output channel reads only its own input channel."""
+        # A convolution of one channel is both dense and depthwise; it counts as dense.
         return self.groups > 1 and self.groups == len(self.weights) and self.weights.shape[1] == 1
 
 
@@ -424,6 +298,7 @@ class Float:
     sources: tuple[str, ...] = ()
 
 
+# The layers that the array multiplies.
 Weighted = Conv | Fc
 Layer = Weighted | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
 Step = Quantize | Dequantize | Layer
@@ -485,11 +360,12 @@ class Program:
 
 def readers(layers: Iterable[Layer]) -> Mapping[str, list[Layer]]:
     """Return the layers that read each tensor, in order. A tensor that no layer reads has an empty list."""
-    found: dict[str, list[Layer]] = defaultdict(list)
+    layers_by_tensor: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
+        # x + x reads one tensor twice but is one reader.
         for name in dict.fromkeys(step_inputs(layer)):
-            found[name].append(layer)
-    return found
+            layers_by_tensor[name].append(layer)
+    return layers_by_tensor
 
 
 def step_inputs(step: Step) -> tuple[str, ...]:

@@ -29,11 +29,12 @@ from edgeq.model.graph import (
 from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings
 
-Found = tuple[Layer, ...] | str
+Recognition = tuple[Layer, ...] | str
+# `build` compares reasons with this text: an Add with this reason may still become a bias.
 CONSTANT_OPERAND = "one operand is constant"
 
 
-def recognise(model: ir.Model, node: ir.Node) -> Found:
+def recognise(model: ir.Model, node: ir.Node) -> Recognition:
     """Return the int8 layers of one node, or the reason why the node stays in float.
 
     Args:
@@ -41,17 +42,18 @@ def recognise(model: ir.Model, node: ir.Node) -> Found:
     """
     if node.domain not in MAIN_DOMAINS:
         return f"{node.domain}.{node.op_type} is not a standard operator"
-    made = [value for value in node.outputs if value.name]
-    read = [value for value in node.inputs if value is not None and not is_constant(value)]
-    if not made or not all(value.dtype == ir.DataType.FLOAT for value in made):
+    outputs = [value for value in node.outputs if value.name]
+    activations = [value for value in node.inputs if value is not None and not is_constant(value)]
+    if not outputs or not all(value.dtype == ir.DataType.FLOAT for value in outputs):
         return "it does not output float32 values"
-    for value in (*read, *made):
+    # The array's program has fixed addresses.
+    for value in (*activations, *outputs):
         if sizes(value) is None:
             return f"the shape of {value.name!r} is not fixed"
-    if any(_shape(value)[:1] != (1,) for value in (*read, *made)):
+    if any(_shape(value)[:1] != (1,) for value in (*activations, *outputs)):
         return "its tensors do not have the batch in front"
     if node.op_type in MOVES:
-        layers: Found = recognise_move(model, node)
+        layers: Recognition = recognise_move(model, node)
     elif (kind := _KINDS.get(node.op_type)) is not None:
         layers = kind(node)
     else:
@@ -61,19 +63,20 @@ def recognise(model: ir.Model, node: ir.Node) -> Found:
     return tuple(replace(layer, sources=(_name(node),)) for layer in layers)
 
 
-def _conv(node: ir.Node) -> Found:
+def _conv(node: ir.Node) -> Recognition:
     weights, bias = _constant(node, 1), _constant(node, 2)
     if weights is None or (bias is None and node_input(node, 2) is not None):
         return "its weights are computed, not constant"
     if weights.ndim != 4:
         return f"it is a {weights.ndim - 2}-D convolution; the array's is 2-D"
     windows = Windows.of(node, _shape(node.inputs[0]), (weights.shape[2], weights.shape[3]))
+    # float64 until the integers are chosen: folded biases and offsets must not add roundings.
     exact = weights.astype(np.float64), np.zeros(len(weights)) if bias is None else bias.astype(np.float64)
     groups = node.attributes.get_int("group", 1)
     return (steps.Conv(*_names(node), *exact, groups, windows.strides, windows.dilations, windows.pads),)
 
 
-def _product(node: ir.Node) -> Found:
+def _product(node: ir.Node) -> Recognition:
     weights, a = _constant(node, 1), attributes(node)
     if node.op_type == "MatMul" and (weights is None or weights.ndim != 2):
         return "it multiplies two activations; the array's weights are constant matrices here"
@@ -91,18 +94,18 @@ def _product(node: ir.Node) -> Found:
     return (steps.Fc(*_names(node), rows, bias),)
 
 
-def _add(node: ir.Node) -> Found:
+def _add(node: ir.Node) -> Recognition:
     if len(node.inputs) != 2:
         return f"it adds {len(node.inputs)} tensors; the array adds two"
-    left, right = node.inputs
-    if is_constant(left) or is_constant(right):
+    lhs, rhs = node.inputs
+    if is_constant(lhs) or is_constant(rhs):
         return CONSTANT_OPERAND
-    if _shape(left) != _shape(right):
+    if _shape(lhs) != _shape(rhs):
         return "its operands have different shapes"
-    return (steps.ResidualAdd(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
+    return (steps.ResidualAdd(_name(node), name_of(lhs), name_of(rhs), name_of(node.outputs[0])),)
 
 
-def _max_pool(node: ir.Node) -> Found:
+def _max_pool(node: ir.Node) -> Recognition:
     if len(node.outputs) > 1 and node.outputs[1].name:
         return "it also outputs the indices of the maxima"
     shape, pooled = _shape(node.inputs[0]), _shape(node.outputs[0])
@@ -115,7 +118,7 @@ def _max_pool(node: ir.Node) -> Found:
     return (steps.MaxPool(*_names(node), windows.kernel, windows.strides, windows.dilations, pads),)
 
 
-def _average_pool(node: ir.Node) -> Found:
+def _average_pool(node: ir.Node) -> Recognition:
     shape, pooled = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(shape) != 4:
         return _not_2d(shape)
@@ -129,7 +132,7 @@ def _average_pool(node: ir.Node) -> Found:
     return (steps.AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
-def _mean(node: ir.Node) -> Found:
+def _mean(node: ir.Node) -> Recognition:
     """Return the layers of a mean over rows and columns. A ReduceMean may drop those axes."""
     shape, a = _shape(node.inputs[0]), attributes(node)
     name, source, output = _names(node)
@@ -139,6 +142,7 @@ def _mean(node: ir.Node) -> Found:
         axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
         if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
             return "only a mean over rows and columns has an int8 form"
+    # A ReduceMean may drop its axes: the average keeps them, and a reshape behind it drops them.
     pooled = output if a.get("keepdims", 1) else f"{output}/pooled"
     average = steps.AveragePool(name, source, pooled, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
     if pooled == output:
@@ -146,16 +150,17 @@ def _mean(node: ir.Node) -> Found:
     return average, reshape_move(f"{name}/flat", pooled, output, _shape(node.outputs[0]))
 
 
-def _clamp(node: ir.Node) -> Found:
+def _clamp(node: ir.Node) -> Recognition:
     bounds = clamp_bounds(node)
     if bounds is None:
         return "its bounds are computed, not constant"
+    # Zero is the value of padding and of an idle channel, and must survive a clamp.
     if not bounds[0] <= 0 <= bounds[1]:
         return "zero is not between its bounds"
     return (steps.Clamp(*_names(node), *bounds),)
 
 
-def _concat(node: ir.Node) -> Found:
+def _concat(node: ir.Node) -> Recognition:
     if any(is_constant(value) for value in node.inputs):
         return "one of its inputs is constant"
     axis = int(attributes(node)["axis"]) % len(_shape(node.outputs[0]))
@@ -164,7 +169,7 @@ def _concat(node: ir.Node) -> Found:
     return (steps.Concat(_name(node), tuple(map(name_of, node.inputs)), name_of(node.outputs[0]), axis),)
 
 
-_KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
+_KINDS: Mapping[str, Callable[[ir.Node], Recognition]] = {
     "Add": _add,
     "AveragePool": _average_pool,
     "Clip": _clamp,
@@ -215,12 +220,11 @@ def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...])
 
 # MaxPool is left out: which elements it selects depends on the values, and the array has its own steps for it.
 MOVES = DATA_MOVEMENT - {"MaxPool"}
+# Positions are tracked as float32, which holds every whole number up to here.
 _EXACT = 2**24
-
-
+# The dialect's opset, so the part needs no conversion there.
 _RESHAPE_OPSET = 13
-
-
+# The dialect's format version.
 _RESHAPE_IR = 7
 
 
@@ -246,6 +250,7 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
     layers = []
     for number, (output, values) in enumerate(zip(outputs, moved, strict=True)):
         name = node.name or "" if len(outputs) == 1 else f"{node.name}/{number}"
+        # Positions count from 1, so a 0 that the node wrote itself becomes -1.
         index = values.astype(np.int32).ravel() - 1
         if index.size == places.size and np.array_equal(index, np.arange(index.size)):
             layers.append(reshape_move(name, name_of(source), name_of(output), values.shape))
@@ -257,12 +262,15 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...
 
 def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.Rearrange:
     """Return a layer that reshapes each sample to `shape`, which has batch 1 as first axis."""
+    # 0 keeps the batch, which is not 1 when several samples run at once.
     target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
-    before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
+    source_value, output_value = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
     size = ir.Value(name=target.name, const_value=target)
-    reshape = ir.Node("", "Reshape", [before, size], outputs=[after], name=name)
+    reshape = ir.Node("", "Reshape", [source_value, size], outputs=[output_value], name=name)
     opsets = {"": _RESHAPE_OPSET}
-    graph = ir.Graph([before], [after], nodes=[reshape], initializers=[size], opset_imports=opsets, name="part")
+    graph = ir.Graph(
+        [source_value], [output_value], nodes=[reshape], initializers=[size], opset_imports=opsets, name="part"
+    )
     return steps.Rearrange(name, source, output, None, to_bytes(ir.Model(graph, ir_version=_RESHAPE_IR)))
 
 
@@ -302,9 +310,9 @@ class Windows:
             kernel: the size of a convolution's weights; None uses the attribute kernel_shape.
         """
         kernel = kernel or _pair(attributes(node)["kernel_shape"])
-        known = geometry(node, shape[2:], kernel)
-        (top, bottom), (left, right) = known.pads
-        return cls(kernel, _pair(known.strides), _pair(known.dilations), (top, left, bottom, right))
+        resolved = geometry(node, shape[2:], kernel)
+        (top, bottom), (left, right) = resolved.pads
+        return cls(kernel, _pair(resolved.strides), _pair(resolved.dilations), (top, left, bottom, right))
 
     @property
     def regular(self) -> bool:
@@ -320,20 +328,20 @@ class Windows:
 
         No window may start beyond the input and its leading padding.
         """
-        found = []
+        counts = []
         for axis in (0, 1):
-            before, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
-            extent = before + self.pads[2 + axis] - (self.kernel[axis] - 1) * self.dilations[axis] - 1
+            padded, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
+            extent = padded + self.pads[2 + axis] - (self.kernel[axis] - 1) * self.dilations[axis] - 1
             count = -(-extent // stride)
-            found.append((count if count * stride < before else count - 1) + 1)
-        return found[0], found[1]
+            counts.append((count if count * stride < padded else count - 1) + 1)
+        return counts[0], counts[1]
 
     def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
         """Return the padding at the bottom and right that is necessary for an output of `size`."""
         ends = []
         for axis in (0, 1):
-            last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1
-            ends.append(max(last - shape[2 + axis] - self.pads[axis], 0))
+            reach = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            ends.append(max(reach - shape[2 + axis] - self.pads[axis], 0))
         return ends[0], ends[1]
 
 

@@ -16,14 +16,17 @@ from edgeq_device.prepare.arrays import read_arrays, write_npz
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import ArrayConfig, Pool, Program, Step, Tensor, Tile
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
 from edgeq.data.arrays import DAMAGE
 from edgeq.errors import BundleError
 from edgeq.util.outputs import is_plain
 from edgeq.util.records import parse, plain
 
 SUFFIX = ".program.npz"
+# Raised when older files can no longer be read.
 FORMAT = 1
+# Only these classes are made from a file, whatever it names.
 _STEPS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Step)}
 _MAIN = "program"
 _DAMAGED = "The file is damaged or was made by another version; build it again"
@@ -57,12 +60,14 @@ def save_program(program: Program, path: Path) -> None:
         program.inputs,
         program.outputs,
         tuple(program.tensors.values()),
-        tuple(_plain_step(step, number, arrays) for number, step in enumerate(program.steps)),
+        tuple(_step_record(step, number, arrays) for number, step in enumerate(program.steps)),
         program.notes,
     )
     text = json.dumps(plain(document), ensure_ascii=False, allow_nan=False).encode("utf-8")
+    # Text as an array of bytes needs no pickled objects, which could run code.
     arrays[_MAIN] = np.frombuffer(text, np.uint8)
     with path.open("wb") as stream:
+        # Sorted names make the bytes reproducible.
         write_npz(stream, dict(sorted(arrays.items())))
 
 
@@ -102,22 +107,22 @@ def load_program(path: Path) -> Program:
         document = json.loads(arrays.pop(_MAIN).tobytes().decode("utf-8"))
         if document["format"] != FORMAT:
             raise BundleError(f"{path} is a program of format {document['format']!r}, not {FORMAT}", _DAMAGED)
-        found = parse(document, _Document, path, BundleError)
+        content = parse(document, _Document, path, BundleError)
         return Program(
-            found.name,
-            found.array,
-            found.inputs,
-            found.outputs,
-            {tensor.name: tensor for tensor in found.tensors},
-            tuple(_step(entry, arrays) for entry in found.steps),
-            found.notes,
+            content.name,
+            content.array,
+            content.inputs,
+            content.outputs,
+            {tensor.name: tensor for tensor in content.tensors},
+            tuple(_step(entry, arrays) for entry in content.steps),
+            content.notes,
         )
     except (*DAMAGE, DeviceError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} contains no program ({type(error).__name__}: {error})", _DAMAGED) from error
 
 
-def _plain_step(step: Step, number: int, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": type(step).__name__}
+def _step_record(step: Step, number: int, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    record: dict[str, Any] = {"kind": type(step).__name__}
     for field in dataclasses.fields(step):
         value = getattr(step, field.name)
         if isinstance(value, bytes):
@@ -125,14 +130,14 @@ def _plain_step(step: Step, number: int, arrays: dict[str, NDArray[Any]]) -> dic
         if isinstance(value, np.ndarray):
             key = f"{number:05d}.{field.name}"
             arrays[key] = value
-            found[field.name] = {"array": key}
+            record[field.name] = {"array": key}
         elif field.name == "tiles":
-            found[field.name] = [dataclasses.astuple(tile) for tile in value]
+            record[field.name] = [dataclasses.astuple(tile) for tile in value]
         elif isinstance(value, Pool):
-            found[field.name] = dataclasses.astuple(value)
+            record[field.name] = dataclasses.astuple(value)
         else:
-            found[field.name] = dict(value) if field.name == "reasons" else value
-    return found
+            record[field.name] = dict(value) if field.name == "reasons" else value
+    return record
 
 
 def _step(entry: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Step:

@@ -38,10 +38,10 @@ class ProgramSession:
         """Simulate one sample. The arguments are the same as in `InferenceSession.run`. Without output names, return
         all outputs.
         """
-        program, found = self._simulator.program, self._simulator.run(input_feed).tensors
+        program, tensors = self._simulator.program, self._simulator.run(input_feed).tensors
         # The output has no axes, but the simulator returns an array with one value for each sample.
         return [
-            found[name] if program.tensors[name].shape else found[name].reshape(())
+            tensors[name] if program.tensors[name].shape else tensors[name].reshape(())
             for name in output_names or program.outputs
         ]
 
@@ -54,11 +54,12 @@ def open_program(model: Path, settings: SessionSettings) -> Session:
         RuntimeUnavailableError: the model has no program.
     """
     del settings
+    # In a bundle, the model and the variant's other files are in different folders.
     packed = model.parents[3] / FILES / model.parent.name if len(model.parents) > 3 else model.parent
-    found = [file for folder in (model.parent, packed) for file in sorted(folder.glob(f"*{SUFFIX}"))]
-    if not found:
+    programs = [file for folder in (model.parent, packed) for file in sorted(folder.glob(f"*{SUFFIX}"))]
+    if not programs:
         raise RuntimeUnavailableError(f"{model} has no {SUFFIX} next to it", "Package the model again for this target")
-    return ProgramSession(found[0])
+    return ProgramSession(programs[0])
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Facts:
 
     Attributes:
         most_cut: largest share of a tensor's power that its range may cut off.
-        rest: float types for nodes that are not in int8, by name.
+        rest_types: float types for nodes that are not in int8, by name.
         float32_operators: the reason why an operator is not computed in 16 bits, by operator type.
         table: the versions that support calibration tables, from `min_tensorrt` up to `below_tensorrt`. `reason` and
             `fix` form the message for all other versions.
@@ -47,7 +47,7 @@ class Facts:
     """
 
     most_cut: float
-    rest: Mapping[str, RestType]
+    rest_types: Mapping[str, RestType]
     float32_operators: Mapping[str, str]
     table: Mapping[str, str]
     options: Mapping[str, frozenset[str]]
@@ -58,8 +58,10 @@ def facts() -> Facts:
     """Return the facts in the `tensorrt.toml` that edgeq ships."""
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
+    # Each float type may need later versions than explicit quantization does by itself; what it leaves out, it
+    # inherits.
     explicit, halves = content["explicit"], content["rest"]
-    rest = {
+    rest_types = {
         name: RestType(
             entry.get("largest", math.inf) / halves["headroom"],
             entry.get("min_compute_capability", ""),
@@ -70,11 +72,11 @@ def facts() -> Facts:
         for name, entry in {"float32": {}, **halves}.items()
         if isinstance(entry, dict)
     }
-    kept = {op: str(entry["reason"]) for entry in content["float32_operators"] for op in entry["operators"]}
+    reasons = {op: str(entry["reason"]) for entry in content["float32_operators"] for op in entry["operators"]}
     return Facts(
         most_cut=explicit["most_cut"],
-        rest=MappingProxyType(rest),
-        float32_operators=MappingProxyType(kept),
+        rest_types=MappingProxyType(rest_types),
+        float32_operators=MappingProxyType(reasons),
         table=MappingProxyType(content["table"]),
         options=MappingProxyType({name: frozenset(options) for name, options in content["options"].items()}),
     )
@@ -82,7 +84,9 @@ def facts() -> Facts:
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 _LIBRARIES = {TENSORRT: "onnxruntime_providers_tensorrt", CUDA: "onnxruntime_providers_cuda"}
+# Building an engine takes minutes. With the caches, the device builds it once.
 _CACHES = {"trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
+# Names of options are short lower-case words. The bounds keep most other text of the library out.
 _NAME = re.compile(rb"[a-z][a-z0-9_]{3,60}")
 
 
@@ -95,11 +99,13 @@ def known_options(provider: str) -> tuple[frozenset[str], str]:
     """
     recorded = facts().options.get(provider, frozenset())
     library = _library(provider)
+    # Without the GPU package there is nothing to read, and a machine without a GPU must still build for one.
     if library is None:
         return recorded, "the record of targets/backends/tensorrt.toml: no onnxruntime-gpu is installed here"
+    # The provider has no interface that lists its options, but it compares them with text in its library.
     names = {name.decode() for name in _NAME.findall(library.read_bytes())}
-    own = {name for name in names if name.startswith("trt_")} if provider == TENSORRT else set()
-    return (recorded & names) | own, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
+    prefixed = {name for name in names if name.startswith("trt_")} if provider == TENSORRT else set()
+    return (recorded & names) | prefixed, f"{library.name} of the installed onnxruntime {onnxruntime().__version__}"
 
 
 def check_options(provider: str, options: Mapping[str, str]) -> None:
@@ -108,10 +114,10 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
     Raises:
         UsageError: an option is not supported; suggests the nearest name.
     """
-    known, source = known_options(provider)
+    supported, source = known_options(provider)
     for name in options:
-        if name not in known:
-            hint = closest(name, known, f"Known by {source}")
+        if name not in supported:
+            hint = closest(name, supported, f"Known by {source}")
             raise UsageError(f"{provider} has no option {name!r}", hint)
 
 
@@ -131,6 +137,7 @@ def table_options(table: str) -> dict[str, str]:
     """
     return {
         "trt_int8_enable": "1",
+        # With a table, TensorRT chooses the type of each node, so it must be allowed to use fp16 as well.
         "trt_fp16_enable": "1",
         "trt_int8_calibration_table_name": table,
         "trt_int8_use_native_calibration_table": "0",

@@ -24,6 +24,7 @@ class WebBackend(CpuBackend):
 
     name = "web"
     title = "ONNX Runtime Web, for browsers and node"
+    # The artifact is bound to the wasm runtime; another engine would not show what a browser computes.
     runs_engines = False
 
     def fitting(self, reach: Mapping[str, NDArray[float64]]) -> WebBackend:
@@ -40,6 +41,7 @@ class WebBackend(CpuBackend):
         samples: Samples | None = None,
     ) -> Artifact:
         """Write the quantized model to `destination`. See `Backend.build`."""
+        # The browser's runtime opens the same ONNX file, so the CPU backend's rules, form and notes hold.
         return self._in_wasm(super().build(prepared, ranges, scheme, destination, samples=samples))
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:

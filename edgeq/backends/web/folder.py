@@ -27,6 +27,7 @@ from edgeq.util.outputs import sha256
 from edgeq.util.registry import shipped
 
 MANIFEST, SELFTEST, MODEL, MODULE = "edgeq-web.json", "selftest.bin", "model.onnx", "edgeq.mjs"
+# JavaScript's typed arrays must begin at a multiple of their element's size, which is at most 8 bytes.
 _ALIGNED = 8
 _TYPES = frozenset(
     {"float32", "float64", "float16", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))}
@@ -43,16 +44,17 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
         ModelError: an input or output has a type that browsers do not have.
         EngineError: the runtime refuses the model.
     """
+    # The folder must be new: a file that was left in it would be listed as part of the bundle.
     folder.mkdir()
     copied = {name: _copied(file, folder / name) for name, file in _model_files(artifact.model)}
     cases = _write_cases(artifact, samples, folder / SELFTEST, count)
-    first = own_signature(artifact.model, artifact.model).inputs[0]
+    first_input = own_signature(artifact.model, artifact.model).inputs[0]
     manifest = {
         "title": artifact.scheme.title,
         "model": [{**_record(file), "path": name} for name, file in copied.items()],
         "session": {"config": dict(artifact.session_options)},
         "selftest": {**_record(folder / SELFTEST), "cases": cases},
-        "preprocessing": web_recipe(getattr(samples, "preprocess", None), first),
+        "preprocessing": web_recipe(getattr(samples, "preprocess", None), first_input),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     static = shipped("targets") / "web"
@@ -65,6 +67,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
 def write_module(folder: Path) -> Path:
     """Write the JavaScript module into `folder`, with the pins of the runtime, and return its path."""
     text = (shipped("targets") / "runtime" / "edgeq_device" / "engines" / MODULE).read_text("utf-8")
+    # The module in the repository has no pins, so it also runs without edgeq. The copy gets those of this version.
     place, pinned = folder / MODULE, "export const PINNED = null;"
     assert text.count(pinned) == 1
     place.write_text(text.replace(pinned, f"export const PINNED = {json.dumps(dict(pins()), indent=1)};"), "utf-8")
@@ -91,10 +94,11 @@ def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) 
     """Write the arrays of the self-test one after the other, and return the position of each."""
     content = bytearray()
 
-    def put(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    def append(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         listed = {}
         for name, array in arrays.items():
             if array.dtype.name not in _TYPES:
+                # Strings and complex numbers, for example, have no typed array in JavaScript.
                 raise ModelError(
                     f"tensor {name!r} is {array.dtype.name}, which browsers have no arrays for", "Export it as a number"
                 )
@@ -109,10 +113,11 @@ def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) 
     def compared(outputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         return {name: array for name, array in outputs.items() if name not in random}
 
+    # The wasm runtime computes the expected outputs, because its kernels may round differently from the CPU provider's.
     with Engines() as engines:
         session = engines.open(artifact.model, artifact.settings())
         cases = [
-            {"inputs": put(dict(sample.inputs)), "outputs": put(compared(infer(session, sample)))}
+            {"inputs": append(dict(sample.inputs)), "outputs": append(compared(infer(session, sample)))}
             for sample in itertools.islice(samples, count)
         ]
     place.write_bytes(content)

@@ -9,10 +9,12 @@ from edgeq.data.records import model_axes
 from edgeq.signature import TensorSpec
 from edgeq.util.records import plain
 
+# Steps that are plain arithmetic or index arithmetic. JavaScript computes them with the same IEEE numbers as NumPy.
 _EXACT = frozenset(
     {"add", "subtract", "multiply", "divide", "dtype", "channels", "crop", "layout", "expand", "reshape", "window"}
 )
 _INPUTS = frozenset({"float32", "float64", "uint8"})
+# Values of a step's `dtype` and `order` with which JavaScript computes the same. None: the step has no such option.
 _EXACT_TYPES = frozenset({"float32", "float64", "RGB", "BGR", None})
 
 
@@ -31,6 +33,7 @@ def web_recipe(preprocess: Any, spec: TensorSpec) -> dict[str, Any] | None:
     if preprocess.spec is None or spec.dtype.name not in _INPUTS:
         return {"title": record.get("title", ""), "steps": [], "caller": [f"all of it: {record['name']}"]}
     steps = record["steps"]
+    # Everything after the last inexact step can be repeated. A step in front of it would get other numbers.
     behind = next((i + 1 for i in reversed(range(len(steps))) if not _is_exact(steps[i])), 0)
     texts = [step.describe() for step in preprocess.spec.steps]
     return {

@@ -83,15 +83,15 @@ def run(model: onnx.ModelProto, runtime: str, feed: Mapping[str, NDArray[Any]]) 
     axes.
     """
     network = network_of(model)
-    given = []
+    inputs = []
     for port in network.inputs:
         array, scales = feed[port.name].transpose(port.order), port.tensor.scales
         array = array.astype(np.int32) if array.dtype == np.int64 else array
         if scales is not None:
             array = np.clip(np.rint(array / scales.scale[0]) + scales.zero[0], -128, 127).astype(np.int8)
-        given.append(array)
-    (found, *_) = answers(write(network), runtime, given)
-    return found.transpose(np.argsort(network.outputs[0].order))
+        inputs.append(array)
+    (outputs, *_) = answers(write(network), runtime, inputs)
+    return outputs.transpose(np.argsort(network.outputs[0].order))
 
 
 def quantized(
@@ -116,7 +116,7 @@ def quantized(
     for name in (*inputs, "y"):
         scale, zero = scales[name]
         weights |= {f"{name}_s": np.float32(scale), f"{name}_z": np.int8(zero)}
-    read = {name: f"{name}_d" for name in inputs}
+    operand_names = {name: f"{name}_d" for name in inputs}
     for name in inputs:
         lines.append(f"{name}_q = QuantizeLinear({name}, {name}_s, {name}_z)")
         lines.append(f"{name}_d = DequantizeLinear({name}_q, {name}_s, {name}_z)")
@@ -127,22 +127,22 @@ def quantized(
             integers = np.rint(values / scale).astype(np.int32)
             params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT32)
         else:
-            others = tuple(place for place in range(values.ndim) if place != axis or name != "w")
-            scale = channel = (np.abs(values).max(axis=others) / 127).astype(np.float32)
+            other_axes = tuple(place for place in range(values.ndim) if place != axis or name != "w")
+            scale = channel = (np.abs(values).max(axis=other_axes) / 127).astype(np.float32)
             params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT8)
             integers = replace(params, axis=axis).quantize(values)
         zero = np.zeros(scale.shape, integers.dtype)
         weights |= {f"{name}_q": integers, f"{name}_s": scale, f"{name}_z": zero}
         lines.append(f"{name}_d = DequantizeLinear<axis={axis if name != 'b' else 0}>({name}_q, {name}_s, {name}_z)")
-        read[name] = f"{name}_d"
+        operand_names[name] = f"{name}_d"
     for statement in node.splitlines():
         made_by, read_by = statement.split("(", 1)
-        arguments = re.sub(r"\w+", lambda name: read.get(name[0], name[0]), read_by)
-        own = re.sub(r"^y\b", "r", made_by)
-        lines.append(f"{own}({arguments}")
+        arguments = re.sub(r"\w+", lambda name: operand_names.get(name[0], name[0]), read_by)
+        node_text = re.sub(r"^y\b", "r", made_by)
+        lines.append(f"{node_text}({arguments}")
     lines.append("y_q = QuantizeLinear(r, y_s, y_z)")
     lines.append("y = DequantizeLinear(y_q, y_s, y_z)")
-    taken = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in inputs.items())
-    made = ",".join(map(str, output))
+    signature = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in inputs.items())
+    shape = ",".join(map(str, output))
     body = "\n".join(f"[n{place}] {line}" for place, line in enumerate(lines))
-    return proto(f"g ({taken}) => (float[{made}] y) {{\n{body}\n}}", {**weights, **(plain or {})})
+    return proto(f"g ({signature}) => (float[{shape}] y) {{\n{body}\n}}", {**weights, **(plain or {})})

@@ -48,7 +48,7 @@ def weights() -> dict[str, np.ndarray]:
     return {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]:
+def model_and_data(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]:
     """Write the model and samples for it, and return both paths."""
     onnx.save(proto(text, {**weights(), **more}), folder / "net.onnx")
     samples = np.random.default_rng(1).normal(0, 1, (8, 3, 8, 8)).astype(np.float32)
@@ -58,7 +58,7 @@ def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]
 
 def network(folder: Path, text: str = NET, **options: Any) -> TfliteNetwork:
     """Build the model and return the operators of its file."""
-    model, data = made(folder, text)
+    model, data = model_and_data(folder, text)
     prepared = prepare_model(model, folder / "prepared")
     samples = open_samples(data, prepared.signature)
     target = resolve("android-xnnpack")
@@ -71,12 +71,12 @@ def network(folder: Path, text: str = NET, **options: Any) -> TfliteNetwork:
 @litert
 @pytest.mark.parametrize("target", ["android-xnnpack", pytest.param("cortex-m7", marks=micro)])
 def test_quantize_writes_a_proven_file(tmp_path: Path, target: str) -> None:
-    model, data = made(tmp_path)
-    found = edgeq.quantize(model, data, tmp_path / "net.tflite", target=target, timed=False)
-    assert found.output.read_bytes()[4:8] == b"TFL3"
-    assert found.proof.engine == ("litert" if target == "android-xnnpack" else "tflite-micro")
-    assert found.proof.agreement.sqnr_db > 20
-    assert found.proof.coverage.int8_mac_share == 1
+    model, data = model_and_data(tmp_path)
+    report = edgeq.quantize(model, data, tmp_path / "net.tflite", target=target, timed=False)
+    assert report.output.read_bytes()[4:8] == b"TFL3"
+    assert report.proof.engine == ("litert" if target == "android-xnnpack" else "tflite-micro")
+    assert report.proof.agreement.sqnr_db > 20
+    assert report.proof.coverage.int8_mac_share == 1
 
 
 @litert
@@ -87,18 +87,18 @@ def test_ranges_and_ties_need_no_conversion(tmp_path: Path) -> None:
 
 @litert
 def test_a_layer_in_float_stands_between_conversions(tmp_path: Path) -> None:
-    found = network(tmp_path, exclude=("depthwise",))
-    (layer,) = (operator for operator in found.operators if operator.node == "depthwise" and "CONV" in operator.kind)
+    tflite = network(tmp_path, exclude=("depthwise",))
+    (layer,) = (operator for operator in tflite.operators if operator.node == "depthwise" and "CONV" in operator.kind)
     assert {tensor.type for tensor in (*layer.inputs, *layer.outputs) if tensor} == {"float32"}
-    kinds = Counter(operator.kind for operator in found.operators)
+    kinds = Counter(operator.kind for operator in tflite.operators)
     assert (kinds["DEQUANTIZE"], kinds["QUANTIZE"]) == (1, 1)
 
 
 @litert
 def test_an_average_over_the_whole_image_has_its_own_range(tmp_path: Path) -> None:
     text = NET.replace("kernel_shape=[2,2], strides=[2,2]", "kernel_shape=[8,8]")
-    found = network(tmp_path, text.replace("Gemm<transB=1>(l, f)", "Gemm<transB=1>(l, r)"))
-    (mean,) = (operator for operator in found.operators if operator.node == "pool")
+    tflite = network(tmp_path, text.replace("Gemm<transB=1>(l, f)", "Gemm<transB=1>(l, r)"))
+    (mean,) = (operator for operator in tflite.operators if operator.node == "pool")
     assert mean.kind == "MEAN"
     assert mean.inputs[0] is not None
     scales = [tensor.scales.scale[0] for tensor in (mean.inputs[0], *mean.outputs) if tensor.scales is not None]
@@ -107,7 +107,7 @@ def test_an_average_over_the_whole_image_has_its_own_range(tmp_path: Path) -> No
 
 @litert
 def test_an_output_of_another_name_is_refused(tmp_path: Path) -> None:
-    model, data = made(tmp_path)
+    model, data = model_and_data(tmp_path)
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match=r"Name the output net\.tflite"):
         edgeq.quantize(model, data, tmp_path / "out" / "net.onnx", target="android-xnnpack")
@@ -117,23 +117,23 @@ def test_an_output_of_another_name_is_refused(tmp_path: Path) -> None:
 
 @litert
 def test_retarget_writes_the_format_of_the_target(tmp_path: Path) -> None:
-    model, data = made(tmp_path)
-    given = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
-    found = edgeq.retarget(given, tmp_path / "net.tflite", target="android-xnnpack")
-    assert found.output.read_bytes()[4:8] == b"TFL3"
-    assert found.by_default is not None
-    assert 0 < found.by_default.largest < 0.1  # XNNPACK rounds some sums differently.
-    assert not found.session_options
+    model, data = model_and_data(tmp_path)
+    source = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
+    report = edgeq.retarget(source, tmp_path / "net.tflite", target="android-xnnpack")
+    assert report.output.read_bytes()[4:8] == b"TFL3"
+    assert report.by_default is not None
+    assert 0 < report.by_default.largest < 0.1  # XNNPACK rounds some sums differently.
+    assert not report.session_options
     assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "int8.onnx", "net.tflite", "data.npz"}
 
 
 @litert
 def test_retarget_names_what_the_format_cannot_express(tmp_path: Path) -> None:
     text = NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)")
-    model, data = made(tmp_path, text)
-    given = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
+    model, data = model_and_data(tmp_path, text)
+    source = edgeq.quantize(model, data, tmp_path / "int8.onnx", target="generic-arm64", timed=False).output
     with pytest.raises(ModelError, match=r"'gate' \(Hardmax\) cannot be written"):
-        edgeq.retarget(given, tmp_path / "net.tflite", target="android-xnnpack")
+        edgeq.retarget(source, tmp_path / "net.tflite", target="android-xnnpack")
     assert not (tmp_path / "net.tflite").exists()
 
 
@@ -147,7 +147,7 @@ def test_retarget_names_what_the_format_cannot_express(tmp_path: Path) -> None:
     ],
 )
 def test_inspect_forecasts_what_quantize_refuses(tmp_path: Path, nodes: str, target: str, refused: Any) -> None:
-    model, data = made(tmp_path, NET.replace("[soft] y = Softmax<axis=-1>(c)", nodes))
+    model, data = model_and_data(tmp_path, NET.replace("[soft] y = Softmax<axis=-1>(c)", nodes))
     forecast = edgeq.inspect(model, target).targets[0].refused
     assert forecast.keys() == set(refused)
     if not installed("ai_edge_litert"):
@@ -161,15 +161,15 @@ def test_inspect_forecasts_what_quantize_refuses(tmp_path: Path, nodes: str, tar
 
 
 def test_inspect_shows_the_nodes_instead_of_a_forecast(tmp_path: Path) -> None:
-    model, _ = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
-    done = CliRunner().invoke(group, ["inspect", str(model), "-t", "android-xnnpack"])
-    assert "android-xnnpack (litert): `edgeq quantize` will refuse the model, for this reason" in done.output
-    assert "  refused  Hardmax (gate): edgeq does not write this operator yet" in done.output
+    model, _ = model_and_data(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
+    process = CliRunner().invoke(group, ["inspect", str(model), "-t", "android-xnnpack"])
+    assert "android-xnnpack (litert): `edgeq quantize` will refuse the model, for this reason" in process.output
+    assert "  refused  Hardmax (gate): edgeq does not write this operator yet" in process.output
 
 
 def test_inspect_names_a_free_size_and_the_nodes(tmp_path: Path) -> None:
     text = NET.replace("[N,3,8,8]", "[N,3,H,8]").replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)")
-    model, _ = made(tmp_path, text)
+    model, _ = model_and_data(tmp_path, text)
     refused = edgeq.inspect(model, "android-xnnpack", shapes={"x": (1, 3, 8, 8)}).targets[0].refused
     assert refused.keys() == {"", "gate"}
     assert refused[""].startswith("input 'x' has no fixed size on axis 2 (H). Give --fix H=SIZE")
@@ -177,13 +177,13 @@ def test_inspect_names_a_free_size_and_the_nodes(tmp_path: Path) -> None:
 
 @litert
 def test_an_operator_that_the_file_lacks_is_named(tmp_path: Path) -> None:
-    model, data = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
+    model, data = model_and_data(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Hardmax(h)"))
     with pytest.raises(ModelError, match=r"'gate' \(Hardmax\) cannot be written"):
         edgeq.quantize(model, data, tmp_path / "net.tflite", target="android-xnnpack", timed=False)
 
 
 def test_an_absent_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-    model, data = made(tmp_path)
+    model, data = model_and_data(tmp_path)
     with pytest.raises(RuntimeUnavailableError, match=r"ai-edge-litert is not installed.*edgeq\[litert\]"):
         edgeq.quantize(model, data, tmp_path / "net.tflite", target="android-xnnpack", timed=False)

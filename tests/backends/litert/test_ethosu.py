@@ -77,18 +77,23 @@ def install(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", row: d
 
 def test_the_estimate_is_velas_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     install(tmp_path, monkeypatch)
-    found = compile_for(model, OPTIONS, tmp_path / "out.tflite")
+    estimate = compile_for(model, OPTIONS, tmp_path / "out.tflite")
     assert (tmp_path / "out.tflite").read_bytes() == b"....TFL3compiled"
-    assert (found.basis, found.cycles, found.npu_cycles, found.flash_kib) == ("vela 9.9.9's estimate", 3595, 2995, 2.0)
-    assert (found.npu_operators, found.cpu_operators) == (33, 1)
-    assert found.on_cpu == (CpuOperator("FLOOR_MOD", "z", "Unsupported opType"),)
-    assert found.notes()[1:] == (
+    assert (estimate.basis, estimate.cycles, estimate.npu_cycles, estimate.flash_kib) == (
+        "vela 9.9.9's estimate",
+        3595,
+        2995,
+        2.0,
+    )
+    assert (estimate.npu_operators, estimate.cpu_operators) == (33, 1)
+    assert estimate.on_cpu == (CpuOperator("FLOOR_MOD", "z", "Unsupported opType"),)
+    assert estimate.notes()[1:] == (
         "edgeq does not know whether the model fits: the target's file has no [device.memories]",
         "vela counts the operators that stay on the CPU (1) as 0 cycles",
         "FLOOR_MOD (z) stays on the CPU: Unsupported opType",
     )
-    assert "3,595 cycles, 0.01 ms on the NPU alone, SRAM 2 KiB, flash 2 KiB" in str(found)
-    assert plain(found)["on_cpu"] == [{"operator": "FLOOR_MOD", "output": "z", "reason": "Unsupported opType"}]
+    assert "3,595 cycles, 0.01 ms on the NPU alone, SRAM 2 KiB, flash 2 KiB" in str(estimate)
+    assert plain(estimate)["on_cpu"] == [{"operator": "FLOOR_MOD", "output": "z", "reason": "Unsupported opType"}]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_the_estimate_is_velas_and_says_so(tmp_path: Path, monkeypatch: pytest.M
         ("", {**ROW, "cycles_total": "nan"}, "vela 9.9.9 writes another summary than version 5.2.0"),
     ],
 )
-def test_what_goes_wrong_is_one_line(
+def test_failures_are_one_line(
     behaviour: str,
     row: dict[str, str] | None,
     says: str,
@@ -130,12 +135,12 @@ def test_a_model_that_does_not_fit_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, memories: dict[str, int], says: list[str]
 ) -> None:
     install(tmp_path, monkeypatch)
-    found = compile_for(model, OPTIONS, tmp_path / "out.tflite", memories)
-    lines = [note for note in found.notes() if "does not fit" in note]
+    estimate = compile_for(model, OPTIONS, tmp_path / "out.tflite", memories)
+    lines = [note for note in estimate.notes() if "does not fit" in note]
     assert len(lines) == len(says)
     assert all(text in line for text, line in zip(says, lines, strict=True))
-    assert f"SRAM 2 of {memories['sram_kib']} KiB" in str(found)
-    assert plain(found)["sram_limit_kib"] == memories["sram_kib"]
+    assert f"SRAM 2 of {memories['sram_kib']} KiB" in str(estimate)
+    assert plain(estimate)["sram_limit_kib"] == memories["sram_kib"]
 
 
 def test_it_need_not_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

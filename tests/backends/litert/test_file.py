@@ -34,7 +34,7 @@ def network(channels: int = 5) -> TfliteNetwork:
     return network_of(quantized(node, {"x": [1, 3, 6, 6]}, [1, channels, 6, 6], weights, scales=SCALES))
 
 
-def read(content: bytes) -> Any:
+def parse_model(content: bytes) -> Any:
     """Read the file with the schema's object API."""
     return schema().ModelT.InitFromPackedBuf(content)
 
@@ -56,30 +56,30 @@ def test_constants_start_at_multiples_of_16(channels: int) -> None:
 
 @litert
 def test_a_file_states_what_its_network_has() -> None:
-    written = network()
-    model = read(write(written))
+    saved = network()
+    model = parse_model(write(saved))
     (graph,) = model.subgraphs
     names = {value: name for name, value in vars(schema().BuiltinOperator).items() if isinstance(value, int)}
     codes = [model.operatorCodes[operator.opcodeIndex] for operator in graph.operators]
-    assert [names[code.builtinCode] for code in codes] == [operator.kind for operator in written.operators]
+    assert [names[code.builtinCode] for code in codes] == [operator.kind for operator in saved.operators]
     assert [code.deprecatedBuiltinCode for code in codes] == [min(code.builtinCode, 127) for code in codes]
-    assert [code.version for code in codes] == [dialect()[operator.kind].int8 for operator in written.operators]
-    for tensor, kept in zip(written.tensors(), graph.tensors, strict=True):
-        assert tuple(kept.shape) == tensor.shape
+    assert [code.version for code in codes] == [dialect()[operator.kind].int8 for operator in saved.operators]
+    for tensor, entry in zip(saved.tensors(), graph.tensors, strict=True):
+        assert tuple(entry.shape) == tensor.shape
         if tensor.scales is not None:
-            assert np.array_equal(kept.quantization.scale, tensor.scales.scale)
+            assert np.array_equal(entry.quantization.scale, tensor.scales.scale)
             assert np.array_equal(
-                kept.quantization.zeroPoint, np.broadcast_to(tensor.scales.zero, kept.quantization.scale.shape)
+                entry.quantization.zeroPoint, np.broadcast_to(tensor.scales.zero, entry.quantization.scale.shape)
             )
         if tensor.values is not None:
-            assert bytes(model.buffers[kept.buffer].data) == np.ascontiguousarray(tensor.values).tobytes()
+            assert bytes(model.buffers[entry.buffer].data) == np.ascontiguousarray(tensor.values).tobytes()
 
 
 @litert
 def test_the_same_model_gives_the_same_bytes() -> None:
-    kept = network()
-    assert write(kept) == write(kept)
-    assert struct.unpack_from("<I", write(kept))[0] < len(write(kept))
+    tflite = network()
+    assert write(tflite) == write(tflite)
+    assert struct.unpack_from("<I", write(tflite))[0] < len(write(tflite))
 
 
 ONE, OTHER = Scales.of(0.1, 3), Scales.of(0.2, 3)
@@ -123,10 +123,10 @@ def test_every_rule_of_the_dialect_has_a_case() -> None:
     assert set(BROKEN) == set(RULES) == {rule for row in dialect().values() for rule in row.rules}
 
 
-@pytest.mark.parametrize(("kind", "inputs", "made", "problem"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_rule_is_refused(kind: str, inputs: tuple[TfliteTensor, ...], made: Scales, problem: str) -> None:
+@pytest.mark.parametrize(("kind", "inputs", "scales", "problem"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_rule_is_refused(kind: str, inputs: tuple[TfliteTensor, ...], scales: Scales, problem: str) -> None:
     ports = tuple(t for t in inputs if t.values is None)
-    output = tensor("y", made)
+    output = tensor("y", scales)
     operator = TfliteOperator(kind, inputs, (output,), node="n")
     broken = TfliteNetwork(tuple(Port(t.name, t, (0, 1)) for t in ports), (Port("y", output, (0, 1)),), (operator,))
     with pytest.raises(ModelError, match=problem):
@@ -135,9 +135,9 @@ def test_a_broken_rule_is_refused(kind: str, inputs: tuple[TfliteTensor, ...], m
 
 @settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(0, 2), st.integers(0, 2), st.sampled_from([1, 2]))
-def test_what_is_lowered_breaks_no_rule(kernel: int, before: int, after: int, stride: int) -> None:
-    size = (6 + before + after - kernel) // stride + 1
+def test_lowered_networks_break_no_rule(kernel: int, front: int, end: int, stride: int) -> None:
+    size = (6 + front + end - kernel) // stride + 1
     weights = {"w": np.ones((2, 3, kernel, kernel), np.float32)}
-    node = f"y = Conv<pads=[{before},{after},{after},{before}], strides=[{stride},{stride}]>(x, w)"
+    node = f"y = Conv<pads=[{front},{end},{end},{front}], strides=[{stride},{stride}]>(x, w)"
     model = quantized(node, {"x": [1, 3, 6, 6]}, [1, 2, size, size], weights, scales=SCALES)
     assert list(problems(network_of(model))) == []

@@ -200,15 +200,15 @@ FORMULAS = {
 @pytest.mark.parametrize("case", FORMULAS.values(), ids=FORMULAS.keys())
 def test_formula(case: Formula, runtime: str) -> None:
     inputs = {"x": case.x} | ({"a": case.second} if case.second else {})
-    taken = [f"float[{','.join(map(str, shape))}] {name}" for name, shape in inputs.items()]
+    signature = [f"float[{','.join(map(str, shape))}] {name}" for name, shape in inputs.items()]
     random = np.random.default_rng(1)
     feed: dict[str, Any] = {name: random.normal(0, 1, shape).astype(np.float32) for name, shape in inputs.items()}
     if case.indices is not None:
-        taken.append(f"int64[{','.join(map(str, case.indices.shape))}] i")
+        signature.append(f"int64[{','.join(map(str, case.indices.shape))}] i")
         feed["i"] = case.indices
     body = "\n".join(f"[n{place}] {line}" for place, line in enumerate(case.nodes.splitlines()))
-    made = ",".join(map(str, case.output))
-    model = proto(f"g ({', '.join(taken)}) => ({case.type}[{made}] y) {{\n{body}\n}}", case.constants, opset=18)
+    shape = ",".join(map(str, case.output))
+    model = proto(f"g ({', '.join(signature)}) => ({case.type}[{shape}] y) {{\n{body}\n}}", case.constants, opset=18)
     expected = open_session(model.SerializeToString()).run(["y"], feed)[0]
     network = network_of(model)
     skip_what_the_portable_kernels_lack(network, runtime)
@@ -216,9 +216,9 @@ def test_formula(case: Formula, runtime: str) -> None:
         with pytest.raises(ModelError, match="tflite-micro has no kernel"):
             check_kernels(network, "tflite-micro")
         return
-    found = run(model, runtime, feed)
-    assert found.shape == expected.shape
-    assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    outputs = run(model, runtime, feed)
+    assert outputs.shape == expected.shape
+    assert np.allclose(outputs, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize(

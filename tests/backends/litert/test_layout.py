@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.litert.layout import Order, keeps_elements, moves, plain, reshaped, stored_shape, transposed
+from edgeq.backends.litert.layout import Order, keeps_elements, model_order, moves, reshaped, stored_shape, transposed
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=5)
 
@@ -24,14 +24,14 @@ def stored(draw: st.DrawFn) -> tuple[list[int], Order]:
 def reshapes(draw: st.DrawFn) -> tuple[list[int], Order, list[int]]:
     """Draw a shape, the order in which its axes are stored, and another shape with the same number of elements."""
     shape, order = draw(stored())
-    left, made = prod(shape), []
-    while left > 1:
-        size = draw(st.sampled_from([size for size in range(2, left + 1) if left % size == 0]))
-        made.append(size)
-        left //= size
+    remaining, sizes = prod(shape), []
+    while remaining > 1:
+        size = draw(st.sampled_from([size for size in range(2, remaining + 1) if remaining % size == 0]))
+        sizes.append(size)
+        remaining //= size
     for place in draw(st.lists(st.integers(0, 4), max_size=2)):
-        made.insert(min(place, len(made)), 1)
-    return shape, order, made or [1]
+        sizes.insert(min(place, len(sizes)), 1)
+    return shape, order, sizes or [1]
 
 
 def elements(shape: list[int]) -> np.ndarray:
@@ -44,8 +44,8 @@ def test_a_transpose_moves_nothing(given_: tuple[list[int], Order], data: st.Dat
     shape, order = given_
     permutation = data.draw(st.permutations(range(len(shape))))
     array = elements(shape)
-    after = transposed(order, permutation)
-    assert np.array_equal(array.transpose(permutation).transpose(after), array.transpose(order))
+    output_order = transposed(order, permutation)
+    assert np.array_equal(array.transpose(permutation).transpose(output_order), array.transpose(order))
 
 
 @given(stored(), st.data())
@@ -60,17 +60,17 @@ def test_moves_lead_from_one_order_to_another(given_: tuple[list[int], Order], d
 
 @given(reshapes())
 def test_a_reshape_goes_through_orders(given_: tuple[list[int], Order, list[int]]) -> None:
-    shape, order, made = given_
-    needed, after = reshaped(shape, order, made)
-    assert sorted(needed) == list(plain(len(shape)))
-    assert sorted(after) == list(plain(len(made)))
+    shape, order, new_shape = given_
+    input_order, output_order = reshaped(shape, order, new_shape)
+    assert sorted(input_order) == list(model_order(len(shape)))
+    assert sorted(output_order) == list(model_order(len(new_shape)))
     array = elements(shape)
-    in_file = array.transpose(needed).reshape(stored_shape(made, after))
-    assert np.array_equal(in_file, array.reshape(made).transpose(after))
+    in_file = array.transpose(input_order).reshape(stored_shape(new_shape, output_order))
+    assert np.array_equal(in_file, array.reshape(new_shape).transpose(output_order))
 
 
 @given(stored())
 def test_a_reshape_that_only_splits_or_merges_moves_nothing(given_: tuple[list[int], Order]) -> None:
     shape, order = given_
-    needed, _ = reshaped(shape, order, [*shape[:-1], 1, shape[-1]])
-    assert keeps_elements(stored_shape(shape, order), moves(order, needed))
+    input_order, _ = reshaped(shape, order, [*shape[:-1], 1, shape[-1]])
+    assert keeps_elements(stored_shape(shape, order), moves(order, input_order))

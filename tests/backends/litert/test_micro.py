@@ -16,7 +16,7 @@ import pytest
 
 from edgeq.backends.base import ESTIMATE, Artifact
 from edgeq.backends.litert.companions import with_sources
-from edgeq.backends.litert.micro import ARENA, arena_bytes, method
+from edgeq.backends.litert.micro import ARENA, arena_bytes, resolver_method
 from edgeq.data.samples import open_samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.jobs.package import package
@@ -77,7 +77,7 @@ def sources(bundle: Path) -> Path:
 def test_methods_are_named_as_the_resolvers() -> None:
     kinds = ("CONV_2D", "RELU6", "RESIZE_NEAREST_NEIGHBOR", "BATCH_MATMUL", "PADV2", "ADD", "SPACE_TO_BATCH_ND")
     names = ("Conv2D", "Relu6", "ResizeNearestNeighbor", "BatchMatMul", "PadV2", "Add", "SpaceToBatchNd")
-    assert tuple(map(method, kinds)) == tuple(f"Add{name}" for name in names)
+    assert tuple(map(resolver_method, kinds)) == tuple(f"Add{name}" for name in names)
 
 
 class TestBundle:
@@ -92,10 +92,10 @@ class TestBundle:
     def test_the_arena_is_the_least_that_is_enough(self, bundle: Path) -> None:
         (file,) = bundle.glob("models/model/*/model.tflite")
         engine = load_engines()["tflite-micro"]
-        found = arena_bytes(file, engine)
-        assert f"kEdgeqArenaBytes = {found};" in (sources(bundle) / "model.h").read_text()
+        size = arena_bytes(file, engine)
+        assert f"kEdgeqArenaBytes = {size};" in (sources(bundle) / "model.h").read_text()
         with Engines() as engines:
-            options = {**engine.options, ARENA: str(found - 1024)}
+            options = {**engine.options, ARENA: str(size - 1024)}
             less = SessionSettings(engine=replace(engine, options=options))
             with pytest.raises((EngineError, RuntimeUnavailableError)):
                 engines.open(file, less)
@@ -122,8 +122,8 @@ class TestBundle:
         folders = [f"-I{tmp_path}", f"-I{sources(bundle)}"]
         strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-DWRONG_BY={wrong}", *nested]
         subprocess.run([compiler, *strict, *folders, *files, "-o", tmp_path / "run"], check=True)
-        done = subprocess.run([tmp_path / "run"], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (wrong, says)
+        process = subprocess.run([tmp_path / "run"], capture_output=True, text=True, check=False)
+        assert (process.returncode, process.stdout.splitlines()[-1]) == (wrong, says)
 
     def test_the_npu_has_its_file_and_an_estimate(self, bundle: Path) -> None:
         described = variant_info(bundle, "ethos-u55-128")
@@ -152,9 +152,9 @@ class TestWithoutTools:
         artifact = Artifact(model, Scheme(), "CPUExecutionProvider")
         x = np.zeros((1, 2, 4, 4), np.float32)
         samples = open_samples([x], model_signature(model))
-        made = with_sources(artifact, engine, {"engine_options": OPTIONS}, samples, tmp_path / "c", count=1)
-        assert (made.files, made.details) == ({}, {})
-        assert made.notes == (
+        packed = with_sources(artifact, engine, {"engine_options": OPTIONS}, samples, tmp_path / "c", count=1)
+        assert (packed.files, packed.details) == ({}, {})
+        assert packed.notes == (
             "not compiled for the NPU: it is not installed. Install it",
             "no sources for TFLite Micro: it is not installed. Install it",
         )

@@ -203,8 +203,8 @@ def test_operator(case: Case, runtime: str) -> None:
     scales = {**dict.fromkeys(case.inputs, case.x), "y": case.y}
     if "a" in scales:
         scales["a"] = (0.027, 4)
-    given = {"scales": scales, "plain": case.plain, "axis": case.axis}
-    model = quantized(case.node, case.inputs, case.output, case.constants, **given)
+    options = {"scales": scales, "plain": case.plain, "axis": case.axis}
+    model = quantized(case.node, case.inputs, case.output, case.constants, **options)
     if runtime == MICRO and case.lacking:
         with pytest.raises(ModelError, match="no kernel"):
             check_kernels(network_of(model), "tflite-micro")
@@ -217,11 +217,11 @@ def test_operator(case: Case, runtime: str) -> None:
     }
     expected = open_session(model.SerializeToString(), SessionSettings(optimization="none")).run(["y"], feed)[0]
     wanted = np.rint(expected / case.y[0]) + case.y[1]
-    found = run(model, runtime, feed)
-    assert found.shape == wanted.shape
-    apart = np.abs(found - wanted)
-    assert apart.max() <= case.apart
-    assert np.mean(apart == 0) >= case.share
+    outputs = run(model, runtime, feed)
+    assert outputs.shape == wanted.shape
+    difference = np.abs(outputs - wanted)
+    assert difference.max() <= case.apart
+    assert np.mean(difference == 0) >= case.share
 
 
 FLOATS = {
@@ -260,11 +260,11 @@ FLOATS = {
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
 def test_operator_of_floats(case: Case, runtime: str) -> None:
-    taken = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in case.inputs.items())
+    signature = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in case.inputs.items())
     body = "\n".join(f"[n{place}] {line}" for place, line in enumerate(case.node.splitlines()))
-    made = ",".join(map(str, case.output))
+    shape = ",".join(map(str, case.output))
     weights = {**case.constants, **case.plain}
-    model = proto(f"g ({taken}) => (float[{made}] y) {{\n{body}\n}}", weights, opset=case.opset)
+    model = proto(f"g ({signature}) => (float[{shape}] y) {{\n{body}\n}}", weights, opset=case.opset)
     if runtime == MICRO and case.lacking:
         with pytest.raises(ModelError, match="no kernel"):
             check_kernels(network_of(model), "tflite-micro")
@@ -272,8 +272,8 @@ def test_operator_of_floats(case: Case, runtime: str) -> None:
     random = np.random.default_rng(1)
     feed = {name: random.normal(0, 1, shape).astype(np.float32) for name, shape in case.inputs.items()}
     expected = open_session(model.SerializeToString()).run(["y"], feed)[0]
-    found = run(model, runtime, feed)
-    assert np.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    outputs = run(model, runtime, feed)
+    assert np.allclose(outputs, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

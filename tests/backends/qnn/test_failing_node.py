@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from edgeq.backends.qnn.backend import delegated, failing_node
+from edgeq.backends.qnn.backend import failing_node, find_delegation
 from edgeq.errors import EngineError
 from edgeq.model.load import read_model
 from edgeq.run.session import Engines, open_session
@@ -26,18 +26,18 @@ PAIRED = """g (float[1,4] x) => (float[1,4] y) <float s = {0.1}, uint8 z = {128}
 @pytest.mark.parametrize(("op_type", "name"), [("Abs", "first"), ("Neg", "second"), ("Tanh", "third"), ("Add", "last")])
 def test_the_first_beginning_that_fails_ends_in_the_node(op_type: str, name: str, tmp_path: Path) -> None:
     onnx.save(proto(PAIRED), tmp_path / "m.onnx")
-    tried = []
+    parts = []
 
     def fails(beginning: Path) -> bool:
         model = onnx.load(beginning)
         open_session(beginning)
-        tried.append(beginning)
+        parts.append(beginning)
         return op_type in {node.op_type for node in model.graph.node}
 
-    found = failing_node(tmp_path / "m.onnx", fails, tmp_path)
-    assert found is not None
-    assert found.name == name
-    assert len(tried) <= 2
+    node = failing_node(tmp_path / "m.onnx", fails, tmp_path)
+    assert node is not None
+    assert node.name == name
+    assert len(parts) <= 2
 
 
 @pytest.mark.parametrize(
@@ -51,33 +51,33 @@ def test_a_failure_is_one_line_with_the_node_where_it_comes_again(
     failures: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx.save(proto(PAIRED), tmp_path / "m.onnx")
-    tried: list[Path] = []
+    parts: list[Path] = []
 
     def assigned(self: Engines, engine: object, model: Path) -> tuple[tuple[str, ...], ...]:
-        tried.append(model)
-        if len(tried) <= failures:
+        parts.append(model)
+        if len(parts) <= failures:
             raise EngineError("the process of fake ended: signal SIGSEGV")
         return ()
 
     monkeypatch.setattr(Engines, "assigned_nodes", assigned)
     engine = fake_engine.install(tmp_path, monkeypatch)
     with pytest.raises(EngineError, match=line):
-        delegated(read_model(tmp_path / "m.onnx"), tmp_path / "m.onnx", engine, {}, "a test", tmp_path)
+        find_delegation(read_model(tmp_path / "m.onnx"), tmp_path / "m.onnx", engine, {}, "a test", tmp_path)
 
 
 def test_a_model_of_the_same_structure_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path] = []
+    compiled: list[Path] = []
 
     def assigned(self: Engines, engine: object, model: Path) -> tuple[tuple[str, ...], ...]:
-        asked.append(model)
+        compiled.append(model)
         return (("first", "second"), ("last",))
 
     monkeypatch.setattr(Engines, "assigned_nodes", assigned)
     engine = fake_engine.install(tmp_path, monkeypatch)
-    found = []
+    delegations = []
     for number, text in enumerate((PAIRED, PAIRED.replace("0.1", "0.2"), PAIRED.replace("Neg", "Exp"))):
         file = tmp_path / f"{number}.onnx"
         onnx.save(proto(text), file)
-        found.append(delegated(read_model(file), file, engine, {}, "a test", tmp_path).graphs)
-    assert found == [(frozenset({"first", "second"}), frozenset({"last"}))] * 3
-    assert asked == [tmp_path / "0.onnx", tmp_path / "2.onnx"]
+        delegations.append(find_delegation(read_model(file), file, engine, {}, "a test", tmp_path).graphs)
+    assert delegations == [(frozenset({"first", "second"}), frozenset({"last"}))] * 3
+    assert compiled == [tmp_path / "0.onnx", tmp_path / "2.onnx"]

@@ -51,14 +51,14 @@ NET = """g (
 
 def network(folder: Path, **options: Any) -> PreparedModel:
     """Prepare the network with random weights in place of every input but x."""
-    random, made = np.random.default_rng(0), proto(NET)
-    for value in list(made.graph.input)[1:]:
+    random, onnx_model = np.random.default_rng(0), proto(NET)
+    for value in list(onnx_model.graph.input)[1:]:
         shape = [size.dim_value for size in value.type.tensor_type.shape.dim]
         array = random.normal(0, 0.4, shape).astype(np.float32)
-        made.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
-        made.graph.input.remove(value)
+        onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+        onnx_model.graph.input.remove(value)
     folder.mkdir(exist_ok=True)
-    onnx.save(made, folder / "net.onnx")
+    onnx.save(onnx_model, folder / "net.onnx")
     return prepare_model(folder / "net.onnx", folder / "work", **options)
 
 
@@ -70,9 +70,11 @@ def samples_of(prepared: PreparedModel) -> Samples:
 
 
 def built(prepared: PreparedModel, folder: Path, target: str = "hexagon-v73", **scheme: Any) -> Artifact:
-    wanted = resolve(target).profile.scheme.replace(**scheme)
-    ranges = derive_ranges(collect(prepared.model, samples_of(prepared), model_digest=prepared.digest), wanted.method)
-    return backend_for(resolve(target)).build(prepared, ranges, wanted, folder / "int8.onnx")
+    full_scheme = resolve(target).profile.scheme.replace(**scheme)
+    ranges = derive_ranges(
+        collect(prepared.model, samples_of(prepared), model_digest=prepared.digest), full_scheme.method
+    )
+    return backend_for(resolve(target)).build(prepared, ranges, full_scheme, folder / "int8.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_a_free_size_is_requested(tmp_path: Path, absent: None) -> None:
         ({"wide": ("nowhere",)}, "no node is named 'nowhere'"),
     ],
 )
-def test_what_the_npu_has_no_kernels_for_is_refused(
+def test_forms_without_npu_kernels_are_refused(
     prepared: PreparedModel, tmp_path: Path, absent: None, change: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(UsageError, match=line):
@@ -145,13 +147,13 @@ def test_transposed_convolutions_in_groups_have_one_scale(tmp_path: Path, absent
     """A transposed convolution in groups gets one scale. With two groups, each scale along the axis of the outputs
     would apply to two outputs, but their bias needs one scale for each output.
     """
-    made = proto("""g (float[1,3,8,8] x) => (float[1,6,8,8] y) {
+    onnx_model = proto("""g (float[1,3,8,8] x) => (float[1,6,8,8] y) {
         [conv] h = Conv (x, w) [up] y = ConvTranspose <group = 2> (h, t, b)
     }""")
     random = np.random.default_rng(0)
     for name, shape in (("w", (4, 3, 1, 1)), ("t", (4, 3, 1, 1)), ("b", (6,))):
-        made.graph.initializer.append(onnx.numpy_helper.from_array(random.normal(size=shape).astype("f4"), name))
-    onnx.save(made, tmp_path / "net.onnx")
+        onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(random.normal(size=shape).astype("f4"), name))
+    onnx.save(onnx_model, tmp_path / "net.onnx")
     artifact = built(prepare_model(tmp_path / "net.onnx", tmp_path / "work"), tmp_path)
     scales = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(artifact.model).graph.initializer}
     assert scales["w_scale"].shape == (4,)
@@ -173,9 +175,11 @@ def test_a_batch_normalization_that_nothing_folds_is_a_convolution(prepared: Pre
     ranges = derive_ranges(collect(prepared.model, samples_of(prepared), model_digest=prepared.digest), "minmax")
     changed, _ = norms_as_convolutions(prepared, ranges, tmp_path / "changed.onnx")
     assert "BatchNormalization" not in {node.op_type for node in changed.model.graph}
-    before, after = open_session(prepared.path), open_session(changed.path)
+    original, rewritten = open_session(prepared.path), open_session(changed.path)
     for sample in samples_of(prepared):
-        np.testing.assert_allclose(after.run(None, sample.inputs)[0], before.run(None, sample.inputs)[0], atol=1e-5)
+        np.testing.assert_allclose(
+            rewritten.run(None, sample.inputs)[0], original.run(None, sample.inputs)[0], atol=1e-5
+        )
 
 
 @simulator
@@ -187,27 +191,27 @@ def test_the_model_is_delegated_whole_and_right(prepared: PreparedModel, tmp_pat
     assert any("nodes run on the NPU, in 1 graph" in note for note in artifact.notes)
     feeds = [dict(sample.inputs) for sample in samples_of(prepared)]
     with Engines() as engines:
-        there = engines.open(artifact.model, artifact.proof_settings())
-        found = np.concatenate([there.run(None, feed)[0] for feed in feeds])
-    here, right = open_session(artifact.model, SessionSettings(optimization="none")), open_session(prepared.path)
-    assert sqnr_db(np.concatenate([here.run(None, feed)[0] for feed in feeds]), found) > 24
-    assert sqnr_db(np.concatenate([right.run(None, feed)[0] for feed in feeds]), found) > 20
+        npu_session = engines.open(artifact.model, artifact.proof_settings())
+        answers = np.concatenate([npu_session.run(None, feed)[0] for feed in feeds])
+    cpu_session, right = open_session(artifact.model, SessionSettings(optimization="none")), open_session(prepared.path)
+    assert sqnr_db(np.concatenate([cpu_session.run(None, feed)[0] for feed in feeds]), answers) > 24
+    assert sqnr_db(np.concatenate([right.run(None, feed)[0] for feed in feeds]), answers) > 20
 
 
 def test_a_split_is_shown(prepared: PreparedModel) -> None:
     names = [str(node.name) for node in prepared.model.graph]
     reasons = {"dense": "kept in float on request"}
-    first, second = frozenset(names[: names.index("add")]), frozenset(names[names.index("add") + 1 :])
-    found = Delegation(prepared.model, (first, second), reasons, "a test")
+    head, tail = frozenset(names[: names.index("add")]), frozenset(names[names.index("add") + 1 :])
+    delegation = Delegation(prepared.model, (head, tail), reasons, "a test")
     crossing = {value.name for value in next(n for n in prepared.model.graph if n.name == "add").inputs}
-    assert set(found.crossing()) == crossing | {"a"}
-    assert found.notes() == (
+    assert set(delegation.crossing()) == crossing | {"a"}
+    assert delegation.notes() == (
         f"{len(names) - 1} of {len(names)} nodes run on the NPU, in 2 graphs",
         "in 16-bit floats there: dense (Gemm: kept in float on request)",
         "on the CPU: add (Add: the provider does not support it)",
-        f"tensors that cross: {', '.join(found.crossing())}",
+        f"tensors that cross: {', '.join(delegation.crossing())}",
     )
-    assert {node.name for node in found.coverage().float_nodes} == {"add", "dense"}
+    assert {node.name for node in delegation.coverage().float_nodes} == {"add", "dense"}
 
 
 def test_the_library_is_found_by_its_metadata() -> None:

@@ -35,7 +35,7 @@ def absent() -> str:
 needs_toolkit = pytest.mark.skipif(bool(absent()), reason=absent())
 
 
-def made(
+def build_artifact(
     model: onnx.ModelProto, folder: Path, *, exclude: tuple[str, ...] = (), target: str = "rk3588", count: int = 4
 ) -> tuple[Artifact, PreparedModel, Samples]:
     """Build `model` for a chip from random samples."""

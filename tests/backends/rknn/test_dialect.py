@@ -31,7 +31,7 @@ from edgeq.model.load import read_model, save_model
 from edgeq.quantization.quantizer import scheme_params
 from edgeq.run.session import SessionSettings, open_session
 from tests.backends.build import random, residual
-from tests.backends.rknn.build import SCHEME, made
+from tests.backends.rknn.build import SCHEME, build_artifact
 from tests.graphs import proto
 
 PAIR = "{0}q = QuantizeLinear({0}, s, z) {0}d = DequantizeLinear({0}q, s, z)"
@@ -42,14 +42,14 @@ def unfused(model: onnx.ModelProto | Path, folder: Path, **feed: NDArray[np.floa
     path = model if isinstance(model, Path) else folder / "unfused.onnx"
     if not isinstance(model, Path):
         onnx.save(model, path)
-    found: NDArray[np.float32] = open_session(path, SessionSettings(optimization="none")).run(None, feed)[0]
-    return found
+    output: NDArray[np.float32] = open_session(path, SessionSettings(optimization="none")).run(None, feed)[0]
+    return output
 
 
 def rewritten(model: onnx.ModelProto, change: object, folder: Path) -> Path:
-    made = from_proto(model)
-    change(made)  # type: ignore[operator]
-    save_model(made, folder / "rewritten.onnx")
+    onnx_model = from_proto(model)
+    change(onnx_model)  # type: ignore[operator]
+    save_model(onnx_model, folder / "rewritten.onnx")
     return folder / "rewritten.onnx"
 
 
@@ -71,21 +71,21 @@ def test_shifted_integers_stand_for_the_same_numbers(values: list[int], zero: in
 
 @given(st.floats(-1e4, 1e4, width=32), st.floats(-1e4, 1e4, width=32))
 def test_no_range_has_zero_point_0_and_none_is_narrower(one: float, other: float) -> None:
-    found = Range(min(one, other, 0.0), max(one, other, 0.0))
-    moved = off_zero({"x": found}, SCHEME)["x"]
-    before, after = scheme_params(found, SCHEME), scheme_params(moved, SCHEME)
-    if int(before.zero_point) == 0 and found.high > found.low:
-        assert int(after.zero_point) == -1
-        assert np.isclose(after.scale, before.scale * 128 / 127, rtol=1e-6)
-        low, high = before.range
-        assert after.range[0] <= low * (1 - 1e-6)
-        assert after.range[1] >= high * (1 - 1e-6)
+    span = Range(min(one, other, 0.0), max(one, other, 0.0))
+    moved = off_zero({"x": span}, SCHEME)["x"]
+    old_params, new_params = scheme_params(span, SCHEME), scheme_params(moved, SCHEME)
+    if int(old_params.zero_point) == 0 and span.high > span.low:
+        assert int(new_params.zero_point) == -1
+        assert np.isclose(new_params.scale, old_params.scale * 128 / 127, rtol=1e-6)
+        low, high = old_params.range
+        assert new_params.range[0] <= low * (1 - 1e-6)
+        assert new_params.range[1] >= high * (1 - 1e-6)
     else:
-        assert moved == found
+        assert moved == span
 
 
 def test_a_built_file_has_no_zero_point_0_but_those_of_biases(tmp_path: Path) -> None:
-    artifact, prepared, samples = made(residual(), tmp_path)
+    artifact, prepared, samples = build_artifact(residual(), tmp_path)
     model = read_model(artifact.model)
     points = [
         constant(node.inputs[2])
@@ -100,8 +100,8 @@ def test_a_built_file_has_no_zero_point_0_but_those_of_biases(tmp_path: Path) ->
     assert all(constant(weight).min() >= -127 for weight in weights)  # type: ignore[union-attr]
     feed = dict(next(iter(samples)).inputs)
     reference = open_session(prepared.path).run(None, feed)[0]
-    found = unfused(artifact.model, tmp_path, **feed)
-    assert np.abs(found - reference).max() < 0.1 * np.abs(reference).max()
+    output = unfused(artifact.model, tmp_path, **feed)
+    assert np.abs(output - reference).max() < 0.1 * np.abs(reference).max()
 
 
 def test_shifting_changes_no_value(tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_shifting_changes_no_value(tmp_path: Path) -> None:
     """
     model = proto(f"g (float[1, 3, 8, 8] x) => (float[1, 4, 6, 6] o) {{ {nodes} }}", weights)
     feed = {"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)}
-    plain = unfused(model, tmp_path, **feed)
+    output = unfused(model, tmp_path, **feed)
     moved = rewritten(model, shift_constants, tmp_path)
-    assert np.array_equal(unfused(moved, tmp_path, **feed), plain)
+    assert np.array_equal(unfused(moved, tmp_path, **feed), output)
     zeros = [constant(n.inputs[2]) for n in read_model(moved).graph if is_constant(n.inputs[0])]
     assert all(np.all(np.abs(zero) == 1) for zero in zeros)  # type: ignore[arg-type]
 
@@ -162,11 +162,11 @@ def test_the_pair_inside_a_swish_goes_where_both_read_one_tensor(other: str, ope
     assert ("gd" not in {name for node in onnx.load(changed).graph.node for name in node.input}) == opened
     x = random(1, 8)
     level = np.clip(np.rint(x / np.float32(0.05)) + 3, -128, 127)
-    kept = ((level - 3) * np.float32(0.05)).astype(np.float32)
+    rounded = ((level - 3) * np.float32(0.05)).astype(np.float32)
     if opened:
-        product = kept / (1 + np.exp(-kept))
-        wanted = (np.clip(np.rint(product / np.float32(0.05)) + 3, -128, 127) - 3) * np.float32(0.05)
-        assert np.allclose(unfused(changed, tmp_path, x=x), wanted, atol=1e-6)
+        product = rounded / (1 + np.exp(-rounded))
+        expected = (np.clip(np.rint(product / np.float32(0.05)) + 3, -128, 127) - 3) * np.float32(0.05)
+        assert np.allclose(unfused(changed, tmp_path, x=x), expected, atol=1e-6)
 
 
 def test_defaults_are_written_and_zeros_left_out() -> None:
@@ -189,7 +189,7 @@ def test_a_newer_opset_is_lowered_where_operators_mean_the_same() -> None:
 
 
 def test_an_excluded_layer_keeps_float_weights_and_pairs_on_both_sides(tmp_path: Path) -> None:
-    artifact, _, _ = made(residual(), tmp_path, exclude=("last",))
+    artifact, _, _ = build_artifact(residual(), tmp_path, exclude=("last",))
     node = next(node for node in read_model(artifact.model).graph if node.name == "last")
     assert constant(node.inputs[1]).dtype == np.float32  # type: ignore[union-attr]
     assert node.inputs[0].producer().op_type == "DequantizeLinear"  # type: ignore[union-attr]
@@ -198,4 +198,4 @@ def test_an_excluded_layer_keeps_float_weights_and_pairs_on_both_sides(tmp_path:
 
 def test_chips_without_float16_refuse_float_layers(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="RV1106 has no float16 for 'last'"):
-        made(residual(), tmp_path, exclude=("last",), target="rv1106")
+        build_artifact(residual(), tmp_path, exclude=("last",), target="rv1106")

@@ -17,7 +17,7 @@ from edgeq.errors import CheckFailedError, EdgeqError, EngineError, ModelError, 
 from edgeq.run import toolkit as outside
 from edgeq.run.toolkit import Ran, find_base, find_python, install
 from tests.backends.build import residual
-from tests.backends.rknn.build import RK3588, SCHEME, made
+from tests.backends.rknn.build import RK3588, SCHEME, build_artifact
 
 VARIABLE = toolkit().variable
 ROW = "D RKNN: [9] 34   Conv   INT8  NPU  (1,64,1,1),(10,64,1,1),(10)  (1,10,1,1)  42/64/64  0  Conv:logits#2\n"
@@ -54,7 +54,7 @@ def test_each_failure_is_one_line(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(stand_in(tmp_path, action)))
     monkeypatch.setenv(outside.SECONDS, "0.5")
-    artifact, prepared, samples = made(residual(), tmp_path / "model")
+    artifact, prepared, samples = build_artifact(residual(), tmp_path / "model")
     (tmp_path / "work").mkdir()
     with pytest.raises(error) as raised:
         backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "work")
@@ -153,9 +153,9 @@ def test_the_simulator_must_answer_the_same(dtype: str, error: float, said: str)
 
 def test_roundings_of_sums_may_differ_in_few_values() -> None:
     right = np.linspace(-1, 1, 1000, dtype=np.float32)
-    found = right.copy()
-    found[0] += 0.01
-    compiled = Compiled(Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), ((found,),))
+    answers = right.copy()
+    answers[0] += 0.01
+    compiled = Compiled(Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), ((answers,),))
     assert "99.90% of values equal" in compare_answers(compiled, [{"y": right}], [{"y": right * 1.01}], Path("m.onnx"))
 
 
@@ -163,10 +163,10 @@ def test_steps_far_below_the_quantization_noise_are_no_reason_to_refuse() -> Non
     # 8 % of the values differ by one step, as in a network of landmarks: 50 dB, where quantization leaves 40 dB.
     random = np.random.default_rng(0)
     right = [np.round(random.normal(size=500), 2).astype(np.float32) for _ in range(4)]
-    found = [array + 0.01 * (random.random(500) < 0.08).astype(np.float32) for array in right]
+    answers = [array + 0.01 * (random.random(500) < 0.08).astype(np.float32) for array in right]
     floats = [{"y": array + random.normal(0, 0.01, 500).astype(np.float32)} for array in right]
     compiled = Compiled(
-        Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), tuple((array,) for array in found)
+        Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), tuple((array,) for array in answers)
     )
     assert "of values equal" in compare_answers(compiled, [{"y": array} for array in right], floats, Path("m.onnx"))
 
@@ -174,12 +174,12 @@ def test_steps_far_below_the_quantization_noise_are_no_reason_to_refuse() -> Non
 def test_each_output_is_judged_by_itself() -> None:
     random = np.random.default_rng(0)
     boxes, scores = 300 * random.random((4, 100)), random.random((4, 100))
-    wanted = [{"boxes": box, "scores": score} for box, score in zip(boxes, scores, strict=True)]
-    floats = [{name: array * 1.01 for name, array in one.items()} for one in wanted]
-    answers = tuple((one["boxes"], one["scores"] + random.normal(0, 0.3, 100)) for one in wanted)
+    expected = [{"boxes": box, "scores": score} for box, score in zip(boxes, scores, strict=True)]
+    floats = [{name: array * 1.01 for name, array in sample.items()} for sample in expected]
+    answers = tuple((sample["boxes"], sample["scores"] + random.normal(0, 0.3, 100)) for sample in expected)
     compiled = Compiled(Path("m.rknn"), (CompiledLayer("a", "Conv", "INT8", "NPU", 1),), answers)
     with pytest.raises(CheckFailedError, match=r"m\.onnx: .* output 'scores' has .* on this machine \(4 samples"):
-        compare_answers(compiled, wanted, floats, Path("m.onnx"))
+        compare_answers(compiled, expected, floats, Path("m.onnx"))
 
 
 def test_a_chip_without_float_is_not_sent_to_float(tmp_path: Path) -> None:

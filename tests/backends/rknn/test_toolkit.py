@@ -22,7 +22,7 @@ from edgeq.errors import EngineError, ModelError
 from edgeq.hardware.target import resolve
 from edgeq.model.load import own_signature
 from tests.backends.build import random, residual
-from tests.backends.rknn.build import RK3588, made, needs_toolkit
+from tests.backends.rknn.build import RK3588, build_artifact, needs_toolkit
 from tests.graphs import proto
 
 pytestmark = needs_toolkit
@@ -38,49 +38,49 @@ def compiled(model: Path, feed: Mapping[str, Any], folder: Path) -> tuple[Compil
     folder.mkdir()
     sample = Sample("a", dict(feed))
     inputs = [spec.name for spec in own_signature(model, model).inputs]
-    found = compile_model(model, "rk3588", folder, inputs, [sample])
-    (wanted,) = unfused(model, [sample])
-    pairs = zip(found.answers[0], wanted.values(), strict=True)
-    return found, float(np.mean([np.mean(a.reshape(-1) == b.reshape(-1)) for a, b in pairs]))
+    compiled_form = compile_model(model, "rk3588", folder, inputs, [sample])
+    (expected,) = unfused(model, [sample])
+    pairs = zip(compiled_form.answers[0], expected.values(), strict=True)
+    return compiled_form, float(np.mean([np.mean(a.reshape(-1) == b.reshape(-1)) for a, b in pairs]))
 
 
 def share(model: onnx.ModelProto, folder: Path) -> float:
-    artifact, _, samples = made(model, folder)
+    artifact, _, samples = build_artifact(model, folder)
     return compiled(artifact.model, next(iter(samples)).inputs, folder / "compiled")[1]
 
 
-def conv(then: str) -> onnx.ModelProto:
-    """Return a model of a convolution followed by the nodes `then`."""
-    return proto(f"{IMAGE} {{ c = Conv<pads = [1, 1, 1, 1]>(x, w, b) {then} }}", WEIGHTS)
+def conv(tail: str) -> onnx.ModelProto:
+    """Return a model of a convolution followed by the nodes `tail`."""
+    return proto(f"{IMAGE} {{ c = Conv<pads = [1, 1, 1, 1]>(x, w, b) {tail} }}", WEIGHTS)
 
 
 def test_a_model_is_compiled_and_equals_the_unfused_kernels(tmp_path: Path) -> None:
-    artifact, prepared, samples = made(residual(), tmp_path)
+    artifact, prepared, samples = build_artifact(residual(), tmp_path)
     (tmp_path / "finished").mkdir()
-    found = backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "finished")
-    assert any(re.search(r"bit for bit on \d samples; never run on a chip", note) for note in found.notes)
-    assert found.coverage is not None
-    assert found.coverage.int8_mac_share == 1
-    assert found.files["model.rknn"].read_bytes()[:4] == b"RKNN"
-    assert [one.name for one in found.alternatives] == ["rk3588-compiled", "rk3588-cpu"]
+    compiled_form = backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "finished")
+    assert any(re.search(r"bit for bit on \d samples; never run on a chip", note) for note in compiled_form.notes)
+    assert compiled_form.coverage is not None
+    assert compiled_form.coverage.int8_mac_share == 1
+    assert compiled_form.files["model.rknn"].read_bytes()[:4] == b"RKNN"
+    assert [alternative.name for alternative in compiled_form.alternatives] == ["rk3588-compiled", "rk3588-cpu"]
 
 
 def test_a_chip_without_python_gets_what_a_c_program_reads(tmp_path: Path) -> None:
-    artifact, prepared, samples = made(residual(), tmp_path, target="rv1106")
+    artifact, prepared, samples = build_artifact(residual(), tmp_path, target="rv1106")
     (tmp_path / "finished").mkdir()
     backend = backend_for(resolve("rv1106"))
-    found = backend.finished(artifact, prepared, samples, tmp_path / "finished")
-    assert set(found.files) == {"model.rknn", "model.tensors.json", "model.selftest.bin"}
-    assert all(backend.owns(file) for file in found.files.values())
+    compiled_form = backend.finished(artifact, prepared, samples, tmp_path / "finished")
+    assert set(compiled_form.files) == {"model.rknn", "model.tensors.json", "model.selftest.bin"}
+    assert all(backend.owns(file) for file in compiled_form.files.values())
     assert not backend.owns(artifact.model)
-    assert [one.name for one in found.alternatives] == ["rv1106-cpu"]
-    forms = json.loads(found.files["model.tensors.json"].read_bytes())
-    held = found.files["model.selftest.bin"].read_bytes()
+    assert [alternative.name for alternative in compiled_form.alternatives] == ["rv1106-cpu"]
+    forms = json.loads(compiled_form.files["model.tensors.json"].read_bytes())
+    content = compiled_form.files["model.selftest.bin"].read_bytes()
     sample, case = next(iter(samples)), forms["cases"][0]
-    given = np.frombuffer(held, "<f4", 512, case["inputs"][0]).reshape(forms["inputs"][0]["shape"])
-    assert np.array_equal(given, sample.inputs["x"])
-    (wanted,) = unfused(artifact.model, [sample])
-    assert np.array_equal(np.frombuffer(held, "<f4", 5, case["outputs"][0]), wanted["y"].reshape(-1))
+    stored = np.frombuffer(content, "<f4", 512, case["inputs"][0]).reshape(forms["inputs"][0]["shape"])
+    assert np.array_equal(stored, sample.inputs["x"])
+    (expected,) = unfused(artifact.model, [sample])
+    assert np.array_equal(np.frombuffer(content, "<f4", 5, case["outputs"][0]), expected["y"].reshape(-1))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_zero_point_0_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_large_pools_are_exact_as_chains_alone(window: int, tmp_path: Path) -> None:
     pads = [(window - 1) // 2] * 4
     text = f"y = MaxPool<kernel_shape = [{window}, {window}], pads = {pads}, strides = [1, 1]>(c)"
-    artifact, _, samples = made(conv(text), tmp_path)
-    found, equal = compiled(artifact.model, next(iter(samples)).inputs, tmp_path / "chain")
+    artifact, _, samples = build_artifact(conv(text), tmp_path)
+    compiled_form, equal = compiled(artifact.model, next(iter(samples)).inputs, tmp_path / "chain")
     assert equal == 1
-    assert {layer.place for layer in found.layers if layer.op_type == "MaxPool"} == {"NPU"}
+    assert {layer.place for layer in compiled_form.layers if layer.op_type == "MaxPool"} == {"NPU"}
 
 
 def test_a_pair_inside_a_swish_costs_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,11 +157,11 @@ def test_a_product_behind_a_reshape_ends(tmp_path: Path) -> None:
 def test_layer_normalization_without_attributes_is_compiled(tmp_path: Path) -> None:
     text = "g (float[1, 8, 32] x) => (float[N, C, K] y)"
     model = proto(f"{text} {{ m = MatMul(x, w) n = LayerNormalization(m, g, b) y = MatMul(n, w) }}", NORMALIZED)
-    artifact, prepared, samples = made(model, tmp_path)
+    artifact, prepared, samples = build_artifact(model, tmp_path)
     (tmp_path / "finished").mkdir()
-    found = backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "finished")
-    assert found.coverage is not None
-    assert found.coverage.int8_mac_share == 1
+    compiled_form = backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "finished")
+    assert compiled_form.coverage is not None
+    assert compiled_form.coverage.int8_mac_share == 1
 
 
 def test_an_operator_without_a_form_is_refused_though_the_build_succeeds(tmp_path: Path) -> None:
@@ -171,18 +171,18 @@ def test_an_operator_without_a_form_is_refused_though_the_build_succeeds(tmp_pat
 
 
 def test_an_excluded_layer_runs_in_float16(tmp_path: Path) -> None:
-    artifact, prepared, samples = made(residual(), tmp_path, exclude=("last",))
+    artifact, prepared, samples = build_artifact(residual(), tmp_path, exclude=("last",))
     (tmp_path / "finished").mkdir()
-    found: Artifact = backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "finished")
-    assert any("float16 layers round" in note for note in found.notes)
-    assert found.coverage is not None
-    assert "last" in {node.name for node in found.coverage.float_nodes}
+    compiled_form: Artifact = backend_for(RK3588).finished(artifact, prepared, samples, tmp_path / "finished")
+    assert any("float16 layers round" in note for note in compiled_form.notes)
+    assert compiled_form.coverage is not None
+    assert "last" in {node.name for node in compiled_form.coverage.float_nodes}
 
 
 def test_level_3_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = dialect()
-    higher = dataclasses.replace(known, level=dataclasses.replace(known.level, optimization_level=3))
-    artifact, _, samples = made(residual(width=16), tmp_path)
+    table = dialect()
+    higher = dataclasses.replace(table, level=dataclasses.replace(table.level, optimization_level=3))
+    artifact, _, samples = build_artifact(residual(width=16), tmp_path)
     feed = next(iter(samples)).inputs
     monkeypatch.setattr(compiling, "dialect", lambda: higher)
     assert compiled(artifact.model, feed, tmp_path / "third")[1] < 1

@@ -13,10 +13,12 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import activation_scales, sort_channels
+from edgeq.backends.systolic.channels import sort_channels
 from edgeq.backends.systolic.lower import lower
-from edgeq.backends.systolic.program import ArrayConfig, Network, Program
+from edgeq.backends.systolic.program import Network, Program
+from edgeq.backends.systolic.scales import activation_scales
 from edgeq.calibration.ranges import Range
 from edgeq.model.edit import from_proto
 from edgeq.signature import Signature, TensorSpec
@@ -104,8 +106,10 @@ class GraphBuilder:
 
     def model(self, *outputs: str) -> onnx.ModelProto:
         inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", *self.input_shape[1:]])]
-        made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", *self.shapes[n][1:]]) for n in outputs]
-        graph = helper.make_graph(self.nodes, "random", inputs, made, self.constants)
+        output_infos = [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", *self.shapes[n][1:]]) for n in outputs
+        ]
+        graph = helper.make_graph(self.nodes, "random", inputs, output_infos, self.constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
         onnx.checker.check_model(model)
         return model
@@ -123,10 +127,10 @@ def random_graph(seed: int) -> tuple[onnx.ModelProto, NDArray[np.float32]]:
     tensors = ["input"]
     for _ in range(int(rng.integers(3, 8))):
         tensors.append(_grow(b, tensors, rng))
-    last = tensors[-1]
-    outputs = [last]
+    source = tensors[-1]
+    outputs = [source]
     if rng.random() < 0.6:
-        pooled = b.node("GlobalAveragePool", [last], (*b.shapes[last][:2], 1, 1)) if rng.random() < 0.5 else last
+        pooled = b.node("GlobalAveragePool", [source], (*b.shapes[source][:2], 1, 1)) if rng.random() < 0.5 else source
         hidden = b.gemm(b.flat(pooled), int(rng.integers(3, 40)))
         if rng.random() < 0.5:
             hidden = b.gemm(b.node("Relu", [hidden], b.shapes[hidden]), 7)
@@ -161,10 +165,10 @@ def _grow(b: GraphBuilder, tensors: list[str], rng: np.random.Generator) -> str:
         kernel = (1, 1) if small else tuple(int(v) for v in rng.choice([1, 2, 3], 2))
         pads = tuple(int(v) for v in rng.integers(0, 2, 4))
         strides = (1, 1) if small else tuple(int(v) for v in rng.integers(1, 3, 2))
-        made = b.conv(
+        tensor = b.conv(
             source, int(rng.choice([5, 16, 24, 40])), kernel, strides=strides, pads=pads, bias=rng.random() < 0.8
         )
-        return _activated(b, made, rng)
+        return _activated(b, tensor, rng)
     if kind == "depthwise":
         return _activated(b, b.conv(source, channels, groups=channels), rng)
     if kind == "grouped":
@@ -182,11 +186,11 @@ def _grow(b: GraphBuilder, tensors: list[str], rng: np.random.Generator) -> str:
     if kind == "average":
         return b.pool("AveragePool", source, (2, 3), (1, 2), (0, 1, 0, 1), count_include_pad=int(rng.random() < 0.7))
     if kind == "add":
-        other = b.conv(source, channels)
-        return _activated(b, b.node("Add", [source, other], b.shapes[source]), rng)
+        branch = b.conv(source, channels)
+        return _activated(b, b.node("Add", [source, branch], b.shapes[source]), rng)
     if kind == "concat":
-        other = b.conv(source, 6)
-        return b.node("Concat", [source, other], (1, channels + 6, rows, columns), axis=1)
+        branch = b.conv(source, 6)
+        return b.node("Concat", [source, branch], (1, channels + 6, rows, columns), axis=1)
     if kind == "move":
         return _move(b, source, rng)
     return b.node("Sigmoid", [source], b.shapes[source])
@@ -222,12 +226,12 @@ def _size(
     *,
     ceil: bool = False,
 ) -> tuple[int, int]:
-    made = []
+    sizes = []
     for axis in (0, 1):
         room = size[axis] + pads[axis] + pads[axis + 2] - (kernel[axis] - 1) * dilations[axis] - 1
         steps = -(-room // strides[axis]) if ceil else room // strides[axis]
-        made.append(steps + 1)
-    return made[0], made[1]
+        sizes.append(steps + 1)
+    return sizes[0], sizes[1]
 
 
 def ranges_of(model: onnx.ModelProto, samples: NDArray[np.float32]) -> dict[str, Range]:
@@ -269,8 +273,8 @@ def run_all(
         return {}
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
-    known = {o.name for o in model.graph.output}
-    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+    outputs = {o.name for o in model.graph.output}
+    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3

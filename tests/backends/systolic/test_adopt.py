@@ -53,24 +53,24 @@ def top1(model: Path) -> float:
 
     with np.load(demo.VALIDATION) as archive:
         images, labels = archive["image"][:200], archive["label"][:200]
-    found = onnxruntime.InferenceSession(model).run(None, {"image": images})[0]
-    return float((found.argmax(1) == labels).mean())
+    scores = onnxruntime.InferenceSession(model).run(None, {"image": images})[0]
+    return float((scores.argmax(1) == labels).mean())
 
 
 @pytest.mark.slow
 def test_symmetric_parameters_are_kept(float_model: Path, tmp_path: Path) -> None:
     source = quantized(tmp_path / "qdq.onnx", float_model)
-    made = quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
-    assert any("activation scales of the quantized model are kept" in note for note in made.notes)
-    assert not any("WARNING" in note for note in made.notes)
+    report = quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
+    assert any("activation scales of the quantized model are kept" in note for note in report.notes)
+    assert not any("WARNING" in note for note in report.notes)
     program = load_program(tmp_path / "out.program.npz")
     model = onnx.load(source)
     constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     steps = {n.input[0]: constants[n.input[1]] for n in model.graph.node if n.op_type == "QuantizeLinear"}
     scales = {t.origin: t.scale for t in program.tensors.values() if t.scale is not None}
-    same = [scales[name] == pytest.approx(float(steps[name]), rel=1e-6) for name in steps if name in scales]
-    assert len(same) > 10
-    assert sum(same) >= len(same) - 3  # sums may need a larger scale
+    matches = [scales[name] == pytest.approx(float(steps[name]), rel=1e-6) for name in steps if name in scales]
+    assert len(matches) > 10
+    assert sum(matches) >= len(matches) - 3  # sums may need a larger scale
     for step in program.steps:
         if isinstance(step, Conv | Fc):
             source_weights = constants[f"{step.sources[0]}.weight_quantized"].reshape(len(step.bias), -1)
@@ -78,8 +78,10 @@ def test_symmetric_parameters_are_kept(float_model: Path, tmp_path: Path) -> Non
             # Each tile has the same integers in another order, or a multiple of them.
             for tile in step.tiles:
                 rows = own[tile.start : tile.stop]
-                known = {tuple(sorted(np.abs(row) / max(np.abs(row).max(), 1))) for row in source_weights.astype(float)}
-                assert {tuple(sorted(np.abs(row) / max(np.abs(row).max(), 1))) for row in rows} <= known
+                source_rows = {
+                    tuple(sorted(np.abs(row) / max(np.abs(row).max(), 1))) for row in source_weights.astype(float)
+                }
+                assert {tuple(sorted(np.abs(row) / max(np.abs(row).max(), 1))) for row in rows} <= source_rows
     assert top1(tmp_path / "out.onnx") > 0.98
 
 
@@ -89,8 +91,8 @@ def test_asymmetric_parameters_are_rescaled_with_a_warning(float_model: Path, tm
     adoption = adopt(source, tmp_path / "float.onnx")
     assert top1(adoption.model) > 0.98
     assert any(note.startswith("WARNING") and "steps grow by" in note for note in adoption.notes)
-    made = quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
-    assert any("WARNING" in note for note in made.notes)
+    report = quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
+    assert any("WARNING" in note for note in report.notes)
     assert top1(tmp_path / "out.onnx") > 0.97
 
 
@@ -125,7 +127,7 @@ def test_pairs_around_and_inside_control_flow_go(tmp_path: Path) -> None:
     onnx.save(graphs.proto(text), tmp_path / "qdq.onnx")
     adoption = adopt(tmp_path / "qdq.onnx", tmp_path / "float.onnx")
     assert [node.op_type for node in onnx.load(adoption.model).graph.node] == ["If"]
-    assert {name: (found.low, found.high) for name, found in adoption.ranges.items()} == {"x": (-63.5, 63.5)}
+    assert {name: (span.low, span.high) for name, span in adoption.ranges.items()} == {"x": (-63.5, 63.5)}
     session = open_session(adoption.model)
     x = np.array([0.25, 7], np.float32)
     assert session.run(None, {"x": x, "c": np.array(True)})[0].tolist() == [0.75, 21]

@@ -66,8 +66,8 @@ def test_the_demo_model_becomes_an_artifact(prepared: PreparedModel, tmp_path: P
 
 @pytest.mark.parametrize("method", ["percentile", "mse", "entropy"])
 def test_any_calibration_method_will_do(method: str, prepared: PreparedModel, tmp_path: Path) -> None:
-    found = ranges(prepared, method)
-    artifact = SystolicBackend().build(prepared, found, SCHEME, tmp_path / "demo.onnx")
+    spans = ranges(prepared, method)
+    artifact = SystolicBackend().build(prepared, spans, SCHEME, tmp_path / "demo.onnx")
     with np.load(demo.VALIDATION) as archive:
         images, labels = archive["image"][:200], archive["label"][:200]
     twin = open_session(artifact.model).run(None, {"image": images})[0]
@@ -75,19 +75,19 @@ def test_any_calibration_method_will_do(method: str, prepared: PreparedModel, tm
 
 
 def test_the_same_input_gives_the_same_bytes(prepared: PreparedModel, tmp_path: Path) -> None:
-    found = ranges(prepared)
+    spans = ranges(prepared)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        SystolicBackend().build(prepared, found, SCHEME, tmp_path / name / "m.onnx", samples=samples(prepared))
+        SystolicBackend().build(prepared, spans, SCHEME, tmp_path / name / "m.onnx", samples=samples(prepared))
     for name in ("m.onnx", "m.program.npz", "m.dialect.onnx"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 def test_other_arrays_have_other_tiles(prepared: PreparedModel, tmp_path: Path) -> None:
-    found = ranges(prepared)
+    spans = ranges(prepared)
     widths = {}
     for dim in (8, 32):
-        artifact = SystolicBackend({"dim": dim}).build(prepared, found, SCHEME, tmp_path / f"{dim}.onnx")
+        artifact = SystolicBackend({"dim": dim}).build(prepared, spans, SCHEME, tmp_path / f"{dim}.onnx")
         program = load_program(artifact.files[f"{dim}.program.npz"])
         assert program.array.dim == dim
         widths[dim] = max(len(step.tiles) for step in program.steps if isinstance(step, Conv))
@@ -138,25 +138,25 @@ def test_depthwise_layers_leave_the_array_only_where_it_pays(tmp_path: Path) -> 
     loud.CopyFrom(onnx.numpy_helper.from_array(raised, loud.name))
     onnx.save(b.model(y), tmp_path / "m.onnx")
     prepared = prepare_model(tmp_path / "m.onnx", tmp_path)
-    given = open_samples([{"input": x[None]} for x in b.samples(16)], prepared.signature)
-    statistics = collect(prepared.model, given, model_digest=prepared.digest)
-    found = derive_ranges(statistics, "minmax", activation_type="int8", symmetric=True)
-    artifact = SystolicBackend().build(prepared, found, SCHEME, tmp_path / "q.onnx", samples=given)
+    inputs = open_samples([{"input": x[None]} for x in b.samples(16)], prepared.signature)
+    statistics = collect(prepared.model, inputs, model_digest=prepared.digest)
+    spans = derive_ranges(statistics, "minmax", activation_type="int8", symmetric=True)
+    artifact = SystolicBackend().build(prepared, spans, SCHEME, tmp_path / "q.onnx", samples=inputs)
     assert "run on the core, with a scale for each channel" in artifact.notes[0]
-    without = SystolicBackend().build(prepared, found, SCHEME, tmp_path / "p.onnx")
+    without = SystolicBackend().build(prepared, spans, SCHEME, tmp_path / "p.onnx")
     assert "run on the core" not in without.notes[0]
 
 
 @pytest.mark.slow
 def test_a_bundle_carries_the_files_of_the_array(tmp_path: Path) -> None:
-    made = package(
+    report = package(
         demo.MODEL, Data(demo.CALIBRATION, count=40), tmp_path / "dist", targets=["gemmini"], timed=False, selftest=1
     )
-    folder = made.bundle / "files" / "gemmini"
+    folder = report.bundle / "files" / "gemmini"
     assert {file.name for file in folder.iterdir()} == {"c", "model.dialect.onnx", "model.program.npz"}
     program = load_program(folder / "model.program.npz")
     with np.load(demo.VALIDATION) as archive:
         images = archive["image"][:3]
-    twin = open_session(made.bundle / "models" / "model" / "gemmini" / "model.onnx").run(None, {"image": images})[0]
+    twin = open_session(report.bundle / "models" / "model" / "gemmini" / "model.onnx").run(None, {"image": images})[0]
     np.testing.assert_array_equal(simulate(program, {"image": images}).tensors["logits"], twin)
-    assert made.variants["gemmini"].proof.coverage.int8_mac_share == 1.0
+    assert report.variants["gemmini"].proof.coverage.int8_mac_share == 1.0

@@ -12,8 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
-from edgeq.backends.systolic.program import ArrayConfig, Program
+from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibration.collect import collect
@@ -41,9 +42,9 @@ def sqnr_db(program: Program, prepared: PreparedModel, feeds: Feeds) -> float:
     session = open_session(prepared.path)
     signal = noise = 0.0
     for feed in feeds:
-        found = simulate(program, {name: np.atleast_1d(value) for name, value in feed.items()}).tensors
+        tensors = simulate(program, {name: np.atleast_1d(value) for name, value in feed.items()}).tensors
         for name, exact in zip(program.outputs, session.run(list(program.outputs), feed), strict=True):
-            signal, noise = signal + np.square(exact).sum(), noise + np.square(exact - found[name]).sum()
+            signal, noise = signal + np.square(exact).sum(), noise + np.square(exact - tensors[name]).sum()
     return float(10 * np.log10(signal / noise))
 
 
@@ -66,17 +67,17 @@ def test_fitting_helps_on_other_samples(tmp_path: Path) -> None:
     multiply(b.constants[0], sizes[:, None, None, None])
     multiply(b.constants[1], sizes)
     multiply(b.constants[2], 1 / sizes[:, None, None])
-    model, feeds, others = b.model(y), images(b, 24), images(b, 24)
-    plain, fitted = (compiled(model, feeds, tmp_path, fitted=fitted) for fitted in (False, True))
-    assert sqnr_db(*fitted, others) > sqnr_db(*plain, others) + 2
+    model, feeds, fresh_feeds = b.model(y), images(b, 24), images(b, 24)
+    unfitted, fitted = (compiled(model, feeds, tmp_path, fitted=fitted) for fitted in (False, True))
+    assert sqnr_db(*fitted, fresh_feeds) > sqnr_db(*unfitted, fresh_feeds) + 2
 
 
 def test_a_correction_that_does_harm_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq.backends.systolic.compile._shift", lambda y, *rest, **more: np.full(len(y), 0.5))
+    monkeypatch.setattr("edgeq.backends.systolic.fit._shift", lambda y, *rest, **more: np.full(len(y), 0.5))
     b = GraphBuilder(np.random.default_rng(4), input_shape=(1, 3, 8, 8))
     model, feeds = b.model(b.conv("input", 4)), [{"input": x[None]} for x in b.samples(12)]
-    (plain, prepared), (fitted, _) = (compiled(model, feeds, tmp_path, fitted=fitted) for fitted in (False, True))
-    assert sqnr_db(fitted, prepared, feeds) >= sqnr_db(plain, prepared, feeds)
+    (unfitted, prepared), (fitted, _) = (compiled(model, feeds, tmp_path, fitted=fitted) for fitted in (False, True))
+    assert sqnr_db(fitted, prepared, feeds) >= sqnr_db(unfitted, prepared, feeds)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -84,12 +85,12 @@ def test_no_fitting_does_harm_on_random_networks(seed: int, tmp_path: Path) -> N
     model, some = random_graph(seed)
     random = np.random.default_rng(seed)
     feeds = [{"input": random.standard_normal((1, *some.shape[1:])).astype(np.float32)} for _ in range(36)]
-    (plain, prepared), (fitted, _) = (compiled(model, feeds, tmp_path, fitted=fitted) for fitted in (False, True))
-    others = [{"input": random.standard_normal((1, *some.shape[1:])).astype(np.float32)} for _ in range(24)]
-    assert sqnr_db(fitted, prepared, others) > sqnr_db(plain, prepared, others) - 0.5
+    (unfitted, prepared), (fitted, _) = (compiled(model, feeds, tmp_path, fitted=fitted) for fitted in (False, True))
+    fresh_feeds = [{"input": random.standard_normal((1, *some.shape[1:])).astype(np.float32)} for _ in range(24)]
+    assert sqnr_db(fitted, prepared, fresh_feeds) > sqnr_db(unfitted, prepared, fresh_feeds) - 0.5
 
 
-def test_what_reads_only_zeros_takes_no_bits_from_others(tmp_path: Path) -> None:
+def test_weights_of_zeros_take_no_bits_from_others(tmp_path: Path) -> None:
     b = GraphBuilder(np.random.default_rng(1), input_shape=(1, 3, 12, 12))
     x = b.node("Relu", [b.conv("input", 16)], (1, 16, 12, 12))
     y = b.conv(b.node("Relu", [b.conv(x, 16, groups=16)], (1, 16, 12, 12)), 8)
@@ -130,7 +131,7 @@ def test_inputs_without_axes(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(together.tensors[program.outputs[0]], np.concatenate(one_by_one))
 
 
-def test_what_is_never_negative_uses_all_integers(tmp_path: Path) -> None:
+def test_tensors_after_a_relu_use_all_integers(tmp_path: Path) -> None:
     b = GraphBuilder(np.random.default_rng(5))
     x = b.node("Relu", [b.conv("input", 8)], (1, 8, 9, 9))
     six = b.node("Clip", [b.conv(x, 8), b.constant(0.0), b.constant(0.5)], (1, 8, 9, 9))

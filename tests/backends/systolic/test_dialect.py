@@ -10,9 +10,10 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Program
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.dialect import check_dialect, dialect_model, to_oldest_form, write_dialect
+from edgeq.backends.systolic.program import Conv, Program
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.to_onnx import check_dialect, dialect_model, to_oldest_form, write_dialect
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, from_proto, set_constant, to_proto
 from edgeq.model.graph import GraphIndex, attributes, constant, is_op
@@ -57,8 +58,8 @@ def differing(program: Program, model: ir.Model, samples: np.ndarray) -> dict[st
     made = GraphIndex(model).values
     names = [name for name, tensor in program.tensors.items() if tensor.scale is not None and name in made]
     simulated = simulate(program, {program.inputs[0]: samples}, keep=names).tensors
-    found = run_all(standard(model), samples, names, optimized=False)
-    counts = {name: int((simulated[name] != found[name]).sum()) for name in names}
+    tensors = run_all(standard(model), samples, names, optimized=False)
+    counts = {name: int((simulated[name] != tensors[name]).sum()) for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -116,9 +117,9 @@ def test_only_pooling_that_the_array_does_rightly_is_left_to_be_fused(
     kernel: tuple[int, int], pads: tuple[int, int, int, int], relu: bool, kind: str
 ) -> None:
     b = GraphBuilder(np.random.default_rng(1))
-    made = b.conv("input", 4)
-    made = b.node("Relu", [made], b.shapes[made]) if relu else made
-    model, samples = b.model(b.pool("MaxPool", made, kernel, (2, 2), pads)), b.samples()
+    tensor = b.conv("input", 4)
+    tensor = b.node("Relu", [tensor], b.shapes[tensor]) if relu else tensor
+    model, samples = b.model(b.pool("MaxPool", tensor, kernel, (2, 2), pads)), b.samples()
     program = program_of(model, samples)
     dialect = dialect_model(program, signature_of(model))
     pool = next(node for node in dialect.graph if node.op_type == "MaxPool")
@@ -225,5 +226,5 @@ def test_constants_that_only_a_body_reads_are_in_the_file() -> None:
     samples = np.random.default_rng(1).standard_normal((1, 4, 9, 9)).astype(np.float32)
     program = program_of(model, samples)
     dialect = dialect_model(program, signature_of(model))
-    found = run_all(standard(dialect), samples, ["y"], optimized=False)["y"]
-    np.testing.assert_allclose(found, simulate(program, {"input": samples}).tensors["y"], rtol=1e-5)
+    tensors = run_all(standard(dialect), samples, ["y"], optimized=False)["y"]
+    np.testing.assert_allclose(tensors, simulate(program, {"input": samples}).tensors["y"], rtol=1e-5)

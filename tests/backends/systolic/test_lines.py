@@ -32,12 +32,12 @@ SHAPES = {"w": (8, 4, 5), "d": (8, 1, 3), "bias": (8,), "g": (3, 8)}
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:
     random = np.random.default_rng(0)
-    made = graphs.proto(NET)
-    made.graph.initializer.extend(
+    onnx_model = graphs.proto(NET)
+    onnx_model.graph.initializer.extend(
         onnx.numpy_helper.from_array(random.normal(0, 0.4, shape).astype(np.float32), name)
         for name, shape in SHAPES.items()
     )
-    return made
+    return onnx_model
 
 
 def samples(count: int) -> np.ndarray:
@@ -45,43 +45,45 @@ def samples(count: int) -> np.ndarray:
 
 
 def test_all_layers_are_integers(model: onnx.ModelProto) -> None:
-    given = samples(8)
-    found = program_of(model, given)
-    names = {step.sources[0]: type(step) for step in found.steps if isinstance(step, Conv | MaxPool | AveragePool)}
+    inputs = samples(8)
+    int8_program = program_of(model, inputs)
+    names = {
+        step.sources[0]: type(step) for step in int8_program.steps if isinstance(step, Conv | MaxPool | AveragePool)
+    }
     kinds = {"conv": Conv, "depthwise": Conv, "pool": MaxPool, "average": AveragePool, "whole": AveragePool}
     assert names == kinds
-    assert [step.sources for step in found.steps if isinstance(step, Float)] == [("shift",)]
-    assert coverage(found, {}).int8_mac_share == 1
-    exact = run_all(model, given, ["y"])["y"]
-    error = simulate(found, {"input": given}).tensors["y"] - exact
+    assert [step.sources for step in int8_program.steps if isinstance(step, Float)] == [("shift",)]
+    assert coverage(int8_program, {}).int8_mac_share == 1
+    exact = run_all(model, inputs, ["y"])["y"]
+    error = simulate(int8_program, {"input": inputs}).tensors["y"] - exact
     assert 10 * np.log10((exact**2).sum() / (error**2).sum()) > 25
 
 
 def test_the_reference_model_gives_the_same(model: onnx.ModelProto) -> None:
-    given = samples(3)
-    found = program_of(model, given)
-    twin = to_proto(host_reference_model(found, signature_of(model)))
-    names = [name for name, tensor in found.tensors.items() if tensor.scale is not None]
-    simulated, inside = simulate(found, {"input": given}, keep=names).tensors, run_all(twin, given, names)
+    inputs = samples(3)
+    int8_program = program_of(model, inputs)
+    twin = to_proto(host_reference_model(int8_program, signature_of(model)))
+    names = [name for name, tensor in int8_program.tensors.items() if tensor.scale is not None]
+    simulated, inside = simulate(int8_program, {"input": inputs}, keep=names).tensors, run_all(twin, inputs, names)
     assert {name: int((simulated[name] != inside[name]).sum()) for name in names} == dict.fromkeys(names, 0)
 
 
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
 def test_ceil_mode_whose_last_window_is_left_out(kind: str) -> None:
     """ONNX infers a length of 9 but ONNX Runtime gives 8. The layers that follow use 8."""
-    made = graphs.proto(f"""g (float[N, 4, 16] input) => (float[N, c, l] y) {{
+    onnx_model = graphs.proto(f"""g (float[N, 4, 16] input) => (float[N, c, l] y) {{
         [pool] p = {kind} <kernel_shape = [1], strides = [2], ceil_mode = 1> (input)
         [turn] t = Transpose <perm = [0, 2, 1]> (p)
         [conv] y = Conv (t, w)
     }}""")
     random = np.random.default_rng(0)
-    made.graph.initializer.append(
+    onnx_model.graph.initializer.append(
         onnx.numpy_helper.from_array(random.normal(0, 0.4, (5, 8, 1)).astype(np.float32), "w")
     )
-    given = random.normal(0, 1, (4, 4, 16)).astype(np.float32)
-    found = program_of(made, given)
-    exact = run_all(made, given, ["y"])["y"]
-    simulated = simulate(found, {"input": given}).tensors["y"]
+    inputs = random.normal(0, 1, (4, 4, 16)).astype(np.float32)
+    int8_program = program_of(onnx_model, inputs)
+    exact = run_all(onnx_model, inputs, ["y"])["y"]
+    simulated = simulate(int8_program, {"input": inputs}).tensors["y"]
     assert simulated.shape == exact.shape == (4, 5, 4)
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
 
@@ -91,16 +93,16 @@ def test_dilated_windows_that_reach_too_far_are_pooled_in_float(axes: int) -> No
     """ONNX Runtime refuses padding as large as the window, which a dilated window with ceil_mode would need."""
     size, twos, pads = [13] * axes, [2] * axes, [0] * axes + [1] * axes
     given_as, made_as = ", ".join(map(str, size)), "p, q"[: 3 * axes - 2]
-    made = graphs.proto(f"""g (float[N, 4, {given_as}] input) => (float[N, 4, {made_as}] y) {{
+    onnx_model = graphs.proto(f"""g (float[N, 4, {given_as}] input) => (float[N, 4, {made_as}] y) {{
         [conv] a = Conv (input, w)
         [pool] y = MaxPool
             <ceil_mode = 1, kernel_shape = {twos}, strides = {twos}, dilations = {twos}, pads = {pads}> (a)
     }}""")
     random = np.random.default_rng(0)
     weights = random.normal(0, 0.4, (4, 4, *[1] * axes)).astype(np.float32)
-    made.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
-    given = random.normal(0, 1, (3, 4, *size)).astype(np.float32)
-    found = program_of(made, given)
-    assert [step.sources[0] for step in found.steps if isinstance(step, Float)] == ["pool"]
-    exact = run_all(made, given, ["y"])["y"]
-    assert np.abs(simulate(found, {"input": given}).tensors["y"] - exact).max() < 0.1
+    onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    inputs = random.normal(0, 1, (3, 4, *size)).astype(np.float32)
+    int8_program = program_of(onnx_model, inputs)
+    assert [step.sources[0] for step in int8_program.steps if isinstance(step, Float)] == ["pool"]
+    exact = run_all(onnx_model, inputs, ["y"])["y"]
+    assert np.abs(simulate(int8_program, {"input": inputs}).tensors["y"] - exact).max() < 0.1

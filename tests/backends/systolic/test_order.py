@@ -40,19 +40,19 @@ def test_a_sorted_program_follows_the_float_model() -> None:
     model, samples = b.model(output), b.samples()
     program = program_of(model, samples)
     exact = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"input": samples})[0]
-    found = simulate(program, {"input": samples}).tensors[output]
-    assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
+    tensors = simulate(program, {"input": samples}).tensors[output]
+    assert np.abs(tensors - exact).max() < 0.05 * np.abs(exact).max()
 
 
 def test_orders_that_are_seen_from_outside_stay() -> None:
     b = GraphBuilder(np.random.default_rng(4))
-    first = b.conv("input", 12)
-    joined = b.node("Concat", [b.conv(first, 12), b.conv(first, 8)], (1, 20, 9, 9), axis=1)
+    tensor = b.conv("input", 12)
+    joined = b.node("Concat", [b.conv(tensor, 12), b.conv(tensor, 8)], (1, 20, 9, 9), axis=1)
     smooth = b.node("Sigmoid", [b.conv(joined, 12)], (1, 12, 9, 9))
     groups = {g.tensors[0]: g for g in channel_groups(network_of(b.model(smooth)))}
     fixed = {name: group.fixed for name, group in groups.items()}
     assert fixed["input"] == "it is an input or output of the model"
-    assert fixed[first] == ""
+    assert fixed[tensor] == ""
     assert "concatenates its channels" in fixed["conv1_out"]
     assert fixed["conv4_out"] == "a float part reads or computes it"
 

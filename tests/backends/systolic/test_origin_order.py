@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.backends.systolic.program import ArrayConfig
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order
 from edgeq.model.edit import to_proto
@@ -27,7 +27,9 @@ def test_integers_are_those_of_the_array_in_the_float_models_order(seed: int) ->
     names = [name for name, tensor in program.tensors.items() if tensor.dtype == "int8" and name in simulated]
     # A flattened tensor has its channels inside the rows, so it is left out.
     names = [name for name in names if name in sorted_ones or not sorted_ones or simulated[name].ndim > 2]
-    found = run_all(to_proto(host_reference_model(in_origin_order(program), signature_of(model))), samples, names)
+    tensors = run_all(to_proto(host_reference_model(in_origin_order(program), signature_of(model))), samples, names)
     for name in names:
-        wanted = simulated[name]
-        np.testing.assert_array_equal(found[name], wanted[:, sorted_ones[name]] if name in sorted_ones else wanted)
+        expected = simulated[name]
+        np.testing.assert_array_equal(
+            tensors[name], expected[:, sorted_ones[name]] if name in sorted_ones else expected
+        )

@@ -6,9 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends.systolic.program import ArrayConfig, Program
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.dialect import dialect_model
+from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.to_onnx import dialect_model, host_reference_model
+from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.measure.match_activations import match_activations
 from edgeq.model.edit import from_proto, to_proto
 from edgeq.model.graph import GraphIndex
@@ -87,9 +89,9 @@ def test_a_sum_is_found_by_its_integers_alone() -> None:
     samples = random.standard_normal((1, 4, 5, 5)).astype(np.float32)
     program = program_of(model, samples, ArrayConfig())
     twin = host_reference_model(program, signature_of(model))
-    found = {match.name: match for match in match_activations(GraphIndex(from_proto(model)), GraphIndex(twin))}
-    assert "y" in found
-    assert all(match.integer or match.params is not None for match in found.values())
+    matches = {match.name: match for match in match_activations(GraphIndex(from_proto(model)), GraphIndex(twin))}
+    assert "y" in matches
+    assert all(match.integer or match.params is not None for match in matches.values())
 
 
 def test_operators_of_the_runtime_stay_in_float() -> None:
@@ -112,8 +114,8 @@ def test_operators_of_the_runtime_stay_in_float() -> None:
 def test_parts_in_float_stay_so_when_the_file_is_loaded() -> None:
     """Excluded nodes are not quantized at load, and operators with integer forms do not become integer."""
     b = GraphBuilder(np.random.default_rng(0))
-    made = b.conv(b.conv("input", 8), 8)
-    curved = b.node("Softmax", [made], b.shapes[made], axis=1)
+    tensor = b.conv(b.conv("input", 8), 8)
+    curved = b.node("Softmax", [tensor], b.shapes[tensor], axis=1)
     model = b.model(b.conv(curved, 8))
     samples = b.samples(1)
     program = program_of(model, samples, ArrayConfig(), exclude={"conv1": ON_REQUEST})

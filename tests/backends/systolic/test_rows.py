@@ -9,7 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.compile import channel_means, correct_biases, corrected_layers
+from edgeq.backends.systolic.fit import channel_means, correct_biases, corrected_layers
 from edgeq.backends.systolic.program import Conv, Fc, Float, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
@@ -55,50 +55,52 @@ SEQUENCE_FIRST = """g (float[1, 8, 8] input) => (float[1, 8, 8] y)
 
 
 def model(text: str) -> onnx.ModelProto:
-    made = graphs.proto(text)
-    made.graph.initializer.extend(
+    onnx_model = graphs.proto(text)
+    onnx_model.graph.initializer.extend(
         onnx.numpy_helper.from_array(values.astype(np.float32), name) for name, values in WEIGHTS.items()
     )
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 8, 8]), "one"))
-    return made
+    onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 8, 8]), "one"))
+    return onnx_model
 
 
 def samples(count: int = 5) -> NDArray[np.float32]:
     return np.random.default_rng(1).normal(0, 1, (count, 8, 8)).astype(np.float32)
 
 
-def floats(made: onnx.ModelProto, given: NDArray[np.float32], names: list[str]) -> dict[str, NDArray[np.float32]]:
+def floats(
+    onnx_model: onnx.ModelProto, inputs: NDArray[np.float32], names: list[str]
+) -> dict[str, NDArray[np.float32]]:
     """Return tensors of the float model, which runs one sample at a time."""
-    each = [run_all(made, one[None], names) for one in given]
+    each = [run_all(onnx_model, one[None], names) for one in inputs]
     return {name: np.stack([found[name] for found in each]) for name in names}
 
 
-def programmed(made: onnx.ModelProto, given: NDArray[np.float32]) -> Program:
+def programmed(onnx_model: onnx.ModelProto, inputs: NDArray[np.float32]) -> Program:
     """Return the program with ranges from one sample, a little wider."""
-    return program_of(made, 1.5 * given[:1])
+    return program_of(onnx_model, 1.5 * inputs[:1])
 
 
 @pytest.mark.parametrize("text", [FLATTENED, SEQUENCE_FIRST], ids=["flattened", "sequence first"])
 def test_rows_are_multiplied_on_the_array(text: str) -> None:
-    made, given = model(text), samples()
-    found = programmed(made, given)
-    products = [step for step in found.steps if isinstance(step, Fc)]
+    onnx_model, inputs = model(text), samples()
+    int8_program = programmed(onnx_model, inputs)
+    products = [step for step in int8_program.steps if isinstance(step, Fc)]
     assert [step.sources[0] for step in products] == [
-        node.name for node in made.graph.node if node.op_type in ("Gemm", "MatMul")
+        node.name for node in onnx_model.graph.node if node.op_type in ("Gemm", "MatMul")
     ]
-    assert all(found.tensors[step.output].shape == (1, ROWS, 8) for step in products)
-    simulated = simulate(found, {"input": given}).tensors["y"]
-    exact = floats(made, given, ["y"])["y"][:, 0]
+    assert all(int8_program.tensors[step.output].shape == (1, ROWS, 8) for step in products)
+    simulated = simulate(int8_program, {"input": inputs}).tensors["y"]
+    exact = floats(onnx_model, inputs, ["y"])["y"][:, 0]
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
 
 
 @pytest.mark.parametrize("text", [FLATTENED, SEQUENCE_FIRST], ids=["flattened", "sequence first"])
 def test_the_reference_model_gives_the_same(text: str) -> None:
-    made, given = model(text), samples(1)
-    found = programmed(made, given)
-    twin = to_proto(host_reference_model(found, signature_of(made)))
-    names = [name for name, tensor in found.tensors.items() if tensor.scale is not None]
-    simulated, inside = simulate(found, {"input": given}, keep=names).tensors, run_all(twin, given, names)
+    onnx_model, inputs = model(text), samples(1)
+    int8_program = programmed(onnx_model, inputs)
+    twin = to_proto(host_reference_model(int8_program, signature_of(onnx_model)))
+    names = [name for name, tensor in int8_program.tensors.items() if tensor.scale is not None]
+    simulated, inside = simulate(int8_program, {"input": inputs}, keep=names).tensors, run_all(twin, inputs, names)
     assert {name: int((simulated[name] != inside[name]).sum()) for name in names} == dict.fromkeys(names, 0)
 
 
@@ -107,7 +109,7 @@ def test_parts_in_float_are_the_same_in_the_reference_model(between: str) -> Non
     """A Softmax and an excluded Gemm stay in float, although ONNX Runtime could make a QLinearSoftmax and a QGemm of
     them.
     """
-    made = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
+    onnx_model = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
         <int64[2] rows = {{-1, 8}}> {{
         [flat] a = Reshape (input, rows)
         [gemm] b = Gemm (a, w, bias)
@@ -115,47 +117,49 @@ def test_parts_in_float_are_the_same_in_the_reference_model(between: str) -> Non
         [gemm3] f = Gemm (e, w)
         [back] y = Reshape (f, one)
     }}""")
-    found = program_of(made, samples(1), exclude={"gemm2": ON_REQUEST})
-    twin = to_proto(host_reference_model(found, signature_of(made)))
-    names = [name for name, tensor in found.tensors.items() if tensor.scale is not None]
-    for given in samples(9)[:, None]:
-        simulated, inside = simulate(found, {"input": given}, keep=names).tensors, run_all(twin, given, names)
+    int8_program = program_of(onnx_model, samples(1), exclude={"gemm2": ON_REQUEST})
+    twin = to_proto(host_reference_model(int8_program, signature_of(onnx_model)))
+    names = [name for name, tensor in int8_program.tensors.items() if tensor.scale is not None]
+    for inputs in samples(9)[:, None]:
+        simulated, inside = simulate(int8_program, {"input": inputs}, keep=names).tensors, run_all(twin, inputs, names)
         assert {name: int((simulated[name] != inside[name]).sum()) for name in names} == dict.fromkeys(names, 0)
 
 
 def test_an_excluded_product_stays_in_float_by_its_name() -> None:
-    made, given = model(FLATTENED), samples()
-    found = program_of(made, given[:1], exclude={"gemm2": ON_REQUEST})
-    assert [step.sources[0] for step in found.steps if isinstance(step, Fc)] == ["gemm"]
-    exact = floats(made, given, ["y"])["y"][:, 0]
-    assert np.abs(simulate(found, {"input": given}).tensors["y"] - exact).mean() < 0.05
+    onnx_model, inputs = model(FLATTENED), samples()
+    int8_program = program_of(onnx_model, inputs[:1], exclude={"gemm2": ON_REQUEST})
+    assert [step.sources[0] for step in int8_program.steps if isinstance(step, Fc)] == ["gemm"]
+    exact = floats(onnx_model, inputs, ["y"])["y"][:, 0]
+    assert np.abs(simulate(int8_program, {"input": inputs}).tensors["y"] - exact).mean() < 0.05
 
 
 def test_biases_of_rows_are_corrected_by_output() -> None:
     """Biases are corrected by output, also with as many rows as outputs, which makes the two easy to confuse."""
-    made, given = model(FLATTENED), samples(16)
-    found = programmed(made, given)
-    axes = corrected_layers(found)
+    onnx_model, inputs = model(FLATTENED), samples(16)
+    int8_program = programmed(onnx_model, inputs)
+    axes = corrected_layers(int8_program)
     assert set(axes.values()) == {-1}
-    exact = floats(made, given, [*axes, "y"])
+    exact = floats(onnx_model, inputs, [*axes, "y"])
     means = {name: channel_means(exact[name], axis) for name, axis in axes.items()}
-    corrected = correct_biases(found, {"input": given}, means)
-    before, after = (simulate(program, {"input": given}, keep=["*"]).tensors for program in (found, corrected))
-    for step in found.steps:
+    corrected = correct_biases(int8_program, {"input": inputs}, means)
+    uncorrected_tensors, corrected_tensors = (
+        simulate(program, {"input": inputs}, keep=["*"]).tensors for program in (int8_program, corrected)
+    )
+    for step in int8_program.steps:
         if isinstance(step, Fc):
-            tensor = found.tensors[step.output]
+            tensor = int8_program.tensors[step.output]
             assert tensor.scale is not None
             errors = [
                 np.abs(channel_means(got[step.output], -1) * tensor.scale - means[tensor.origin]).mean()
-                for got in (before, after)
+                for got in (uncorrected_tensors, corrected_tensors)
             ]
             assert errors[1] <= errors[0] + 1e-3
-    wrong = [float(((got["y"] - exact["y"][:, 0]) ** 2).sum()) for got in (before, after)]
+    wrong = [float(((got["y"] - exact["y"][:, 0]) ** 2).sum()) for got in (uncorrected_tensors, corrected_tensors)]
     assert wrong[1] < 1.1 * wrong[0]
 
 
-def layers(found: Program) -> list[str]:
-    return [type(step).__name__ + "+relu" * getattr(step, "relu", False) for step in found.steps]
+def layers(program: Program) -> list[str]:
+    return [type(step).__name__ + "+relu" * getattr(step, "relu", False) for step in program.steps]
 
 
 @pytest.mark.parametrize(
@@ -174,23 +178,23 @@ def layers(found: Program) -> list[str]:
     ],
     ids=["activations", "sums", "biases"],
 )  # fmt: skip
-def test_what_is_between_rows_is_the_arrays_too(nodes: str, expected: list[str]) -> None:
-    made = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
+def test_sums_and_relus_of_rows_are_in_int8(nodes: str, expected: list[str]) -> None:
+    onnx_model = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
         <int64[2] rows = {{-1, 8}}, float half = {{0.5}}> {{
         [flat] a = Reshape (input, rows)
         {nodes}
         [back] y = Reshape (e, one)
     }}""")
-    given = samples()
-    found = program_of(made, 4 * given[:1])
-    assert [kind for kind in layers(found) if kind not in ("Quantize", "Dequantize", "Rearrange")] == expected
-    simulated = simulate(found, {"input": given}).tensors["y"]
-    exact = floats(made, given, ["y"])["y"][:, 0]
+    inputs = samples()
+    int8_program = program_of(onnx_model, 4 * inputs[:1])
+    assert [kind for kind in layers(int8_program) if kind not in ("Quantize", "Dequantize", "Rearrange")] == expected
+    simulated = simulate(int8_program, {"input": inputs}).tensors["y"]
+    exact = floats(onnx_model, inputs, ["y"])["y"][:, 0]
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
 
 
-def test_what_differs_by_rows_or_adds_an_axis_stays_in_float() -> None:
-    made = model("""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
+def test_constants_by_row_and_new_axes_stay_in_float() -> None:
+    onnx_model = model("""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
         <int64[2] rows = {-1, 8}, float[8, 1] each = {1, 2, 3, 4, 5, 6, 7, 8},
         float[1, 1, 8] whole = {1, 2, 3, 4, 5, 6, 7, 8}> {
         [flat] a = Reshape (input, rows)
@@ -201,12 +205,12 @@ def test_what_differs_by_rows_or_adds_an_axis_stays_in_float() -> None:
         [axis] f = Add (e, whole)
         [back] y = Reshape (f, one)
     }""")
-    given = samples()
-    found = program_of(made, 4 * given[:1])
-    kept = {name for step in found.steps if isinstance(step, Float) for name in step.reasons}
-    assert {"gemm", "added", "axis"} <= kept
-    simulated = simulate(found, {"input": given}).tensors["y"]
-    exact = floats(made, given, ["y"])["y"][:, 0]
+    inputs = samples()
+    int8_program = program_of(onnx_model, 4 * inputs[:1])
+    float_nodes = {name for step in int8_program.steps if isinstance(step, Float) for name in step.reasons}
+    assert {"gemm", "added", "axis"} <= float_nodes
+    simulated = simulate(int8_program, {"input": inputs}).tensors["y"]
+    exact = floats(onnx_model, inputs, ["y"])["y"][:, 0]
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
 
 
@@ -214,13 +218,13 @@ def test_depthwise_layers_are_judged_by_outputs_without_batch_too(tmp_path: Path
     """A depthwise layer leaves the array only if that improves the outputs. Here, one output has eight rows for each
     sample.
     """
-    made = model("""g (float[1, 8, 8] input) => (float[8, 8] flat, float[1, 8, 6] y)
+    onnx_model = model("""g (float[1, 8, 8] input) => (float[8, 8] flat, float[1, 8, 6] y)
         <int64[2] rows = {-1, 8}> {
         [rows_] flat = Reshape (input, rows)
         [depthwise] y = Conv <group = 8> (input, d)
     }""")
     weights = np.random.default_rng(2).normal(0, 1, (8, 1, 3)) * np.exp2(-np.arange(8.0))[:, None, None]
-    made.graph.initializer.append(onnx.numpy_helper.from_array(weights.astype(np.float32), "d"))
-    onnx.save(made, tmp_path / "m.onnx")
-    found, _ = compiled(tmp_path / "m.onnx", [{"input": sample[None]} for sample in samples(9)])
-    assert [step.name for step in found.steps if isinstance(step, Conv)] == ["depthwise"]
+    onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(weights.astype(np.float32), "d"))
+    onnx.save(onnx_model, tmp_path / "m.onnx")
+    int8_program, _ = compiled(tmp_path / "m.onnx", [{"input": sample[None]} for sample in samples(9)])
+    assert [step.name for step in int8_program.steps if isinstance(step, Conv)] == ["depthwise"]

@@ -13,16 +13,16 @@ from edgeq.errors import BundleError
 from tests.backends.systolic.graphs import program_of, random_graph
 
 
-def equal(one: Program, other: Program) -> bool:
-    if (one.name, one.array, one.inputs, one.outputs, one.tensors) != (
-        other.name,
-        other.array,
-        other.inputs,
-        other.outputs,
-        other.tensors,
+def equal(saved: Program, loaded: Program) -> bool:
+    if (saved.name, saved.array, saved.inputs, saved.outputs, saved.tensors) != (
+        loaded.name,
+        loaded.array,
+        loaded.inputs,
+        loaded.outputs,
+        loaded.tensors,
     ):
         return False
-    for left, right in zip(one.steps, other.steps, strict=True):
+    for left, right in zip(saved.steps, loaded.steps, strict=True):
         assert type(left) is type(right)
         for field in fields(left):
             a, b = getattr(left, field.name), getattr(right, field.name)
@@ -38,13 +38,13 @@ def equal(one: Program, other: Program) -> bool:
 def test_a_program_comes_back_as_it_was(seed: int, tmp_path: Path) -> None:
     program = program_of(*random_graph(seed))
     save_program(program, tmp_path / "one.npz")
-    again = load_program(tmp_path / "one.npz")
-    assert equal(program, again)
-    save_program(again, tmp_path / "two.npz")
+    loaded = load_program(tmp_path / "one.npz")
+    assert equal(program, loaded)
+    save_program(loaded, tmp_path / "two.npz")
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
 
 
-def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
+def test_files_without_a_program_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
     with pytest.raises(BundleError, match=r"bad.npz contains no program \(DataError.*cannot be read"):
         load_program(path)

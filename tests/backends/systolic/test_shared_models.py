@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.estimate import place
-from edgeq.backends.systolic.program import ArrayConfig
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibration.collect import collect
@@ -52,7 +52,7 @@ def test_every_layer_has_the_same_integers(name: str, shared_data: Path, tmp_pat
     twin = to_proto(host_reference_model(program, prepared.signature))
     onnx.checker.check_model(twin, full_check=True)
     names = [n for n, tensor in program.tensors.items() if tensor.scale is not None]
-    found = simulate(program, {spec.name: x}, keep=names).tensors
+    tensors = simulate(program, {spec.name: x}, keep=names).tensors
     expected = run_all(twin, x, names)
-    assert {n: int((found[n] != expected[n]).sum()) for n in names} == dict.fromkeys(names, 0)
+    assert {n: int((tensors[n] != expected[n]).sum()) for n in names} == dict.fromkeys(names, 0)
     assert place(program).array_share >= SHARES[name]

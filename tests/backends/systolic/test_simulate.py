@@ -9,20 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
-from edgeq.backends.systolic.simulate import (
-    LayerRun,
-    Simulator,
+from edgeq.backends.systolic.arithmetic import (
     convolve,
     largest_in_windows,
     multiply,
     rescale,
     round_values,
     shift_right,
-    simulate,
     sum_windows,
     wrapped,
 )
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.program import Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
+from edgeq.backends.systolic.simulate import LayerRun, Simulator, simulate
 from edgeq.errors import DataError
 
 F32 = np.float32
@@ -30,18 +29,18 @@ F32 = np.float32
 
 def nearest_even(value: float) -> int:
     floor = math.floor(value)
-    rest = value - floor
-    return floor + int(rest > 0.5 or (rest == 0.5 and floor % 2 == 1))
+    fraction = value - floor
+    return floor + int(fraction > 0.5 or (fraction == 0.5 and floor % 2 == 1))
 
 
 def macro(value: np.float32) -> int:
     """Round like the header's macro: truncate v and v ± 1 in float32 and return the nearer of the two, on a tie the
     even one.
     """
-    here = int(value)
-    there = int(F32(value - F32(1)) if value < 0 else F32(value + F32(1)))
-    rest = abs(float(F32(value - F32(here))))
-    return here if rest < 0.5 or (rest == 0.5 and here % 2 == 0) else there
+    truncated = int(value)
+    following = int(F32(value - F32(1)) if value < 0 else F32(value + F32(1)))
+    fraction = abs(float(F32(value - F32(truncated))))
+    return truncated if fraction < 0.5 or (fraction == 0.5 and truncated % 2 == 0) else following
 
 
 def wrap(value: int) -> int:
@@ -55,7 +54,7 @@ def one_conv(x: np.ndarray, step: Conv, *, shift: bool = False) -> np.ndarray:
     multipliers = [t.multiplier for t in step.tiles for _ in range(t.start, t.stop)]
     y = np.zeros((outputs, rows, columns), np.int8)
     for o in range(outputs):
-        first = o // (outputs // step.groups) * depth
+        channel = o // (outputs // step.groups) * depth
         for r in range(rows):
             for c in range(columns):
                 total = int(step.bias[o])
@@ -65,7 +64,7 @@ def one_conv(x: np.ndarray, step: Conv, *, shift: bool = False) -> np.ndarray:
                             row = r * step.strides[0] + a * step.dilations[0] - step.pads[0]
                             column = c * step.strides[1] + b * step.dilations[1] - step.pads[1]
                             if 0 <= row < x.shape[1] and 0 <= column < x.shape[2]:
-                                total += int(x[first + i, row, column]) * int(step.weights[o, i, a, b])
+                                total += int(x[channel + i, row, column]) * int(step.weights[o, i, a, b])
                 value = float(F32(F32(wrap(total)) * F32(multipliers[o])))
                 y[o, r, c] = min(max(nearest_even(value), 0 if step.relu else -128), 127)
     return y
@@ -108,8 +107,8 @@ def test_fused_pooling_pads_with_zero() -> None:
     step, x = random_conv(2, relu=True, groups=1, pool=Pool(2, 2, 1))
     shapes = Tensor("x", (1, 4, 6, 6), scale=1.0), Tensor("y", (1, 8, 3, 3), scale=1.0)
     y = Simulator(program(step, *shapes)).compute(step, [x])
-    plain = one_conv(x[0], step)
-    padded = np.pad(plain, ((0, 0), (1, 1), (1, 1)))
+    unpooled = one_conv(x[0], step)
+    padded = np.pad(unpooled, ((0, 0), (1, 1), (1, 1)))
     for r in range(3):
         for c in range(3):
             np.testing.assert_array_equal(y[0, :, r, c], padded[:, 2 * r : 2 * r + 2, 2 * c : 2 * c + 2].max((1, 2)))
@@ -135,14 +134,14 @@ def test_accumulators_wrap_and_are_counted() -> None:
 
 @given(st.integers(-(2**31), 2**31 - 1), st.floats(2**-30, 8, width=32))
 def test_rescaling_rounds_half_to_even(accumulator: int, multiplier: float) -> None:
-    found = rescale(np.array([accumulator], np.int32), F32(multiplier))
-    assert float(found[0]) == nearest_even(float(F32(F32(accumulator) * F32(multiplier))))
+    rounded = rescale(np.array([accumulator], np.int32), F32(multiplier))
+    assert float(rounded[0]) == nearest_even(float(F32(F32(accumulator) * F32(multiplier))))
 
 
 @given(st.floats(-300, 300, width=32))
 def test_header_rounding_is_the_macro(value: float) -> None:
-    found = int(np.clip(round_values(np.array([value], F32), rounding="header")[0], -128, 127))
-    assert found == min(max(macro(F32(value)), -128), 127)
+    rounded = int(np.clip(round_values(np.array([value], F32), rounding="header")[0], -128, 127))
+    assert rounded == min(max(macro(F32(value)), -128), 127)
 
 
 def test_header_rounding_differs_in_fourteen_values_only() -> None:
@@ -156,12 +155,12 @@ def test_header_rounding_differs_in_fourteen_values_only() -> None:
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(-3, 30))
 def test_shifts_round_half_to_even(accumulator: int, shift: int) -> None:
-    found = shift_right(np.array([accumulator], np.int32), np.array([shift]))
+    rounded = shift_right(np.array([accumulator], np.int32), np.array([shift]))
     exact = accumulator * 2**-shift if shift < 0 else accumulator // 2**shift
-    rest = 0 if shift < 0 else accumulator - exact * 2**shift
+    fraction = 0 if shift < 0 else accumulator - exact * 2**shift
     half = 2 ** (shift - 1) if shift > 0 else 1
-    exact += int(shift > 0 and (rest > half or (rest == half and exact % 2 == 1)))
-    assert float(found[0]) == float(F32(exact))
+    exact += int(shift > 0 and (fraction > half or (fraction == half and exact % 2 == 1)))
+    assert float(rounded[0]) == float(F32(exact))
 
 
 def test_partial_sums_of_an_output_stationary_array_have_twenty_bits() -> None:
@@ -174,9 +173,9 @@ def test_partial_sums_of_an_output_stationary_array_have_twenty_bits() -> None:
 def test_output_stationary_convolution_cuts_and_weight_stationary_does_not() -> None:
     x = np.full((1, 64, 3, 3), 127, np.int8)
     weights = np.full((1, 64, 3, 3), 127, np.int8)
-    whole = convolve(x, weights, 1, (1, 1), (1, 1), (0, 0, 0, 0))
+    exact = convolve(x, weights, 1, (1, 1), (1, 1), (0, 0, 0, 0))
     cut = convolve(x, weights, 1, (1, 1), (1, 1), (0, 0, 0, 0), k_tile=64)
-    assert whole[0, 0, 0, 0] == 576 * 127 * 127
+    assert exact[0, 0, 0, 0] == 576 * 127 * 127
     assert cut[0, 0, 0, 0] == 9 * 524287
 
 

@@ -45,8 +45,8 @@ def model(
     opset: int = 17,
 ) -> onnx.ModelProto:
     """Return a model of the float input x from nodes in ONNX's text form. Its outputs are float32."""
-    sizes, made = ", ".join(map(str, shape)), ", ".join(f"float[] {name}" for name in outputs)
-    return proto(f"net (float[{sizes}] x) => ({made}) {{ {nodes} }}", weights, opset=opset)
+    sizes, outputs_text = ", ".join(map(str, shape)), ", ".join(f"float[] {name}" for name in outputs)
+    return proto(f"net (float[{sizes}] x) => ({outputs_text}) {{ {nodes} }}", weights, opset=opset)
 
 
 def residual() -> onnx.ModelProto:

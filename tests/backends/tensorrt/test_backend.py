@@ -57,11 +57,11 @@ def test_stand_ins_compute_what_the_float_model_does(small: Bench) -> None:
 
 
 def test_the_same_input_gives_the_same_bytes(small: Bench) -> None:
-    first, second = small.build(), small.build()
-    assert Path(first.model).read_bytes() == Path(second.model).read_bytes()
-    assert first.simulation is not None
+    one_build, second = small.build(), small.build()
+    assert Path(one_build.model).read_bytes() == Path(second.model).read_bytes()
+    assert one_build.simulation is not None
     assert second.simulation is not None
-    assert first.simulation.read_bytes() == second.simulation.read_bytes()
+    assert one_build.simulation.read_bytes() == second.simulation.read_bytes()
 
 
 def test_only_some_operators(small: Bench) -> None:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edgeq.backends.tensorrt.backend import PlacementReport, check_placement
+from edgeq.backends.tensorrt.check import PlacementReport, check_placement
 from edgeq.model.edit import from_proto
 
 from .nets import bench, residual
@@ -37,13 +37,13 @@ def node_named(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
     return next(n for n in model.graph.node if n.name == name)
 
 
-def held(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
+def constant_named(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
     return next(t for t in model.graph.initializer if t.name == name)
 
 
 def pair_on(model: onnx.ModelProto, tensor: str, reader: str, place: int) -> None:
     """Put Q/DQ on `tensor` in front of input `place` of `reader`."""
-    names = [held(model, "x_scale").name, held(model, "x_zero_point").name]
+    names = [constant_named(model, "x_scale").name, constant_named(model, "x_zero_point").name]
     q = helper.make_node("QuantizeLinear", [tensor, *names], [f"{tensor}_q"], f"{tensor}_q")
     dq = helper.make_node("DequantizeLinear", [f"{tensor}_q", *names], [f"{tensor}_dq"], f"{tensor}_dq")
     at = next(i for i, n in enumerate(model.graph.node) if n.name == reader)
@@ -73,7 +73,7 @@ def of_no_use(model: onnx.ModelProto) -> None:
 
 
 def a_zero_point(model: onnx.ModelProto) -> None:
-    held(model, "x_zero_point").CopyFrom(numpy_helper.from_array(np.int8(3), "x_zero_point"))
+    constant_named(model, "x_zero_point").CopyFrom(numpy_helper.from_array(np.int8(3), "x_zero_point"))
 
 
 def the_wrong_axis(model: onnx.ModelProto) -> None:
@@ -82,7 +82,7 @@ def the_wrong_axis(model: onnx.ModelProto) -> None:
 
 
 def a_scale_of_zero(model: onnx.ModelProto) -> None:
-    held(model, "x_scale").CopyFrom(numpy_helper.from_array(np.float32(0), "x_scale"))
+    constant_named(model, "x_scale").CopyFrom(numpy_helper.from_array(np.float32(0), "x_scale"))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_layer_with_one_float_operand_is_not_int8(files: tuple[onnx.ModelProto
     good, source = files
     half = copied(good)
     node_named(half, "stem").input[0] = "x"
-    found = {n.name: n for n in checked(half, source, {"stem": "as a test"}).nodes}
-    assert (found["stem"].precision, found["stem"].reason) == ("fp32", "as a test")
+    nodes_by_name = {n.name: n for n in checked(half, source, {"stem": "as a test"}).nodes}
+    assert (nodes_by_name["stem"].precision, nodes_by_name["stem"].reason) == ("fp32", "as a test")
 
 
 def test_macs_by_precision(files: tuple[onnx.ModelProto, onnx.ModelProto], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ REASONS = {"index": "leads to an index", "comparison": "has whole numbers up to"
 @pytest.mark.parametrize("target", ["jetson-orin", "generic-x86-64"])
 @pytest.mark.parametrize("kind", BODIES)
 def test_exact_numbers_stay_in_float32(kind: str, target: str, tmp_path: Path) -> None:
-    made = proto(
+    onnx_model = proto(
         f"""g (int64[1, 16] n, float[1, 16, 64] x) => (float[1, 16, 64] y)
             <float[5200, 64] table, float[64] rates, float[64, 64] w, int64[1] two = {{2}}, float limit = {{2600}},
              float sixteen = {{16}}, float three = {{3}}>
@@ -34,9 +34,9 @@ def test_exact_numbers_stay_in_float32(kind: str, target: str, tmp_path: Path) -
     generator = np.random.default_rng(0)
     weights = {"table": generator.normal(size=(5200, 64)), "w": generator.normal(0, 0.15, (64, 64))}
     weights["rates"] = np.geomspace(1, 1e-4, 64)
-    made.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items())
+    onnx_model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items())
     source = tmp_path / "m.onnx"
-    onnx.save(made, source)
+    onnx.save(onnx_model, source)
     low, high = (2580, 2596) if kind == "comparison" else (0, 5000) if kind == "angle" else (0, 324)
     samples = [{"n": generator.integers(low, high, (1, 16)), "x": random(1, 16, 64, seed=seed)} for seed in range(8)]
     result = quantize(source, samples, tmp_path / "q.onnx", target=target, timed=False, emulate=False)
@@ -46,13 +46,13 @@ def test_exact_numbers_stay_in_float32(kind: str, target: str, tmp_path: Path) -
 
 
 def test_small_whole_numbers_and_angles_are_in_16_bits(tmp_path: Path) -> None:
-    made = proto(
+    onnx_model = proto(
         """g (int64[1, 16] n, float[1, 16, 16] x) => (float[1, 16, 16] y) <float[16, 16] w, int64[1] two = {2}>
            { p = Cast <to = 1> (n) u = Unsqueeze (p, two) r = Sin (u) s = Add (r, x) y = MatMul (s, w) }"""
     )
-    made.graph.initializer.append(numpy_helper.from_array(random(16, 16), "w"))
+    onnx_model.graph.initializer.append(numpy_helper.from_array(random(16, 16), "w"))
     source = tmp_path / "m.onnx"
-    onnx.save(made, source)
+    onnx.save(onnx_model, source)
     samples = [{"n": np.arange(16)[None], "x": random(1, 16, 16, seed=seed)} for seed in range(4)]
     result = quantize(source, samples, tmp_path / "q.onnx", target="jetson-orin", timed=False, emulate=False)
     assert not any("stays in fp32" in note for note in result.notes)

@@ -36,9 +36,9 @@ def test_inputs_and_outputs_keep_their_types(tmp_path: Path) -> None:
 
 def test_no_cast_parts_a_pair_from_its_layer(tmp_path: Path) -> None:
     graph = onnx.load(bench(tmp_path, residual()).build().model).graph
-    made = {o: n.op_type for n in graph.node for o in n.output}
+    makers = {o: n.op_type for n in graph.node for o in n.output}
     for layer in (n for n in graph.node if n.op_type in ("Conv", "Gemm")):
-        assert [made[name] for name in layer.input[:2]] == ["DequantizeLinear"] * 2
+        assert [makers[name] for name in layer.input[:2]] == ["DequantizeLinear"] * 2
 
 
 def test_a_tensor_over_the_limit_keeps_its_nodes_in_fp32(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_residual_add_that_overflows_takes_its_layer_along(tmp_path: Path) -> 
     assert reasons(built)["add"] == "fused into main"
 
 
-def test_what_takes_float32_only_gets_it(tmp_path: Path) -> None:
+def test_operators_that_take_float32_only_get_it(tmp_path: Path) -> None:
     proto = conv_and(
         '[resize] y = Resize<mode = "nearest">(c, "", scales)',
         scales=np.array([1, 1, 2, 2], np.float32),
@@ -107,8 +107,8 @@ def test_what_takes_float32_only_gets_it(tmp_path: Path) -> None:
     built = bench(tmp_path, proto).build()
     graph = onnx.load(built.model).graph
     resize = next(n for n in graph.node if n.op_type == "Resize")
-    held = {t.name: t.data_type for t in graph.initializer}
-    assert held[resize.input[2]] == TensorProto.FLOAT
+    constants = {t.name: t.data_type for t in graph.initializer}
+    assert constants[resize.input[2]] == TensorProto.FLOAT
     assert types(built.model)["c"] == TensorProto.FLOAT16
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends.tensorrt.explicit import check_version, native_version, write_implicit
+from edgeq.backends.tensorrt.implicit import check_version, native_version, write_implicit
 from edgeq.calibration.ranges import Range, quantizable_tensors
 from edgeq.calibration.table import read_native, read_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
@@ -69,9 +69,9 @@ def test_negative_tensors_and_outliers_by_their_absolute_maximum(small: Bench, t
     ranges["c1"] = Range(-27.8, 0.0)
     ranges["c2"] = Range(-1.0, 3e4)
     write_implicit(model, ranges, tmp_path, "10.3")
-    read = read_by_onnxruntime(tmp_path / "calibration.flatbuffers")
-    assert read["c1"] == np.float32(27.8)
-    assert read["c2"] == 3e4
+    table = read_by_onnxruntime(tmp_path / "calibration.flatbuffers")
+    assert table["c1"] == np.float32(27.8)
+    assert table["c2"] == 3e4
 
 
 def test_an_incomplete_table_is_refused(small: Bench, tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ def test_every_layer_is_int8_and_the_rest_is_fp16_or_fused(built: Artifact) -> N
 
 
 def test_only_the_skip_branch_of_an_add_is_quantized(built: Artifact) -> None:
-    found = pairs(built)
-    assert any("skip branch, fused into two" in use for use in found["r0"])
-    assert "c2" not in found  # the main branch
+    tensor_pairs = pairs(built)
+    assert any("skip branch, fused into two" in use for use in tensor_pairs["r0"])
+    assert "c2" not in tensor_pairs  # the main branch
     # Both branches end in a layer. The branch with only one layer is the skip.
-    assert found["c5"] == ["Add add2: skip branch, fused into four"]
-    assert "c4" not in found
+    assert tensor_pairs["c5"] == ["Add add2: skip branch, fused into four"]
+    assert "c4" not in tensor_pairs
 
 
 def test_readers_share_a_pair(built: Artifact) -> None:
@@ -53,25 +53,25 @@ def test_readers_share_a_pair(built: Artifact) -> None:
 
 def test_biases_are_float_and_outputs_are_not_quantized(built: Artifact) -> None:
     graph = onnx.load(built.model).graph
-    held = {t.name: t for t in graph.initializer}
+    constants = {t.name: t for t in graph.initializer}
     for layer in (n for n in graph.node if n.op_type in ("Conv", "Gemm") and len(n.input) > 2):
-        assert held[layer.input[2]].data_type == onnx.TensorProto.FLOAT16
+        assert constants[layer.input[2]].data_type == onnx.TensorProto.FLOAT16
     quantized = {n.input[0] for n in graph.node if n.op_type == "QuantizeLinear"}
     assert quantized.isdisjoint({"c0", "c1", "c3", "y"})
 
 
 def test_weights_have_a_scale_for_each_output(built: Artifact) -> None:
     graph = onnx.load(built.model).graph
-    held = {t.name.removesuffix("_float16"): numpy_helper.to_array(t) for t in graph.initializer}
+    constants = {t.name.removesuffix("_float16"): numpy_helper.to_array(t) for t in graph.initializer}
     axes = {n.input[0]: n.attribute[0].i for n in graph.node if n.op_type == "DequantizeLinear" and n.attribute}
     assert axes["w1_quantized"] == 0
-    assert held["w1_scale"].shape == (CHANNELS,)
-    assert held["wf_scale"].shape == (5,)
-    assert held["w1_quantized"].dtype == np.int8
-    assert np.abs(held["w1_quantized"].astype(int)).max() == 127
+    assert constants["w1_scale"].shape == (CHANNELS,)
+    assert constants["wf_scale"].shape == (5,)
+    assert constants["w1_quantized"].dtype == np.int8
+    assert np.abs(constants["w1_quantized"].astype(int)).max() == 127
 
 
-def test_what_was_excluded_stays_in_fp16_with_that_reason(small: Bench) -> None:
+def test_excluded_nodes_stay_in_fp16_with_that_reason(small: Bench) -> None:
     artifact = small.build(exclude=("two", "fc"))
     assert precisions(artifact)["two"] == precisions(artifact)["fc"] == "fp16"
     assert reasons(artifact)["two"] == ON_REQUEST
@@ -140,8 +140,8 @@ def test_a_concat_and_what_it_joins_have_one_scale(tmp_path: Path) -> None:
     square = random(CHANNELS, CHANNELS, 3, 3)
     weights = {"wa": square, "wb": square, "wc": random(CHANNELS, 2 * CHANNELS, 3, 3)}
     artifact = bench(tmp_path, model(nodes, weights)).build()
-    held = {t.name: numpy_helper.to_array(t) for t in onnx.load(artifact.model).graph.initializer}
-    scales = [value for name, value in held.items() if name.startswith(("a_scale", "j_scale"))]
+    constants = {t.name: numpy_helper.to_array(t) for t in onnx.load(artifact.model).graph.initializer}
+    scales = [value for name, value in constants.items() if name.startswith(("a_scale", "j_scale"))]
     assert len(scales) == 2
     assert scales[0] == scales[1]
 

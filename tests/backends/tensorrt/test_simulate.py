@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from edgeq.backends.tensorrt.backend import SETTINGS, simulation
+from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
 from edgeq.model.edit import from_proto, to_proto
 from edgeq.run.session import SessionSettings, open_session
 
@@ -41,8 +41,8 @@ def test_the_twin_rounds_and_overflows_like_float16(level: str) -> None:
     twin = to_proto(simulation(from_proto(half_chain())))
     got = open_session(twin.SerializeToString(), SessionSettings(optimization=level)).run(None, {"x": x})[0]  # type: ignore[arg-type]
     with np.errstate(over="ignore"):
-        wanted = ((x.astype(np.float16) * np.float16(1000)) * np.float16(0.001)).astype(np.float32)
-    np.testing.assert_array_equal(got, wanted)
+        expected = ((x.astype(np.float16) * np.float16(1000)) * np.float16(0.001)).astype(np.float32)
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_int8_arithmetic_is_that_of_the_graph(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_int8_arithmetic_is_that_of_the_graph(tmp_path: Path) -> None:
         shape=(1, CHANNELS, 1, 1),
     )
     built = bench(tmp_path, proto).build()
-    held = {t.name: numpy_helper.to_array(t) for t in onnx.load(built.model).graph.initializer}
+    constants = {t.name: numpy_helper.to_array(t) for t in onnx.load(built.model).graph.initializer}
     x = random(1, CHANNELS, 1, 1, seed=9)
-    step = float(next(v for k, v in held.items() if k.startswith("x_scale")))
+    step = float(next(v for k, v in constants.items() if k.startswith("x_scale")))
     q = np.clip(np.rint(x.ravel() / np.float32(step)), -128, 127).astype(np.int64)
-    sums = held["w_quantized"].reshape(CHANNELS, CHANNELS).astype(np.int64) @ q
-    scales = next(v for k, v in held.items() if k.startswith("w_scale")).astype(np.float64)
-    exact = sums * step * scales + held["b_float16"].astype(np.float64)
+    sums = constants["w_quantized"].reshape(CHANNELS, CHANNELS).astype(np.int64) @ q
+    scales = next(v for k, v in constants.items() if k.startswith("w_scale")).astype(np.float64)
+    exact = sums * step * scales + constants["b_float16"].astype(np.float64)
     got = open_session(built.simulation, SETTINGS).run(None, {"x": x})[0].ravel()
     # The kernel sums in float32 and rounds to float16: at most half a step of float16, and the error of float32.
     np.testing.assert_allclose(got, exact, rtol=2**-11 + 1e-5, atol=1e-6)

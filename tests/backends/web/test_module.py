@@ -83,12 +83,12 @@ def test_paths_stay_below_the_folder(module: Path, base: str) -> None:
         };
         console.log(JSON.stringify(JSON.parse(process.argv[3]).map(place)));
     """
-    found = in_node(script, module.as_uri(), base, json.dumps([*INSIDE, *OUTSIDE]))
-    for url in found[: len(INSIDE)]:
+    verdicts = in_node(script, module.as_uri(), base, json.dumps([*INSIDE, *OUTSIDE]))
+    for url in verdicts[: len(INSIDE)]:
         assert url.startswith(base)
         assert not {"..", "%2e%2e", ".", ""} & set(url.removeprefix(base).lower().split("/"))
         assert not {"?", "#"} & set(url)
-    assert all("leads out of the folder" in problem for problem in found[len(INSIDE) :])
+    assert all("leads out of the folder" in problem for problem in verdicts[len(INSIDE) :])
 
 
 def test_a_name_such_as_proto_changes_no_other_object(module: Path) -> None:

@@ -63,11 +63,11 @@ def test_an_isolated_page_passes_and_measures_several_threads(browser: Page, sit
         assert all(check["equal"] == check["values"] > 0 for check in report["selftest"]["checks"])
         assert [url for url in browser.requests if url.startswith("blob:")], "the code that was checked"
         assert report["page"]["isolated"]
-        assert [one["threads"] for one in report["figures"]] == [1, 2, 4]
-        for one in report["figures"]:
-            assert 0 < one["p50_ms"] <= one["p90_ms"] <= one["p99_ms"]
-            assert one["samples"] >= 30
-            assert one["warm_up_runs"] >= 20
+        assert [figure["threads"] for figure in report["figures"]] == [1, 2, 4]
+        for figure in report["figures"]:
+            assert 0 < figure["p50_ms"] <= figure["p90_ms"] <= figure["p99_ms"]
+            assert figure["samples"] >= 30
+            assert figure["warm_up_runs"] >= 20
         assert "Passed" in browser.evaluate("document.querySelector('#state').textContent")
         assert {url.split("/")[2] for url in browser.requests if url.startswith("http")} == {f"127.0.0.1:{port}"}
         deadline = time.monotonic() + 10
@@ -106,7 +106,7 @@ def test_a_page_that_is_not_isolated_measures_one_thread(browser: Page, site: Pa
     with served(site, {}) as (port, _):
         report = report_of(browser, f"http://127.0.0.1:{port}/?seconds=0.01")
     assert report["selftest"]["passed"]
-    assert [one["threads"] for one in report["figures"]] == [1]
+    assert [figure["threads"] for figure in report["figures"]] == [1]
 
 
 @pytest.mark.parametrize("name", _FILES)
@@ -133,8 +133,8 @@ def test_without_a_secure_origin_nothing_is_read(browser: Page, site: Path) -> N
         report = report_of(browser, f"http://web.test:{port}/")
     assert "no crypto.subtle" in report["error"]
     assert not report["page"]["secure"]
-    read = {url.rpartition("/")[2] for url in browser.requests if url.startswith("http")}
-    assert read == {"", "edgeq.mjs", "page.mjs", "page.css"}
+    requests = {url.rpartition("/")[2] for url in browser.requests if url.startswith("http")}
+    assert requests == {"", "edgeq.mjs", "page.mjs", "page.css"}
 
 
 def test_node_runs_the_same_module(site: Path) -> None:
@@ -145,16 +145,16 @@ def test_node_runs_the_same_module(site: Path) -> None:
         await close(model);
         console.log(JSON.stringify(found));
     """
-    found = in_node(script, (site / "edgeq.mjs").as_uri())
-    assert found["verified"]["passed"]
-    assert 0 < found["figures"]["p50_ms"] <= found["figures"]["p99_ms"]
+    answer = in_node(script, (site / "edgeq.mjs").as_uri())
+    assert answer["verified"]["passed"]
+    assert 0 < answer["figures"]["p50_ms"] <= answer["figures"]["p99_ms"]
 
 
 def test_the_bundle_passes_beside_another_target_that_shares_its_weights(site: Path) -> None:
     report = edgeq.verify(site.with_name("web-bundle"), variant="web-wasm").to_dict()
-    (checked,) = (one for one in report["variants"] if one["variant"] == "web-wasm")
+    (checked,) = (variant for variant in report["variants"] if variant["variant"] == "web-wasm")
     assert checked["status"] == "passed"
-    assert {found["max_abs_error"] for found in checked["outputs"].values()} == {0.0}
+    assert {output["max_abs_error"] for output in checked["outputs"].values()} == {0.0}
 
 
 def test_a_path_that_leads_out_is_refused(site: Path, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_a_path_that_leads_out_is_refused(site: Path, tmp_path: Path) -> None:
 def test_javascript_of_the_docs_parses(tmp_path: Path) -> None:
     if shutil.which("node") is None:
         pytest.skip("no node here")
-    shown = [block.text for block in blocks(REPOSITORY / "docs" / "web.md") if block.language == "js"]
-    assert shown
-    for text in shown:
+    scripts = [block.text for block in blocks(REPOSITORY / "docs" / "web.md") if block.language == "js"]
+    assert scripts
+    for text in scripts:
         (tmp_path / "shown.mjs").write_text(text, "utf-8")
         subprocess.run(["node", "--check", str(tmp_path / "shown.mjs")], check=True, timeout=60)
 

@@ -46,17 +46,17 @@ RECIPES = [
 
 def the_same(texts: list[str], items: list[Any]) -> None:
     module = (shipped("targets") / "runtime" / "edgeq_device" / "engines" / "edgeq.mjs").as_uri()
-    chosen = [load_preprocess(text) for text in texts]
+    preprocessings = [load_preprocess(text) for text in texts]
     cases = [
-        {"recipe": web_recipe(one, IMAGE), "shape": item.shape, "data": item.ravel().tolist()}
-        for one, item in zip(chosen, items, strict=True)
+        {"recipe": web_recipe(preprocessing, IMAGE), "shape": item.shape, "data": item.ravel().tolist()}
+        for preprocessing, item in zip(preprocessings, items, strict=True)
     ]
-    found = in_node(SCRIPT, module, json.dumps(cases))
-    for one, item, made in zip(chosen, items, found, strict=True):
-        right = one(item, IMAGE).array.astype(np.float32)
+    answers = in_node(SCRIPT, module, json.dumps(cases))
+    for preprocessing, item, answer in zip(preprocessings, items, answers, strict=True):
+        right = preprocessing(item, IMAGE).array.astype(np.float32)
         shape = [size for size in right.shape if size != 1]
-        assert [size for size in made["shape"] if size != 1] == shape
-        assert bytes.fromhex(made["bytes"]) == right.tobytes()
+        assert [size for size in answer["shape"] if size != 1] == shape
+        assert bytes.fromhex(answer["bytes"]) == right.tobytes()
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_arithmetic_rounds_as_in_python(data: st.DataObject) -> None:
     the_same(texts, [random.integers(0, 256, (2, 3, 3), np.uint8) for _ in texts])
 
 
-def test_what_comes_before_the_last_resize_is_left_to_the_caller() -> None:
+def test_steps_before_the_last_resize_are_the_callers() -> None:
     recipe = web_recipe(load_preprocess("imagenet"), IMAGE)
     assert recipe is not None
     assert len(recipe["caller"]) == 1

@@ -31,8 +31,8 @@ SETTINGS = SessionSettings(engine=WASM)
 
 @pytest.fixture
 def samples() -> Any:
-    with np.load(demo.CALIBRATION) as held:
-        return [{"image": held["image"][i : i + 1]} for i in range(8)]
+    with np.load(demo.CALIBRATION) as archive:
+        return [{"image": archive["image"][i : i + 1]} for i in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ def test_a_quantized_model_is_proven_in_it(quantized: Any) -> None:
 def test_coverage_is_what_the_trace_shows(engines: Engines, quantized: Any, samples: Any) -> None:
     source = onnx.load(demo.MODEL).graph.node
     layers = {node.name for node in source if node.op_type in ("Conv", "Gemm", "MatMul")}
-    shown = profile(quantized.output, SETTINGS, samples[0], opener=engines.open).kernels
-    integer = {k.name for k in shown if k.op_type in ("QLinearConv", "QGemm", "QLinearMatMul")}
-    counted = {node.source for node in quantized.proof.coverage.nodes if node.kind == "int8" and node.macs}
-    assert len(integer) == len(counted)
-    assert counted == layers
+    kernels = profile(quantized.output, SETTINGS, samples[0], opener=engines.open).kernels
+    integer = {k.name for k in kernels if k.op_type in ("QLinearConv", "QGemm", "QLinearMatMul")}
+    integer_nodes = {node.source for node in quantized.proof.coverage.nodes if node.kind == "int8" and node.macs}
+    assert len(integer) == len(integer_nodes)
+    assert integer_nodes == layers
     assert not [node for node in quantized.proof.coverage.nodes if node.kind == "float" and node.macs]
 
 
@@ -84,9 +84,9 @@ def test_layers_are_timed(engines: Engines, quantized: Any, samples: Any) -> Non
 
 def test_runs_are_timed_where_they_run(engines: Engines, samples: Any) -> None:
     session = engines.open(demo.MODEL, SETTINGS)
-    for how in ({}, {"samples_per_query": 4}, {"samples_per_query": 4, "batch": 2}):
-        taken = query_runner(session, samples, **how).burst(Bursts(0.02, 0.01), slow=False)  # type: ignore[attr-defined]
-        assert 0 < sum(taken.samples) <= taken.busy_s
+    for options in ({}, {"samples_per_query": 4}, {"samples_per_query": 4, "batch": 2}):
+        seconds = query_runner(session, samples, **options).burst(Bursts(0.02, 0.01), slow=False)  # type: ignore[attr-defined]
+        assert 0 < sum(seconds.samples) <= seconds.busy_s
     session.close()
     with pytest.raises(EngineError):
         session.run(None, samples[0])
@@ -110,17 +110,17 @@ def test_numbers_of_every_type_come_back(engines: Engines, dtype: str, tmp_path:
     )
     onnx.save(onnx.helper.make_model(graph, ir_version=9, opset_imports=[onnx.helper.make_opsetid("", 17)]), file)
     values = np.array([[0, 1, 1], [1, 0, 1]]).astype(kind)
-    (found,) = engines.open(file, SETTINGS).run(None, {"x": values})
-    assert found.dtype == kind
-    np.testing.assert_array_equal(found, values)
+    (output,) = engines.open(file, SETTINGS).run(None, {"x": values})
+    assert output.dtype == kind
+    np.testing.assert_array_equal(output, values)
 
 
 def test_weights_beside_the_model_are_found(engines: Engines, tmp_path: Path, samples: Any) -> None:
     file = tmp_path / "model.onnx"
     onnx.save(onnx.load(demo.MODEL), file, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    found = engines.open(file, SETTINGS).run(None, samples[0])[0]
+    output = engines.open(file, SETTINGS).run(None, samples[0])[0]
     right = engines.open(demo.MODEL, SETTINGS).run(None, samples[0])[0]
-    np.testing.assert_array_equal(found, right)
+    np.testing.assert_array_equal(output, right)
 
 
 def test_an_absent_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,11 +141,11 @@ def test_another_version_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("place", range(3))
 def test_a_wrong_byte_of_the_runtime_is_refused(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_runtime()
-    here = package_folder(WASM)
+    package = package_folder(WASM)
     (tmp_path / WASM.module / "dist").mkdir(parents=True)
-    shutil.copy(here / "package.json", tmp_path / WASM.module)
+    shutil.copy(package / "package.json", tmp_path / WASM.module)
     for file in pins()["runtimes"]["wasm"]:
-        shutil.copy(here / file["path"], tmp_path / WASM.module / file["path"])
+        shutil.copy(package / file["path"], tmp_path / WASM.module / file["path"])
     wrong = tmp_path / WASM.module / pins()["runtimes"]["wasm"][place]["path"]
     content = bytearray(wrong.read_bytes())
     content[-1] ^= 1

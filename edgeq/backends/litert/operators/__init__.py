@@ -11,6 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from edgeq.backends.litert.lower import Lowering
+from edgeq.backends.litert.operators.arithmetic import write_batch_norm, write_binary
 from edgeq.backends.litert.operators.choices import (
     write_arg,
     write_constant_of_shape,
@@ -25,14 +26,11 @@ from edgeq.backends.litert.operators.choices import (
     write_where,
 )
 from edgeq.backends.litert.operators.elements import (
-    write_batch_norm,
-    write_binary,
     write_cast,
     write_clamp,
     write_gelu,
     write_hard_sigmoid,
     write_leaky,
-    write_mean,
     write_prelu,
     write_softmax,
     write_unary,
@@ -49,22 +47,13 @@ from edgeq.backends.litert.operators.formulas import (
     write_pow,
     write_sum_of,
 )
-from edgeq.backends.litert.operators.movement import (
-    write_concat,
-    write_depth_to_space,
-    write_gather,
-    write_identity,
-    write_pad_node,
-    write_pool,
-    write_reshape,
-    write_resize,
-    write_slice,
-    write_space_to_depth,
-    write_split,
-    write_transpose,
-)
+from edgeq.backends.litert.operators.images import write_depth_to_space, write_pool, write_resize, write_space_to_depth
+from edgeq.backends.litert.operators.movement import write_concat, write_identity, write_reshape, write_transpose
 from edgeq.backends.litert.operators.products import write_conv, write_conv_transpose, write_gemm, write_matmul
+from edgeq.backends.litert.operators.reductions import write_mean
+from edgeq.backends.litert.operators.slicing import write_gather, write_pad_node, write_slice, write_split
 
+# Operators of two tensors that the file has under another name. Xor is NOT_EQUAL of truth values.
 _BROADCAST = {
     "Add": "ADD",
     "And": "LOGICAL_AND",
@@ -82,6 +71,7 @@ _BROADCAST = {
     "Sum": "ADD",
     "Xor": "NOT_EQUAL",
 }
+# Global pooling is a reduction over rows and columns.
 _REDUCTIONS = (
     "GlobalAveragePool",
     "GlobalMaxPool",
@@ -113,8 +103,11 @@ _ALIKE: dict[str, Callable[[Lowering, ir.Node], None]] = {
             "Sign": "SIGN",
         }.items()
     },
+    # A Relu is a Clip with one bound.
     **dict.fromkeys(("Relu", "Clip"), write_clamp),
+    # The shapes are known by now, so it does not matter which operator states them.
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), write_reshape),
+    # In inference, a Dropout has no effect.
     **dict.fromkeys(("Identity", "Dropout"), write_identity),
     **dict.fromkeys(("MaxPool", "AveragePool"), write_pool),
     **dict.fromkeys(_REDUCTIONS, write_mean),

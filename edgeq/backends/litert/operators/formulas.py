@@ -8,19 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.litert.layout import Order, plain
+from edgeq.backends.litert.layout import Order, model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import TfliteTensor
-from edgeq.backends.litert.operators.elements import (
-    ACTIVATED,
-    axes_of,
-    broadcast,
-    order_after,
-    reduction,
-    refuse_large,
-    write_unary,
-)
-from edgeq.backends.litert.operators.shared import NHWC, VALID
+from edgeq.backends.litert.operators.arithmetic import ACTIVATED, broadcast, refuse_large
+from edgeq.backends.litert.operators.elements import write_unary
+from edgeq.backends.litert.operators.reductions import axes_of, order_after, reduction
+from edgeq.backends.litert.operators.windows import NHWC, VALID
 from edgeq.model.graph import name_of, node_input
 
 
@@ -33,11 +27,12 @@ class Formula:
 
     def __call__(self, kind: str, *inputs: TfliteTensor | float) -> TfliteTensor:
         """Write an operator on float tensors and numbers."""
+        # A number gets the rank of the tensors, so that every operator reads tensors of one rank.
         rank = max(len(value.shape) for value in inputs if isinstance(value, TfliteTensor))
-        given = [value if isinstance(value, TfliteTensor) else self._number(value, rank) for value in inputs]
-        shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
+        tensors = [value if isinstance(value, TfliteTensor) else self._number(value, rank) for value in inputs]
+        shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
         result = self.work.partial(f"{self.node.outputs[0].name}/{kind.lower()}", shape)
-        return self.work.emit(kind, given, result, ACTIVATED.get(kind))
+        return self.work.emit(kind, tensors, result, ACTIVATED.get(kind))
 
     def over(
         self, kind: str, source: Stored, axes: Sequence[int], tensor: TfliteTensor, *, keeps: bool = True
@@ -102,6 +97,7 @@ def _reciprocal(f: Formula, x: TfliteTensor) -> TfliteTensor:
 
 
 def _is_nan(f: Formula, x: TfliteTensor) -> TfliteTensor:
+    # Only a NaN differs from itself.
     result = f.work.partial(f"{f.node.outputs[0].name}/nan", x.shape, None, "bool")
     return f.work.emit("NOT_EQUAL", (x, x), result)
 
@@ -161,15 +157,17 @@ def write_pow(work: Lowering, node: ir.Node) -> None:
     (base, power), order = broadcast(work, node)
     f, exponent = Formula(work, node), power.tensor
     if exponent.values is not None:
-        known = exponent.values.astype(np.dtype(base.tensor.type))
-        same = known.size == 1 and base.shape == work.sizes(node.outputs[0]) and base.tensor.type == "float32"
-        if same and float(known.reshape(())) == 2:
+        # The kernels take base and exponent of one type.
+        numbers = exponent.values.astype(np.dtype(base.tensor.type))
+        is_scalar = numbers.size == 1 and base.shape == work.sizes(node.outputs[0]) and base.tensor.type == "float32"
+        # Squares and roots, as in normalizations, need no POW.
+        if is_scalar and float(numbers.reshape(())) == 2:
             f.hold(_square(f, base.tensor), order)
             return
-        if same and float(known.reshape(())) == 0.5:
+        if is_scalar and float(numbers.reshape(())) == 0.5:
             f.hold(f("SQRT", base.tensor), order)
             return
-        exponent = work.fixed(name_of(node.inputs[1]), known)
+        exponent = work.fixed(name_of(node.inputs[1]), numbers)
     if base.tensor.type != exponent.type:
         raise CannotWriteError(f"its exponent is computed and of type {exponent.type}")
     work.write(node, "POW", (base.tensor, exponent), order)
@@ -179,13 +177,13 @@ def _square(f: Formula, x: TfliteTensor) -> TfliteTensor:
     return f("MUL", x, x)
 
 
-_BEFORE: dict[str, Callable[[Formula, TfliteTensor], TfliteTensor]] = {
+_INNER: dict[str, Callable[[Formula, TfliteTensor], TfliteTensor]] = {
     "ReduceL1": lambda f, x: f("ABS", x),
     "ReduceL2": _square,
     "ReduceSumSquare": _square,
     "ReduceLogSum": lambda f, x: x,
 }
-_BEHIND = {"ReduceL2": "SQRT", "ReduceLogSum": "LOG"}
+_OUTER = {"ReduceL2": "SQRT", "ReduceLogSum": "LOG"}
 
 
 def write_sum_of(work: Lowering, node: ir.Node) -> None:
@@ -193,11 +191,11 @@ def write_sum_of(work: Lowering, node: ir.Node) -> None:
     _refuse_integers(work)
     source, axes, keeps = reduction(work, node)
     f = Formula(work, node)
-    result = _BEFORE[node.op_type](f, source.tensor)
+    result = _INNER[node.op_type](f, source.tensor)
     if axes:
         result = f.over("SUM", source, axes, result, keeps=keeps)
-    if node.op_type in _BEHIND:
-        result = f(_BEHIND[node.op_type], result)
+    if node.op_type in _OUTER:
+        result = f(_OUTER[node.op_type], result)
     f.hold(result, order_after(source.order, axes, keeps=keeps))
 
 
@@ -209,6 +207,7 @@ def write_log_sum_exp(work: Lowering, node: ir.Node) -> None:
     if not axes:
         f.hold(source.tensor, source.order)
         return
+    # Without the largest x, exp would overflow for x above 88.
     largest = f.over("REDUCE_MAX", source, axes, source.tensor)
     total = f.over("SUM", source, axes, f("EXP", f("SUB", source.tensor, largest)))
     result, order = f("ADD", largest, f("LOG", total)), source.order
@@ -227,6 +226,7 @@ def write_lp_norm(work: Lowering, node: ir.Node) -> None:
     parts = f("ABS", source.tensor) if p == 1 else _square(f, source.tensor)
     length = f.over("SUM", source, axes, parts)
     length = length if p == 1 else f("SQRT", length)
+    # ONNX gives 0 for a vector of zeros, and 0 / 0 would be NaN.
     f.hold(f("DIV", source.tensor, f("MAXIMUM", length, _LEAST)), source.order)
 
 
@@ -250,12 +250,14 @@ def write_norm(work: Lowering, node: ir.Node) -> None:
     rank = len(source.shape)
     factor, shift = node.inputs[1], node_input(node, 2)
     if node.op_type == "LayerNormalization":
-        source = work.arranged(source, plain(rank))
+        # LayerNormalization covers all axes from `axis` on, and its scale has their shape in the model's order.
+        source = work.arranged(source, model_order(rank))
         axes = list(range(node.attributes.get_int("axis", -1) % rank, rank))
         wide = [work.floats(v) if v is not None else np.zeros(1, np.float32) for v in (factor, shift)]
     else:
         axes, column = list(range(2, rank)), [-1 if axis == 1 else 1 for axis in source.order]
         wide = [work.floats(v).reshape(column) for v in (factor, shift)]
+    # The variance of the centred values is more exact than the mean of squares minus the square of the mean.
     centred = f("SUB", source.tensor, f.over("MEAN", source, axes, source.tensor))
     variance = f.over("MEAN", source, axes, _square(f, centred))
     scaled = f("MUL", centred, f("RSQRT", f("ADD", variance, f.number("epsilon", 1e-5))))
@@ -277,14 +279,16 @@ def write_lrn(work: Lowering, node: ir.Node) -> None:
         raise CannotWriteError(f"its input has {rank} axes")
     refuse_large((channels, channels))
     source, f = work.arranged(source, NHWC), Formula(work, node)
-    before, after = (size - 1) // 2, size // 2
-    near = np.tril(np.triu(np.ones((channels, channels), np.float32), -before), after)
-    band = work.fixed(f"{node.name}/band", near.reshape(channels, 1, 1, channels))
+    # ONNX's window has one more channel behind the centre than in front of it if `size` is even.
+    below, above = (size - 1) // 2, size // 2
+    neighbours = np.tril(np.triu(np.ones((channels, channels), np.float32), -below), above)
+    band = work.fixed(f"{node.name}/band", neighbours.reshape(channels, 1, 1, channels))
     bias = work.fixed(f"{node.name}/bias", np.zeros(channels, np.float32))
     total = work.partial(f"{node.outputs[0].name}/total", source.tensor.shape)
     ones = {"strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1}
     work.emit("CONV_2D", (_square(f, source.tensor), band, bias), total, {"padding": VALID, **ones})
     scaled = f("ADD", f("MUL", total, f.number("alpha", 1e-4) / size), f.number("bias", 1.0))
+    # x^-beta. The base is positive, because `bias` is.
     power = f("EXP", f("MUL", f("LOG", scaled), -f.number("beta", 0.75)))
     f.hold(f("MUL", source.tensor, power), source.order)
 
@@ -292,8 +296,8 @@ def write_lrn(work: Lowering, node: ir.Node) -> None:
 def _floats(work: Lowering, node: ir.Node) -> Stored:
     """Return a node's first input as floats."""
     _refuse_integers(work)
-    source = work.read(node.inputs[0])
-    return source if source.features is None else work.arranged(source, plain(2))
+    source = work.activation(node.inputs[0])
+    return work.in_order(source)
 
 
 def _refuse_integers(work: Lowering) -> None:

@@ -8,18 +8,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.litert.layout import plain
+from edgeq.backends.litert.layout import model_order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Scales, TfliteTensor
-from edgeq.backends.litert.operators.shared import (
+from edgeq.backends.litert.operators.slicing import SLICING, slices
+from edgeq.backends.litert.operators.windows import (
     SAME,
-    SLICING,
     VALID,
     dilations,
     image,
     image_size,
     same_pads,
-    slices,
     strides,
     window,
     with_padding,
@@ -33,11 +32,13 @@ def write_conv(work: Lowering, node: ir.Node) -> None:
     source = image(work, node)
     weights, weight_scales = _weights(work, node.inputs[1], 0)
     shape = window(node, source, weights.shape[2:])
+    # The kernel of a sequence gets a row axis of size 1, like its image.
     weights = weights.reshape(*weights.shape[:2], *shape.kernel)
     padded, padding = with_padding(work, node, source, shape)
     bias = _bias(work, node, source, weight_scales, weights.shape[0])
     options: dict[str, Any] = {"padding": padding, **strides(shape), **dilations(shape)}
     channels = source.shape[1]
+    # A single channel with several kernels is an ordinary convolution of one channel.
     if shape.group == channels and weights.shape[1] == 1 and (shape.group > 1 or weights.shape[0] == 1):
         moved = weights.transpose(1, 2, 3, 0)
         kernel = work.fixed(name_of(node.inputs[1]), moved, _on_axis(weight_scales, 3))
@@ -59,21 +60,27 @@ def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
     kernel = work.fixed(name_of(node.inputs[1]), weights.transpose(1, 2, 3, 0), _on_axis(weight_scales, 0))
     bias = _bias(work, node, source, weight_scales, weights.shape[1])
     n, c, *_ = work.sizes(node.outputs[0])
-    made, axes = image_size(work, node), range(2)
+    output_size, axes = image_size(work, node), range(2)
     full = [(source.shape[2 + a] - 1) * shape.strides[a] + shape.kernel[a] for a in axes]
-    cut = [(shape.pads[a][0], shape.pads[a][0] + made[a]) for a in axes]
-    same = [same_pads(shape.strides[a] * source.shape[2 + a], shape.kernel[a], shape.strides[a]) for a in axes]
+    cut = [(shape.pads[a][0], shape.pads[a][0] + output_size[a]) for a in axes]
+    # SAME of a transposed convolution is that of the convolution which it reverses, from its output to its input.
+    same_padding = [same_pads(shape.strides[a] * source.shape[2 + a], shape.kernel[a], shape.strides[a]) for a in axes]
     options: dict[str, Any] = {"padding": VALID, **strides(shape)}
-    is_same = all(made[a] == shape.strides[a] * source.shape[2 + a] and same[a][0] == shape.pads[a][0] for a in axes)
+    is_same = all(
+        output_size[a] == shape.strides[a] * source.shape[2 + a] and same_padding[a][0] == shape.pads[a][0]
+        for a in axes
+    )
     if is_same or cut == [(0, size) for size in full]:
         options["padding"] = SAME if is_same else VALID
-        size = work.fixed("shape", np.array([n, *made, c], np.int32))
+        size = work.fixed("shape", np.array([n, *output_size, c], np.int32))
         write_image(work, node, "TRANSPOSE_CONV", (size, kernel, source.tensor, bias), options)
         return
+    # Rows beyond the kernel's reach would be the bias alone, which no slice can make.
     if any(end > size for (_, end), size in zip(cut, full, strict=True)):
         raise CannotWriteError(f"its output_padding reaches beyond what its kernel makes, {full}")
     size = work.fixed("shape", np.array([n, *full, c], np.int32))
     scales = work.parameters(node)
+    # The uncut output has the same scale, so the slice moves integers.
     wide = work.partial(f"{node.outputs[0].name}/uncut", (n, *full, c), scales)
     work.emit("TRANSPOSE_CONV", (size, kernel, source.tensor, bias), wide, options)
     ends = [(0, n), *cut, (0, c)]
@@ -83,6 +90,7 @@ def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
 def write_gemm(work: Lowering, node: ir.Node) -> None:
     """Write FULLY_CONNECTED."""
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
+    # Preparation has folded constant factors into the weights, so what is left cannot be.
     if (alpha, beta, node.attributes.get_int("transA", 0)) != (1, 1, 0):
         raise CannotWriteError("its alpha or beta is not 1, or it transposes its input")
     _fully_connected(work, node, transposed_weights=bool(node.attributes.get_int("transB", 0)))
@@ -93,42 +101,45 @@ def write_matmul(work: Lowering, node: ir.Node) -> None:
     if work.is_constant(node.inputs[1]) and len(work.sizes(node.inputs[1])) == 2:
         _fully_connected(work, node, transposed_weights=False)
         return
+    # The kernel takes a constant on the right only.
     if work.integer and work.is_constant(node.inputs[0]):
         raise CannotWriteError("its left matrix is constant")
-    left, right = (_in_plain_order(work, value) for value in node.inputs[:2])
-    rank, output = max(len(left.shape), len(right.shape), 2), node.outputs[0]
-    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
+    lhs, rhs = (_in_plain_order(work, value) for value in node.inputs[:2])
+    rank, output = max(len(lhs.shape), len(rhs.shape), 2), node.outputs[0]
+    rows, columns = lhs.shape[-2:-1], rhs.shape[-1:] if len(rhs.shape) > 1 else ()
     # In a product, a vector on the left is a row, and a vector on the right is a column.
-    right = work.as_shape(right, right.shape if columns else (*right.shape, 1), f"{name_of(output)}/column")
-    left, right = (
+    rhs = work.as_shape(rhs, rhs.shape if columns else (*rhs.shape, 1), f"{name_of(output)}/column")
+    lhs, rhs = (
         work.as_shape(side, (*[1] * (rank - len(side.shape)), *side.shape), f"{side.tensor.name}/raised")
-        for side in (left, right)
+        for side in (lhs, rhs)
     )
-    left, right = (work.arranged(side, plain(rank)) for side in (left, right))
+    lhs, rhs = (work.arranged(side, model_order(rank)) for side in (lhs, rhs))
     options = {"adjX": False, "adjY": False}
     if rows and columns:
-        work.write(node, "BATCH_MATMUL", (left.tensor, right.tensor), plain(rank), options)
+        work.write(node, "BATCH_MATMUL", (lhs.tensor, rhs.tensor), model_order(rank), options)
         return
-    shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), *(rows or (1,)), *(columns or (1,)))
-    made = work.partial(f"{name_of(output)}/product", shape, work.parameters(node))
-    work.emit("BATCH_MATMUL", (left.tensor, right.tensor), made, options)
-    work.hold(output, work.as_shape(Stored(made, plain(rank), shape), work.sizes(output), name_of(output)))
+    shape = (*np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2]), *(rows or (1,)), *(columns or (1,)))
+    product = work.partial(f"{name_of(output)}/product", shape, work.parameters(node))
+    work.emit("BATCH_MATMUL", (lhs.tensor, rhs.tensor), product, options)
+    work.hold(output, work.as_shape(Stored(product, model_order(rank), shape), work.sizes(output), name_of(output)))
 
 
 def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool) -> None:
-    source = work.read(node.inputs[0])
+    source = work.activation(node.inputs[0])
     weights, scales = _weights(work, node.inputs[1], 0 if transposed_weights else 1)
     if not transposed_weights:
         weights = weights.T
     if source.features is not None:
+        # The features are in the order of the image in memory, see `Lowering.flattened`.
         weights = weights[:, source.features]
-    elif source.order != plain(len(source.shape)):
-        source = work.arranged(source, plain(len(source.shape)))
+    elif source.order != model_order(len(source.shape)):
+        source = work.arranged(source, model_order(len(source.shape)))
     kernel = work.fixed(name_of(node.inputs[1]), weights, _on_axis(scales, 0))
     bias = _bias(work, node, source, scales, weights.shape[0])
     rank = len(work.sizes(node.outputs[0]))
+    # Otherwise the kernel would flatten the leading axes.
     options = {"keepNumDims": rank != 2}
-    work.write(node, "FULLY_CONNECTED", (source.tensor, kernel, bias), plain(rank), options)
+    work.write(node, "FULLY_CONNECTED", (source.tensor, kernel, bias), model_order(rank), options)
 
 
 def _weights(work: Lowering, value: ir.Value | None, axis: int) -> tuple[NDArray[Any], Scales | None]:
@@ -161,17 +172,19 @@ def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None,
     if source.scales is None or weights is None:
         numbers = work.floats(value) if value is not None else np.zeros(channels, np.float32)
         return work.fixed(name_of(value) or f"{node.name}/bias", np.broadcast_to(numbers.ravel(), channels))
+    # The kernel adds the bias to the sums of products, so it has their scale.
     scale = (source.scales.scale.astype(np.float64) * weights.scale.astype(np.float64)).astype(np.float32)
     scales = Scales(scale, np.zeros(scale.shape, np.int64), 0)
     values = np.zeros(channels, np.int32)
     if value is not None:
-        given, params = work.constant(value)
-        exact = params is not None and given.dtype == np.int32 and np.allclose(params.scale, scale, rtol=1e-6)
-        values = given if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(np.int32)
+        integers, params = work.constant(value)
+        # Integers that already have this scale are taken as they are, without another rounding.
+        exact = params is not None and integers.dtype == np.int32 and np.allclose(params.scale, scale, rtol=1e-6)
+        values = integers if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(np.int32)
     values = np.ascontiguousarray(np.broadcast_to(values.ravel(), channels), np.int32)
     return work.fixed(name_of(value) or f"{node.name}/bias", values, scales)
 
 
 def _in_plain_order(work: Lowering, value: ir.Value | None) -> Stored:
-    found = work.read(value)
-    return work.arranged(found, plain(len(found.shape)))
+    stored = work.activation(value)
+    return work.arranged(stored, model_order(len(stored.shape)))

@@ -13,13 +13,18 @@ import numpy as np
 from edgeq_device.system.files import open_file
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.emit_c import builder as emit
-from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, Region
-from edgeq.backends.systolic.program import ArrayConfig, Float, Program, step_outputs
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.emit_c import layout
+from edgeq.backends.systolic.emit_c import text as c_text
+from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, TensorLocation
+from edgeq.backends.systolic.emit_c.operators import emit_step
+from edgeq.backends.systolic.emit_c.region import Region, c_region
+from edgeq.backends.systolic.program import Float, Program, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
 
 C = Path(__file__).parent / "c"
+# Far more than any generated header has; a longer file is something else.
 _LIMIT = 1 << 20
 _BANKS = 4
 
@@ -35,6 +40,7 @@ def own_header(array: ArrayConfig) -> str:
         "MAX_BYTES": array.max_bytes,
     }
     for name, value in numbers.items():
+        # The portable header is the template, so that both are used by the same code.
         text = re.sub(rf"(?m)^#define {name} .*$", f"#define {name} {value}", text)
     if array.output_scale == "shift":
         text = text.replace("typedef float acc_scale_t;", "typedef int32_t acc_scale_t; /* shifts right */")
@@ -61,20 +67,22 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     if len(raw) > _LIMIT or b"\0" in raw:
         raise HardwareError(f"{path} is not a C header", "Pass the gemmini_params.h of your chip")
     text = raw.decode("utf-8", "replace")
+    # Comments go first: they may contain old definitions.
     code = re.sub(r"/\*.*?(?:\*/|\Z)|//[^\n]*", " ", text, flags=re.DOTALL)
     dim = _number(code, "DIM")
     if dim is None:
         raise HardwareError(f"{path} does not define DIM", "Pass the gemmini_params.h of your chip")
+    # Weights are cut into tiles of this size, so the program is wrong for any other array.
     if dim != array.dim:
         raise HardwareError(
             f"{path}: DIM is {dim}, the target's is {array.dim}",
             "Package for a target whose [systolic] dim is the chip's",
         )
-    for name, known in (("elem_t", "int8_t"), ("acc_t", "int32_t")):
-        found = _type(code, name)
-        if found != known:
+    for name, c_type in (("elem_t", "int8_t"), ("acc_t", "int32_t")):
+        declared = _type(code, name)
+        if declared != c_type:
             raise HardwareError(
-                f"{path}: {name} is {found or 'not defined'}, the program's is {known}",
+                f"{path}: {name} is {declared or 'not defined'}, the program's is {c_type}",
                 "Only arrays of int8 elements and int32 accumulators can run it",
             )
     scale = "float" if _type(code, "acc_scale_t") == "float" else "shift"
@@ -85,30 +93,32 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
             f'Package for a target with [systolic] scale_type = "{kinds[scale]}"',
         )
     banks, rows, accumulator = (_number(code, name) for name in ("BANK_NUM", "BANK_ROWS", "ACC_ROWS"))
-    held = replace(
+    # Sizes of memories only decide how a product is cut, so the chip's replace the target's.
+    merged = replace(
         array,
         scratchpad_rows=array.scratchpad_rows if banks is None or rows is None else banks * rows,
         accumulator_rows=array.accumulator_rows if accumulator is None else accumulator,
     )
     notes = tuple(
-        f"{path.name} has {getattr(held, name)} {name.replace('_', ' ')}, the target {getattr(array, name)}; "
+        f"{path.name} has {getattr(merged, name)} {name.replace('_', ' ')}, the target {getattr(array, name)}; "
         "the header's count is used"
         for name in ("scratchpad_rows", "accumulator_rows")
-        if getattr(held, name) != getattr(array, name)
+        if getattr(merged, name) != getattr(array, name)
     )
-    return text, held, notes
+    return text, merged, notes
 
 
 def _number(code: str, name: str) -> int | None:
-    found = re.search(rf"(?m)^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+\(?(\d{{1,9}})\)?[ \t]*\r?$", code)
-    return int(found[1]) if found else None
+    match = re.search(rf"(?m)^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+\(?(\d{{1,9}})\)?[ \t]*\r?$", code)
+    return int(match[1]) if match else None
 
 
 def _type(code: str, name: str) -> str | None:
     for statement in code.split(";"):
-        *before, last = statement.split() or [""]
-        if last == name and "typedef" in before:
-            return " ".join(before[len(before) - before[::-1].index("typedef") :])
+        # An empty statement has no words.
+        *words, declared_name = statement.split() or [""]
+        if declared_name == name and "typedef" in words:
+            return " ".join(words[len(words) - words[::-1].index("typedef") :])
     return None
 
 
@@ -117,8 +127,8 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
     host.
     """
     floats = [
-        f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
-        for where, ends in (("before the inputs", region.before), ("after the outputs", region.after))
+        f"- {moment}: " + ", ".join(f"`{c_text.harmless(name)}`" for name in step.sources)
+        for moment, ends in (("before the inputs", region.leading), ("after the outputs", region.trailing))
         for step in ends
         if isinstance(step, Float)
     ]
@@ -146,10 +156,10 @@ def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
     rows = []
     for name in names:
         tensor = program.tensors[name]
-        shape = " x ".join(str(extent) for extent in (batch, *emit.c_shape(tensor.shape)))
-        layout = ", NHWC" if len(tensor.shape) == 4 else ""
+        shape = " x ".join(str(extent) for extent in (batch, *layout.c_shape(tensor.shape)))
+        axes = ", NHWC" if len(tensor.shape) == 4 else ""
         rows.append(
-            f"- `{emit.harmless(tensor.origin or name)}`: int8 {shape}{layout}, scale {np.float32(tensor.scale):.9g}"
+            f"- `{c_text.harmless(tensor.origin or name)}`: int8 {shape}{axes}, scale {np.float32(tensor.scale):.9g}"
         )
     return "\n".join(rows)
 
@@ -158,6 +168,7 @@ Values = Mapping[str, NDArray[np.int8]]
 MODES = ("os", "ws", "cpu")
 """The modes, in the order of gemmini.h's enumeration."""
 
+# Values that `net` prints of a long output.
 _PRINTED = 64
 _COPIED = (
     "layers.h",
@@ -167,7 +178,7 @@ _COPIED = (
 )
 
 
-def in_c(values: NDArray[np.int8], order: emit.Order) -> NDArray[np.int8]:
+def in_c(values: NDArray[np.int8], order: layout.Order) -> NDArray[np.int8]:
     """Return a tensor [batch, ...] in C's layout: [batch, elements]."""
     return values.reshape(len(values), -1)[:, order]
 
@@ -177,12 +188,12 @@ def _images(builder: Builder, region: Region, values: Values) -> str:
     for number, name in enumerate(region.inputs):
         tensor = builder.tensor(name)
         label = "images" if number == 0 else f"images_{number}"
-        order = emit.c_order(tensor.shape)
-        shaped = in_c(values[name], order).reshape(builder.batch, *emit.c_shape(tensor.shape))
+        order = layout.c_order(tensor.shape)
+        shaped = in_c(values[name], order).reshape(builder.batch, *layout.c_shape(tensor.shape))
         assert tensor.scale is not None, "the inputs of the region are integers"
-        lines.append(f"\n/* {emit.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
-        lines.append(emit.array("elem_t", label, shaped, "row_align(1)"))
-        builder.places[name] = emit.TensorLocation(f"(elem_t *){label}", order)
+        lines.append(f"\n/* {c_text.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
+        lines.append(c_text.array("elem_t", label, shaped, "row_align(1)"))
+        builder.places[name] = TensorLocation(f"(elem_t *){label}", order)
     return "".join(lines)
 
 
@@ -199,12 +210,14 @@ def _params(builder: Builder) -> str:
         f"#define EDGEQ_BATCH {builder.batch}\n#define EDGEQ_PRINTED {_PRINTED}\n",
     ]
     if builder.patches:
-        head.append(emit.buffer("eq_patches", (builder.patches,)))
-        head.append(emit.buffer("eq_unpooled", (builder.unpooled,)))
+        head.append(c_text.buffer("eq_patches", (builder.patches,)))
+        head.append(c_text.buffer("eq_unpooled", (builder.unpooled,)))
     return "\n".join([*head, *builder.declarations])
 
 
-def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]], values: Mapping[str, Values]) -> str:
+def _expected(
+    layers: Sequence[CLayer], outputs: Sequence[tuple[str, layout.Order]], values: Mapping[str, Values]
+) -> str:
     """Return the C source of expected.h: for each mode, the full outputs and the fingerprints of all layers.
 
     A mode with the same outputs as ws uses the arrays of ws.
@@ -214,17 +227,18 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]
     ]
     table: dict[str, list[str]] = {mode: [] for mode in MODES}
     for number, (name, order) in enumerate(outputs):
+        # ws first, because the other modes refer to its arrays.
         for mode in ("ws", "os", "cpu"):
-            same = np.array_equal(values[mode][name], values["ws"][name])
-            label = f"expected_{number}_{'ws' if same else mode}"
-            if mode == "ws" or not same:
-                lines.append(emit.array("elem_t", label, in_c(values[mode][name], order)))
+            is_equal = np.array_equal(values[mode][name], values["ws"][name])
+            label = f"expected_{number}_{'ws' if is_equal else mode}"
+            if mode == "ws" or not is_equal:
+                lines.append(c_text.array("elem_t", label, in_c(values[mode][name], order)))
             table[mode].append(f"(const elem_t *){label}")
     rows = ",\n".join("    {" + ", ".join(table[mode]) + "}" for mode in MODES)
     lines.append(f"static const elem_t *const expected_outputs[3][{len(outputs)}] = {{\n{rows}\n}};\n")
     rows = ",\n".join(
         "    {"
-        + "\n".join(emit.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
+        + "\n".join(c_text.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
         + "}"
         for m in MODES
     )
@@ -234,6 +248,7 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]
 
 def fingerprint(values: NDArray[np.int8]) -> int:
     """Return a 64-bit fingerprint that changes if any single value changes. main.c computes the same fingerprint."""
+    # Odd factors: multiplication by them is invertible modulo 2^64, so no single change is lost.
     data = values.view(np.uint8).ravel().astype(np.uint64)
     factors = np.arange(data.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
     return int(np.sum((data + np.uint64(1)) * factors, dtype=np.uint64))
@@ -247,7 +262,7 @@ def _main(builder: Builder, region: Region, pointers: Sequence[str]) -> str:
     outputs = ""
     for name, pointer in zip(region.outputs, pointers, strict=True):
         tensor = builder.tensor(name)
-        listed = emit.harmless(tensor.origin or name)
+        listed = c_text.harmless(tensor.origin or name)
         scale = f"{np.float32(tensor.scale):.9g}"
         outputs += f'    {{"{listed}", "{scale}", {pointer}, {builder.size(name)}}},\n'
     return _filled("main.c", {"@CALLS@": "\n".join(builder.calls), "@LAYERS@": layers, "@OUTPUTS@": outputs})
@@ -295,16 +310,17 @@ def write_c_bundle(
         DataError: the samples do not fit the program.
     """
     if generation not in get_args(Generation):
-        known = ", ".join(get_args(Generation))
-        raise UsageError(f"gemmini.h has no generation {generation!r}", f"Known are {known}")
+        generations = ", ".join(get_args(Generation))
+        raise UsageError(f"gemmini.h has no generation {generation!r}", f"Known are {generations}")
     header, notes = own_header(program.array), tuple[str, ...]()
     if params_header is not None:
         header, array, notes = read_header(params_header, program.array)
         program = dataclasses.replace(program, array=array)
-    region = emit.c_region(program)
+    region = c_region(program)
     if not all(len(values) for values in inputs.values()):
         raise DataError("there are no samples for the C bundle", "Give at least one")
     keep = (*region.inputs, *(name for step in region.steps for name in step_outputs(step)))
+    # The three modes of gemmini.h round and cut differently, so each has its own expected values.
     modes: dict[str, Values] = {
         "ws": simulate(program, inputs, keep=keep).tensors,
         "os": simulate(program, inputs, keep=keep, dataflow="OS").tensors,
@@ -312,10 +328,12 @@ def write_c_bundle(
     }
     batch = len(modes["ws"][region.inputs[0]])
     builder = Builder(program, generation, batch)
+    # The inputs come from the simulator, so that the C code starts from the same integers in every mode.
     images = _images(builder, region, modes["ws"])
     for step in region.steps:
-        emit.emit_step(builder, step)
-    outputs = [(name, emit.c_order(program.tensors[name].shape)) for name in region.outputs]
+        emit_step(builder, step)
+    outputs = [(name, layout.c_order(program.tensors[name].shape)) for name in region.outputs]
+    # The outputs are requested in the standard order, which may add a last permutation.
     pointers = [builder.request(name, order) for name, order in outputs]
     files = {name: (C / name).read_text() for name in _COPIED}
     files["portable/include/gemmini_params.h"] = header
@@ -329,5 +347,6 @@ def write_c_bundle(
     for name, content in files.items():
         place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)
+        # The same bytes on every system: the marker lists hashes.
         place.write_text(content, encoding="utf-8", newline="\n")
     return CBundle(directory, tuple(sorted(files)), tuple(builder.layers), region.inputs, region.outputs, notes)

@@ -37,7 +37,9 @@ from edgeq.util.outputs import (
 )
 
 _KIND = "emit-c"
-_MADE = ("net-host", "net-linux", "net-baremetal")
+# Programs that the Makefile builds into the folder. They are not edgeq's files, but may be replaced with it.
+_BUILT = ("net-host", "net-linux", "net-baremetal")
+# The first bytes of ELF, Mach-O and Windows programs.
 _EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
 MOST_WEIGHTS = 5_000_000
 """Largest number of weights of a program whose C code is part of a bundle. As text, a weight takes about four bytes."""
@@ -96,14 +98,17 @@ def emit_c(
             f"{place} does not exist",
             "Give an output of `edgeq quantize` for an array: MODEL.onnx or MODEL.program.npz",
         )
+    # All checks of the paths come before the samples are read, which may take long.
     check_free(output, force=force, kind="directory")
     check_apart(output, [place, *([params_header] if params_header else []), *sample_paths((data,))])
+    # Replacing a folder must not delete files that edgeq did not write.
     C_FOLDER.check(output)
     program = load_program(place)
     tensors = [program.tensors[name] for name in program.inputs]
     specs = tuple(TensorSpec(tensor.name, np.dtype(tensor.dtype), tensor.shape) for tensor in tensors)
     samples = open_samples(data, Signature(specs, ()), progress=progress)
     inputs = first_inputs(program, samples, images)
+    # The command promises a number of images. A bundle, by contrast, takes as many as there are (`with_c`).
     if any(len(values) < images for values in inputs.values()):
         raise DataError(f"{data.source} has fewer than {images} samples", "Give more samples, or a smaller --images")
     with output_directory(output, force=force, check=C_FOLDER.check) as draft:
@@ -122,7 +127,7 @@ def _judge(folder: Path) -> Judge | None:
 
 def _is_made(path: Path, name: str) -> bool:
     """Return whether a file is a program that the Makefile builds."""
-    if name not in _MADE or not is_plain(path):
+    if name not in _BUILT or not is_plain(path):
         return False
     with open_file(path) as stream:
         return stream.read(4).startswith(_EXECUTABLE)
@@ -148,6 +153,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
     weights = sum(step.weights.size for step in program.steps if isinstance(step, Conv | Fc))
     files: Mapping[str, Path] = {}
     notes: Sequence[str]
+    # The C text of a large model would be larger than the rest of the bundle.
     if weights > MOST_WEIGHTS:
         much = f"{weights} weights are too many to include as C text"
         notes = [f"{much}; `edgeq emit-c` writes them, from {place.name}"]
@@ -155,6 +161,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
         try:
             bundle = write_c_bundle(program, first_inputs(program, samples, count), folder)
             files, notes = {f"c/{name}": folder / name for name in bundle.files}, bundle.notes
+        # The bundle is complete without C code, so the reason becomes a note.
         except ModelError as error:
             notes = [f"no C bundle: {error.problem}"]
     return replace(artifact, files={**artifact.files, **files}, notes=(*artifact.notes, *notes))
@@ -162,7 +169,8 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
     """Return the first `count` samples, or all if there are fewer, as arrays [N, ...] by input name."""
-    taken = list(itertools.islice(samples, count))
-    if not taken:
+    batch = list(itertools.islice(samples, count))
+    if not batch:
         raise DataError(f"{samples.source} holds no samples", "Give at least one")
-    return {name: np.concatenate([np.asarray(sample.inputs[name])[:1] for sample in taken]) for name in program.inputs}
+    # One row of each sample: the program has batch 1.
+    return {name: np.concatenate([np.asarray(sample.inputs[name])[:1] for sample in batch]) for name in program.inputs}

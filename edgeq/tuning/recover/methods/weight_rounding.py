@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import described
+from edgeq.backends.base import with_compute
 from edgeq.calibration.sampled_values import spread, tensor_values
 from edgeq.data.samples import Samples
 from edgeq.model.load import partitions, read_model, save_model
@@ -195,7 +195,7 @@ def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Pat
         return state.note(f"{name}: no product has weights in blocks of its own")
     artifact = replace(state.artifact, model=workdir / state.artifact.model.name)
     if state.scheme.float_compute is None:  # the weights have less noise, so the noise of int8 activations matters more
-        artifact = described(artifact, choose_compute(model, state.prepared, samples))
+        artifact = with_compute(artifact, choose_compute(model, state.prepared, samples))
     save_model(model, artifact.model)
     better = float(np.median(gains))
     return state.replace(artifact=artifact).note(

@@ -18,9 +18,9 @@ def need(*programs: str) -> None:
         pytest.skip(f"{' and '.join(missing)} not installed")
 
 
-def done(*command: str | Path, where: Path | None = None) -> str:
+def done(*command: str | Path, folder: Path | None = None) -> str:
     """Run a command that has to succeed. Return what it printed, stderr last."""
     parts = [str(part) for part in command]
-    result = subprocess.run(parts, cwd=where, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+    result = subprocess.run(parts, cwd=folder, capture_output=True, text=True, check=False, timeout=LONGEST_S)
     assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
     return result.stdout + result.stderr

@@ -73,20 +73,20 @@ class Graph:
         if min(out) < 1:
             return x
         kind = str(self.random.choice(["MaxPool", "MaxPool", "AveragePool"]))
-        counted = {"count_include_pad": 1} if kind == "AveragePool" else {}
+        options = {"count_include_pad": 1} if kind == "AveragePool" else {}
         shape = (1, channels, *out)
-        return self.node(kind, [x], shape, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4, **counted)
+        return self.node(kind, [x], shape, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4, **options)
 
-    def add(self, x: str, others: list[str]) -> str:
-        same = [name for name in others if self.shapes[name] == self.shapes[x]]
-        y = self.node("Add", [x, str(self.random.choice(same))], self.shapes[x])
+    def add(self, x: str, candidates: list[str]) -> str:
+        fits = [name for name in candidates if self.shapes[name] == self.shapes[x]]
+        y = self.node("Add", [x, str(self.random.choice(fits))], self.shapes[x])
         return self.activation(y) if self.random.integers(2) else y
 
-    def join(self, x: str, others: list[str]) -> str:
-        fits = [n for n in others if len(self.shapes[n]) == 4 and self.shapes[n][2:] == self.shapes[x][2:]]
-        other = str(self.random.choice(fits))
-        channels = self.shapes[x][1] + self.shapes[other][1]
-        return self.node("Concat", [x, other], (1, channels, *self.shapes[x][2:]), axis=1)
+    def join(self, x: str, candidates: list[str]) -> str:
+        fits = [n for n in candidates if len(self.shapes[n]) == 4 and self.shapes[n][2:] == self.shapes[x][2:]]
+        partner = str(self.random.choice(fits))
+        channels = self.shapes[x][1] + self.shapes[partner][1]
+        return self.node("Concat", [x, partner], (1, channels, *self.shapes[x][2:]), axis=1)
 
     def move(self, x: str) -> str:
         _, channels, rows, cols = self.shapes[x]
@@ -121,19 +121,19 @@ def random_model(seed: int, path: Path) -> tuple[Path, dict[str, NDArray[np.floa
     random = graph.random
     shape = (1, int(random.integers(1, 7)), int(random.integers(5, 12)), int(random.integers(5, 12)))
     graph.shapes["x"] = shape
-    known = ["x"]
+    names = ["x"]
     x = graph.conv("x")
     for _ in range(int(random.integers(2, 8))):
         steps = [graph.conv, graph.conv, graph.pool, graph.move]
         kind = int(random.integers(len(steps) + 2))
-        earlier = [name for name in known if name != "x"]
-        before = x
+        earlier = [name for name in names if name != "x"]
+        source = x
         if kind < len(steps):
             x = steps[kind](x)
         elif x in earlier:
             x = (graph.add if kind == len(steps) else graph.join)(x, earlier)
-        if x != before:
-            known.append(x)
+        if x != source:
+            names.append(x)
     outputs = [x] if random.integers(3) else [graph.dense(x), x]
     if random.integers(2):
         outputs = [graph.dense(x)]
@@ -141,6 +141,6 @@ def random_model(seed: int, path: Path) -> tuple[Path, dict[str, NDArray[np.floa
         outputs = [graph.dense(x)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, graph.shapes[name]) for name in outputs]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
-    made = helper.make_graph(graph.nodes, "g", inputs, values, graph.constants)
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    onnx_graph = helper.make_graph(graph.nodes, "g", inputs, values, graph.constants)
+    onnx.save(helper.make_model(onnx_graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
     return path, {"x": random.normal(0, 1, (4, *shape[1:])).astype(np.float32)}

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.emit_c.bundle import CBundle, in_c
-from edgeq.backends.systolic.program import ArrayConfig, Program
+from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
@@ -83,14 +84,14 @@ def program_of(
 
 def differing(bundle: CBundle, program: Program, inputs: Arrays, dump: bytes, **how: Any) -> dict[str, int]:
     """Return the number of values in layers.bin that differ from the simulator's, by layer; empty if all agree."""
-    kept = simulate(program, inputs, keep=[layer.tensor for layer in bundle.layers], **how).tensors
-    found: dict[str, int] = {}
+    tensors = simulate(program, inputs, keep=[layer.tensor for layer in bundle.layers], **how).tensors
+    counts: dict[str, int] = {}
     start = 0
     for layer in bundle.layers:
-        wanted = in_c(kept[layer.tensor], layer.order)
-        got = np.frombuffer(dump[start : start + wanted.size], np.int8).reshape(wanted.shape)
-        start += wanted.size
-        if wrong := int(np.count_nonzero(got != wanted)):
-            found[layer.label] = wrong
+        expected = in_c(tensors[layer.tensor], layer.order)
+        got = np.frombuffer(dump[start : start + expected.size], np.int8).reshape(expected.shape)
+        start += expected.size
+        if wrong := int(np.count_nonzero(got != expected)):
+            counts[layer.label] = wrong
     assert start == len(dump)
-    return found
+    return counts

@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Float, Program
+from edgeq.backends.systolic.program import Conv, Fc, Float, Program
 from edgeq.errors import DataError, HardwareError, ModelError, UsageError
 from tests.backends.systolic.emit_c.compilers import RISCV, done, need
 from tests.backends.systolic.emit_c.programs import (
@@ -28,18 +29,18 @@ STRICT = "CFLAGS=-O0 -Wall -Wextra -Werror"
 
 
 def run_all_modes(bundle: CBundle, program: Program, inputs: Arrays, binary: str, *runner: str) -> None:
-    for mode, how in MODES.items():
-        out = done(*runner, f"./{binary}", *mode, "check", "dump", where=bundle.directory)
+    for mode, options in MODES.items():
+        out = done(*runner, f"./{binary}", *mode, "check", "dump", folder=bundle.directory)
         assert "self-test: passed" in out
         assert f"layers: {len(bundle.layers)} of {len(bundle.layers)} equal" in out
         dump = (bundle.directory / "layers.bin").read_bytes()
-        assert differing(bundle, program, inputs, dump, **how) == {}, mode
+        assert differing(bundle, program, inputs, dump, **options) == {}, mode
 
 
 def check_random(seed: int, folder: Path) -> None:
     program, inputs = random_program(seed, folder)
     bundle = write_c_bundle(program, inputs, folder / "c", generation="2021" if seed // 4 % 2 else "2023")
-    done("make", "-s", "host", STRICT, where=bundle.directory)
+    done("make", "-s", "host", STRICT, folder=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-host")
 
 
@@ -63,11 +64,11 @@ def test_many_random_graphs(tmp_path: Path) -> None:
 def test_models_under_qemu(name: str, shared_data: Path, tmp_path: Path) -> None:
     need("make", *RISCV)
     model, data, preprocess = model_cases(shared_data)[name]
-    found = program_of(model, str(data), preprocess=preprocess, count=8)
-    program, inputs = found[0], {key: values[:1] for key, values in found[1].items()}
+    int8_program = program_of(model, str(data), preprocess=preprocess, count=8)
+    program, inputs = int8_program[0], {key: values[:1] for key, values in int8_program[1].items()}
     generation = "2021" if name in ("lenet_mnist", "mlperf_tiny_vww") else "2023"
     bundle = write_c_bundle(program, inputs, tmp_path, generation=generation)
-    done("make", "-s", "linux", where=bundle.directory)
+    done("make", "-s", "linux", folder=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-linux", "qemu-riscv64")
 
 
@@ -85,7 +86,7 @@ def test_bare_metal_under_a_whole_machines_emulator(tmp_path: Path) -> None:
     places = " ".join(f"-Wl,--defsym={name}={value:#x}" for name, value in memory.items())
     flags = f"-DBAREMETAL -march=rv64gc -mabi=lp64d -mcmodel=medany --specs=picolibc.specs {places}"
     libs = "--oslib=semihost --crt0=hosted"
-    done("make", "-s", "baremetal", f"BAREMETAL_FLAGS={flags}", f"BAREMETAL_LIBS={libs}", where=bundle.directory)
+    done("make", "-s", "baremetal", f"BAREMETAL_FLAGS={flags}", f"BAREMETAL_LIBS={libs}", folder=bundle.directory)
     machine = [
         "-M",
         "virt",
@@ -97,7 +98,7 @@ def test_bare_metal_under_a_whole_machines_emulator(tmp_path: Path) -> None:
         "-semihosting-config",
         "enable=on,target=native",
     ]
-    out = done("qemu-system-riscv64", *machine, "-kernel", "net-baremetal", where=bundle.directory)
+    out = done("qemu-system-riscv64", *machine, "-kernel", "net-baremetal", folder=bundle.directory)
     assert "self-test: passed" in out
 
 
@@ -126,19 +127,19 @@ def test_a_wrong_value_fails_the_self_test(tmp_path: Path) -> None:
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
     for file, array in (("expected.h", "expected_0_ws"), ("images.h", "images")):
         place = bundle.directory / file
-        before = place.read_text()
-        head, _, tail = before.partition(f" {array}[")
+        original = place.read_text()
+        head, _, tail = original.partition(f" {array}[")
         sizes, _, values = tail.partition("= ")
         at = next(i for i, c in enumerate(values) if c not in "{\n ")
         end = at + min(values[at:].index(c) for c in ",}\n" if c in values[at:])
-        other = -100 if int(values[at:end]) > 0 else 100
-        place.write_text(f"{head} {array}[{sizes}= {values[:at]}{other}{values[end:]}")
+        wrong = -100 if int(values[at:end]) > 0 else 100
+        place.write_text(f"{head} {array}[{sizes}= {values[:at]}{wrong}{values[end:]}")
         with pytest.raises(AssertionError, match="self-test: FAILED"):
-            done("make", "-s", "check", where=bundle.directory)
-        place.write_text(before)
-    done("make", "-s", "check", where=bundle.directory)
+            done("make", "-s", "check", folder=bundle.directory)
+        place.write_text(original)
+    done("make", "-s", "check", folder=bundle.directory)
     with pytest.raises(AssertionError, match="usage:"):
-        done("./net-host", "sw", where=bundle.directory)
+        done("./net-host", "sw", folder=bundle.directory)
 
 
 HEADER = """
@@ -167,8 +168,8 @@ def test_a_chips_own_header(tmp_path: Path) -> None:
     bundle = write_c_bundle(program, inputs, tmp_path / "c", params_header=header)
     assert (bundle.directory / "portable/include/gemmini_params.h").read_text() == HEADER
     assert bundle.notes == ("gemmini_params.h has 64 accumulator rows, the target 32; the header's count is used",)
-    done("make", "-s", "check", STRICT, where=bundle.directory)
-    done("./net-host", "os", "check", where=bundle.directory)
+    done("make", "-s", "check", STRICT, folder=bundle.directory)
+    done("./net-host", "os", "check", folder=bundle.directory)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_the_compiler_refuses_another_array_too(tmp_path: Path, change: tuple[st
     assert change[0] in header.read_text()
     header.write_text(header.read_text().replace(*change))
     with pytest.raises(AssertionError, match=message):
-        done("make", "-s", "host", where=bundle.directory)
+        done("make", "-s", "host", folder=bundle.directory)
 
 
 def save(path: Path, text: str, weights: np.ndarray) -> None:
@@ -263,7 +264,7 @@ def test_a_network_without_convolutions(tmp_path: Path) -> None:
     samples = random.normal(0, 1, (3, 1, 6)).astype(np.float32)
     program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
-    done("make", "-s", "host", STRICT, where=bundle.directory)
+    done("make", "-s", "host", STRICT, folder=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-host")
 
 
@@ -291,7 +292,7 @@ def test_lines_and_rows(tmp_path: Path) -> None:
         "Fc"
     ]
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
-    done("make", "-s", "host", STRICT, where=bundle.directory)
+    done("make", "-s", "host", STRICT, folder=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-host")
 
 
@@ -309,7 +310,7 @@ def test_an_inner_tensor_is_brought_into_an_order_once(tmp_path: Path) -> None:
     program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
     assert len({(layer.tensor, layer.order.tobytes()) for layer in bundle.layers}) == len(bundle.layers)
-    done("make", "-s", "host", STRICT, where=bundle.directory)
+    done("make", "-s", "host", STRICT, folder=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-host")
 
 
@@ -333,7 +334,7 @@ def test_products_of_rows(tmp_path: Path) -> None:
     program, inputs = program_of(tmp_path / "m.onnx", [{"x": sample} for sample in samples])
     assert not any(isinstance(step, Float) for step in program.steps)
     bundle = write_c_bundle(program, inputs, tmp_path / "c")
-    done("make", "-s", "host", STRICT, where=bundle.directory)
+    done("make", "-s", "host", STRICT, folder=bundle.directory)
     run_all_modes(bundle, program, inputs, "net-host")
 
 

@@ -40,16 +40,16 @@ def built(program: Program | None, folder: Path) -> Artifact:
 
 
 def test_the_c_is_among_the_files(program: Program, samples: Samples, tmp_path: Path) -> None:
-    before = built(program, tmp_path)
-    after = with_c(before, samples, tmp_path / "c", count=2)
-    assert {"model.program.npz", "c/main.c", "c/portable/include/gemmini.h"} <= set(after.files)
-    assert all(path.is_file() for path in after.files.values())
-    assert after.notes == ()
+    original = built(program, tmp_path)
+    packed = with_c(original, samples, tmp_path / "c", count=2)
+    assert {"model.program.npz", "c/main.c", "c/portable/include/gemmini.h"} <= set(packed.files)
+    assert all(path.is_file() for path in packed.files.values())
+    assert packed.notes == ()
 
 
-def test_what_has_no_program_stays_as_it_is(samples: Samples, tmp_path: Path) -> None:
-    before = built(None, tmp_path)
-    assert with_c(before, samples, tmp_path / "c", count=2) is before
+def test_an_artifact_without_a_program_is_unchanged(samples: Samples, tmp_path: Path) -> None:
+    original = built(None, tmp_path)
+    assert with_c(original, samples, tmp_path / "c", count=2) is original
 
 
 def test_why_there_is_no_c_is_a_note(
@@ -70,8 +70,8 @@ def test_why_there_is_no_c_is_a_note(
 
 
 def test_as_many_samples_as_there_are(program: Program, samples: Samples) -> None:
-    for asked, got in ((2, 2), (9, 3)):
-        assert {len(values) for values in first_inputs(program, samples, asked).values()} == {got}
-    first = next(iter(samples)).inputs
+    for count, got in ((2, 2), (9, 3)):
+        assert {len(values) for values in first_inputs(program, samples, count).values()} == {got}
+    first_sample = next(iter(samples)).inputs
     stacked = first_inputs(program, samples, 1)
-    assert all(np.array_equal(stacked[name], first[name]) for name in stacked)
+    assert all(np.array_equal(stacked[name], first_sample[name]) for name in stacked)

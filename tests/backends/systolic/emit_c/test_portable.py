@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeq.backends.systolic.arithmetic import multiply as simulated
+from edgeq.backends.systolic.array import ArrayConfig, product_tiles
 from edgeq.backends.systolic.emit_c.bundle import C, own_header
-from edgeq.backends.systolic.program import ArrayConfig, product_tiles
-from edgeq.backends.systolic.simulate import multiply as simulated
 from tests.backends.systolic.emit_c.compilers import RISCV, done, need
 
 OS, WS, CPU = 0, 1, 2
@@ -54,10 +54,10 @@ def as_header(value: float) -> int:
     if abs(v) > 1000:
         return 127 if v > 0 else -128
     i = int(v)
-    after = int(f32(v - f32(1)) if v < 0 else f32(v + f32(1)))
-    rest = abs(f32(v - f32(i)))
-    found = i if rest < 0.5 else after if rest > 0.5 else i if i % 2 == 0 else after
-    return int(np.clip(found, -128, 127))
+    following = int(f32(v - f32(1)) if v < 0 else f32(v + f32(1)))
+    fraction = abs(f32(v - f32(i)))
+    rounded = i if fraction < 0.5 else following if fraction > 0.5 else i if i % 2 == 0 else following
+    return int(np.clip(rounded, -128, 127))
 
 
 def scaled(acc: int, scale: float, kind: int) -> int:
@@ -135,31 +135,31 @@ def test_convolutions(
     scale = 0.004999999888241291
     x, w = int8s(random, batch, size, size, channels), int8s(random, k, k, channels, outs)
     bias = random.integers(-9000, 9000, outs).astype(np.int32) if biased else None
-    wanted = np.stack([convolution(one, w, bias, stride, dilation, pad, scale, relu, kind) for one in x])
-    before = wanted.shape[1]
+    expected = np.stack([convolution(image, w, bias, stride, dilation, pad, scale, relu, kind) for image in x])
+    before = expected.shape[1]
     if pool:
-        wanted = np.stack([pooled(one, *pool) for one in wanted])
-    rest = (False,) * 5, pointer(x), pointer(w), pointer(bias)
+        expected = np.stack([pooled(image, *pool) for image in expected])
+    arguments = (False,) * 5, pointer(x), pointer(w), pointer(bias)
     tail = (*(pool or (1, 0, 0)), kind)
     shapes = (stride, 1, dilation, pad, k)
     for name in ("2021", "2023"):
-        got = np.zeros_like(wanted)
+        got = np.zeros_like(expected)
         sizes = (size, channels, outs, before) if name == "2021" else (size, size, channels, outs, before, before)
         shift = (ctypes.c_size_t(0),) if name == "2021" else ()
         call = library[name].tiled_conv_auto
-        flags, *data = rest
+        flags, *data = arguments
         call(batch, *sizes, *shapes, *flags, *data, pointer(got), int(relu), ctypes.c_float(scale), *shift, *tail)
-        assert np.array_equal(got, wanted), name
-    got, half = np.zeros_like(wanted), outs // 2
+        assert np.array_equal(got, expected), name
+    got, half = np.zeros_like(expected), outs // 2
     for start in (0, half):  # two slices of the output channels
         sizes = (size, size, channels, half, before, before, *shapes, channels, outs, outs)
-        flags, (inputs, *_) = rest[0], rest[1:]
+        flags, (inputs, *_) = arguments[0], arguments[1:]
         library["2023"].tiled_conv_stride_auto(
             batch, *sizes, *flags, inputs, pointer(w.reshape(-1, outs)[:, start:]),
             pointer(bias[start:]) if biased else None, pointer(got.reshape(-1)[start:]), int(relu),
             ctypes.c_float(scale), *tail,
         )  # fmt: skip
-    assert np.array_equal(got, wanted)
+    assert np.array_equal(got, expected)
 
 
 def test_depthwise(library: Library) -> None:
@@ -167,19 +167,19 @@ def test_depthwise(library: Library) -> None:
     batch, rows, cols, channels, scale = 2, 6, 9, 5, 0.01
     x, w = int8s(random, batch, rows, cols, channels), int8s(random, channels, 3, 3)
     bias = random.integers(-900, 900, channels).astype(np.int32)
-    wanted = np.concatenate(
+    expected = np.concatenate(
         [
             np.stack([convolution(i[..., [c]], w[c, :, :, None, None], bias[[c]], 2, 1, 1, scale, True, WS) for i in x])
             for c in range(channels)
         ],
         axis=3,
     )
-    got = np.zeros_like(wanted)
+    got = np.zeros_like(expected)
     library["2023"].tiled_conv_dw_auto(
-        batch, rows, cols, channels, *wanted.shape[1:3], 2, 1, 3, pointer(x), pointer(w), pointer(bias), pointer(got),
+        batch, rows, cols, channels, *expected.shape[1:3], 2, 1, 3, pointer(x), pointer(w), pointer(bias), pointer(got),
         1, ctypes.c_float(scale), 1, 0, 0, WS,
     )  # fmt: skip
-    assert np.array_equal(got, wanted)
+    assert np.array_equal(got, expected)
 
 
 def multiply(library: ctypes.CDLL, a: Any, b: Any, d: Any, kind: int, **given: Any) -> NDArray[Any]:
@@ -212,8 +212,8 @@ def test_products(library: Library, kind: int, transposed: str) -> None:
         np.ascontiguousarray(b.T) if transposed == "b" else b,
     )
     given = {f"transpose_{transposed}": True} if transposed else {}
-    wanted = [[max(scaled(int(v), scale, kind), 0) for v in row] for row in exact + d]
-    assert multiply(library["2023"], *operands, d, kind, scale=scale, relu=True, **given).tolist() == wanted
+    expected = [[max(scaled(int(v), scale, kind), 0) for v in row] for row in exact + d]
+    assert multiply(library["2023"], *operands, d, kind, scale=scale, relu=True, **given).tolist() == expected
     repeated = multiply(library["2023"], *operands, d, kind, scale=scale, repeat=True, **given)
     assert repeated.tolist() == [[scaled(int(v), scale, kind) for v in row] for row in exact + d[0]]
     assert np.array_equal(multiply(library["2023"], *operands, d, kind, full=True, **given), exact + d)
@@ -242,9 +242,9 @@ def test_partial_sums_are_those_of_the_simulators_tiles(library: Library, sizes:
     a, b = int8s(random, rows, depth) // 4 + 90, int8s(random, depth, columns) // 2 + 40
     a, b = a.astype(np.int8), b.astype(np.int8)
     tile = product_tiles(rows, columns, depth, ArrayConfig()).k * 16
-    wanted = simulated(a.astype(float), b.astype(float), tile)
-    assert np.array_equal(multiply(library["2023"], a, b, None, OS, full=True), wanted)
-    assert not np.array_equal(wanted, a.astype(int) @ b.astype(int)) or depth < 100
+    expected = simulated(a.astype(float), b.astype(float), tile)
+    assert np.array_equal(multiply(library["2023"], a, b, None, OS, full=True), expected)
+    assert not np.array_equal(expected, a.astype(int) @ b.astype(int)) or depth < 100
 
 
 def test_rounding_of_every_kind_of_value(library: Library) -> None:
@@ -252,23 +252,23 @@ def test_rounding_of_every_kind_of_value(library: Library) -> None:
     edges = [f32(n / 2) for n in range(-300, 301)]
     values = [v for e in edges for v in (np.nextafter(e, f32(-1e9)), e, np.nextafter(e, f32(1e9)))]
     values += [f32(1e6), f32(-1e6), f32(3e9), f32(-3e9)]
-    one = np.int8([[1]])
+    unit = np.int8([[1]])
     differ = 0
     for value in values:
         for kind in (WS, CPU):
-            got = multiply(library["2023"], one, one, None, kind, scale=float(value))[0, 0]
+            got = multiply(library["2023"], unit, unit, None, kind, scale=float(value))[0, 0]
             assert got == scaled(1, float(value), kind), (value, kind)
         differ += scaled(1, float(value), WS) != scaled(1, float(value), CPU)
     assert differ == 14
 
 
 def test_shifts_round_half_to_even(library: Library) -> None:
-    one = np.int8([[0]])
+    zero = np.int8([[0]])
     for acc in [*range(-40, 41), 2**31 - 1, -(2**31), 64 * 2**18 + 1, 129 * 2**17]:
         for shift in (0, 1, 2, 3, 18, 31):
-            got = multiply(library["shift"], one, one, np.int32([[acc]]), WS, shift=shift)[0, 0]
-            down, rest = divmod(acc, 2**shift)
-            up = 2 * rest > 2**shift or (2 * rest == 2**shift and down % 2 == 1)
+            got = multiply(library["shift"], zero, zero, np.int32([[acc]]), WS, shift=shift)[0, 0]
+            down, fraction = divmod(acc, 2**shift)
+            up = 2 * fraction > 2**shift or (2 * fraction == 2**shift and down % 2 == 1)
             assert got == np.clip(down + up, -128, 127), (acc, shift)
 
 
@@ -293,8 +293,8 @@ def test_global_averages(library: Library) -> None:
     for kind in (WS, CPU):
         out = np.zeros((2, 11), np.int8)
         library["2023"].tiled_global_average_auto(pointer(x), pointer(out), 2, 11, 7, kind)
-        wanted = [scaled(int(s), float(inverse), WS) if kind == WS else int((s + 24) / 49) for s in sums.flat]
-        assert out.ravel().tolist() == wanted
+        expected = [scaled(int(s), float(inverse), WS) if kind == WS else int((s + 24) / 49) for s in sums.flat]
+        assert out.ravel().tolist() == expected
 
 
 def test_calls_that_are_not_known_say_so(tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_calls_that_are_not_known_say_so(tmp_path: Path) -> None:
     call = "tiled_conv_auto(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, true, 0, 0, 0, 0, x, x, 0, y, 0, 1, 1, 0, 0, WS);"
     main = f"static const elem_t x[1]; static elem_t y[1];\nint main(void) {{ {call} return 0; }}\n"
     (tmp_path / "w.c").write_text(f'#include "include/gemmini.h"\n{main}')
-    done("gcc", f"-I{PORTABLE}", "w.c", PORTABLE / "gemmini_portable.c", "-o", "w", where=tmp_path)
+    done("gcc", f"-I{PORTABLE}", "w.c", PORTABLE / "gemmini_portable.c", "-o", "w", folder=tmp_path)
     with pytest.raises(AssertionError, match="rotated weights are not known"):
-        done("./w", where=tmp_path)
+        done("./w", folder=tmp_path)
 
 
 @pytest.mark.slow
@@ -315,11 +315,11 @@ def test_riscv_computes_what_this_machine_does(tmp_path: Path) -> None:
     need("gcc", *RISCV)
     (tmp_path / "c.c").write_text(CALLS)
     sources = ["c.c", str(PORTABLE / "gemmini_portable.c"), f"-I{PORTABLE}", *FLAGS]
-    done("gcc", *sources, "-o", "native", where=tmp_path)
-    done("riscv64-linux-gnu-gcc", "-static", *sources, "-o", "riscv", where=tmp_path)
-    native = done("./native", where=tmp_path)
+    done("gcc", *sources, "-o", "native", folder=tmp_path)
+    done("riscv64-linux-gnu-gcc", "-static", *sources, "-o", "riscv", folder=tmp_path)
+    native = done("./native", folder=tmp_path)
     assert len(set(native.split())) > 100
-    assert done("qemu-riscv64", "./riscv", where=tmp_path) == native
+    assert done("qemu-riscv64", "./riscv", folder=tmp_path) == native
 
 
 CALLS = """

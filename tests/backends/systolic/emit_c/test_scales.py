@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.backends.systolic.emit_c.builder import output_scale
-from edgeq.backends.systolic.program import ArrayConfig
+from edgeq.backends.systolic.array import ArrayConfig
+from edgeq.backends.systolic.emit_c.operators import output_scale
 from edgeq.errors import ModelError
 
 SHIFT = ArrayConfig(output_scale="shift")
@@ -15,6 +15,6 @@ def test_scales_as_the_array_takes_them() -> None:
 
 
 @pytest.mark.parametrize("value", [0.3, 2.0, 2.0**-32])
-def test_what_no_shift_expresses_is_refused(value: float) -> None:
+def test_multipliers_that_no_shift_expresses_are_refused(value: float) -> None:
     with pytest.raises(ModelError, match=r"conv_1.*not a right shift"):
         output_scale(value, SHIFT, "conv_1")

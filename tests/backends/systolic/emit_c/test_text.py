@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.backends.systolic.emit_c.builder import array, designated, float_literal, harmless, int_literal, wrapped
+from edgeq.backends.systolic.emit_c.text import array, designated, float_literal, harmless, int_literal, wrapped
 from tests.backends.systolic.emit_c.compilers import done, need
 
 
@@ -29,8 +29,8 @@ def test_constants_read_back_to_the_same_bits(tmp_path: Path) -> None:
     source = f"#include <stdint.h>\n#include <stdio.h>\nfloat f[] = {{{listed}}};\n{array('int32_t', 'i', integers)}"
     source += "int main(void) { fwrite(f, 1, sizeof f, stdout); fwrite(i, 1, sizeof i, stdout); return 0; }\n"
     (tmp_path / "c.c").write_text(source)
-    done("gcc", "-Wall", "-Werror", "c.c", "-o", "c", where=tmp_path)
-    done("sh", "-c", "./c > out", where=tmp_path)
+    done("gcc", "-Wall", "-Werror", "c.c", "-o", "c", folder=tmp_path)
+    done("sh", "-c", "./c > out", folder=tmp_path)
     assert (tmp_path / "out").read_bytes() == np.array(floats, np.float32).tobytes() + integers.tobytes()
 
 

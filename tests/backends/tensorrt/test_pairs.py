@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeq.backends.tensorrt.explicit import stored_scale, weight_axis, weight_params
+from edgeq.backends.tensorrt.pairs import stored_scale, weight_axis, weight_params
 
 MAGNITUDES = st.floats(0, 1e4, width=32)
 

@@ -16,11 +16,11 @@ def sqnr(net: Bench, path: Path, level: str) -> float:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     x = dict(next(iter(net.samples)).inputs)
-    wanted, got = (
+    expected, got = (
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, x)[0]
         for path, options in ((net.prepared.path, None), (path, options))
     )
-    return float(10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)))
+    return float(10 * np.log10(np.sum(expected**2) / np.sum((expected - got) ** 2)))
 
 
 @pytest.mark.parametrize(("rest", "per_channel"), [("float16", True), ("float16", False), ("float32", True)])
@@ -29,7 +29,7 @@ def test_no_optimisation_changes_the_answer(tmp_path: Path, layer: str, rest: st
     net = bench(tmp_path, chain(layer))
     built = net.build(rest=rest, per_channel=per_channel)
     assert all(node["precision"] == "int8" for node in built.details["placement"]["nodes"])
-    written = sqnr(net, built.model, "ORT_DISABLE_ALL")
-    assert written > 30
+    saved = sqnr(net, built.model, "ORT_DISABLE_ALL")
+    assert saved > 30
     for level in ("ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"):
-        assert sqnr(net, built.model, level) == pytest.approx(written, abs=0.5)
+        assert sqnr(net, built.model, level) == pytest.approx(saved, abs=0.5)
