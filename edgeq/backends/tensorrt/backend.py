@@ -30,8 +30,6 @@ from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import NodeRun
 from edgeq.measure.coverage import Coverage
 from edgeq.model.clean import name_nodes
 from edgeq.model.fold import raise_opset
