@@ -106,8 +106,8 @@ class Scheme(Displayed):
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         for op_type, weight_type in self.dynamic_weight_types.items():
             _one_of(f"dynamic_weight_types.{op_type}", weight_type, get_args(IntegerType))
-        known = {name: reason for name, reason in self.exclude_reasons.items() if name in self.exclude}
-        object.__setattr__(self, "exclude_reasons", known)
+        reasons = {name: reason for name, reason in self.exclude_reasons.items() if name in self.exclude}
+        object.__setattr__(self, "exclude_reasons", reasons)
         for name in ("method_options", "dynamic_weight_types", "session_options", "exclude_reasons"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         for name in ("exclude", "wide", "stored_types", "eight_bit"):
@@ -166,9 +166,9 @@ class Scheme(Displayed):
         """
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
-    def equals_but_options(self, other: Scheme) -> bool:
+    def equals_but_options(self, scheme: Scheme) -> bool:
         """Return whether the two schemes are equal, apart from their session options."""
-        return self.replace(session_options=other.session_options) == other
+        return self.replace(session_options=scheme.session_options) == scheme
 
 
 def _nodes(names: tuple[str, ...]) -> str:

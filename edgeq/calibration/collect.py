@@ -61,8 +61,8 @@ class FloatOutputs:
 
     def __init__(self, model: ir.Model, total: int) -> None:
         outputs = model.graph.outputs
-        kept = total * sum(map(_most_bytes, outputs)) <= _MOST_BYTES
-        self.names = tuple(map(name_of, outputs)) if kept else ()
+        fits = total * sum(map(_most_bytes, outputs)) <= _MOST_BYTES
+        self.names = tuple(map(name_of, outputs)) if fits else ()
         self._total = total
         self._by_place: dict[int, Mapping[str, NDArray[Any]]] = {}
 
@@ -83,10 +83,10 @@ def _most_bytes(output: ir.Value) -> float:
     """
     if output.producer() is None or output.shape is None:
         return math.inf
-    known = [size for size in output.shape if isinstance(size, int)]
-    free = len(output.shape) - len(known)
+    sizes = [size for size in output.shape if isinstance(size, int)]
+    free = len(output.shape) - len(sizes)
     first_alone = free == 0 or (free == 1 and not isinstance(output.shape[0], int))
-    return math.prod(known) * _LARGEST_ELEMENT if first_alone else math.inf
+    return math.prod(sizes) * _LARGEST_ELEMENT if first_alone else math.inf
 
 
 _Arrays = list[tuple[str, NDArray[Any] | Part]]
@@ -164,13 +164,13 @@ class FloatPass:
             EdgeqError: a sample failed.
         """
         self.close()
-        return self.freeze(last=True)
+        return self.freeze(release=True)
 
-    def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
+    def freeze(self, *, release: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
         """Return statistics of the tensors of this pass. Do not call it while a sample is running.
 
         Args:
-            last: whether to free the memory of the counters.
+            release: whether to free the memory of the counters.
             derive: whether to derive histograms from the histograms of other tensors. If not, derived histograms are
                 empty.
 
@@ -179,12 +179,16 @@ class FloatPass:
         """
         if self._failure is not None:
             raise self._failure
-        done = {name: self._observers[name].freeze(last=last) for name in self._plan.counted}
+        statistics = {name: self._observers[name].freeze(release=release) for name in self._plan.counted}
         nonfinite = {name: observer.nonfinite for name, observer in self._observers.items()}
-        known = self._plan.histograms({n: one.histogram for n, one in done.items()}, nonfinite) if derive else {}
-        for how in self._plan.derived:
-            done[how.name] = self._observers[how.name].freeze(known.get(how.name, EMPTY))
-        return done
+        histograms = (
+            self._plan.histograms({n: tensor.histogram for n, tensor in statistics.items()}, nonfinite)
+            if derive
+            else {}
+        )
+        for derived in self._plan.derived:
+            statistics[derived.name] = self._observers[derived.name].freeze(histograms.get(derived.name, EMPTY))
+        return statistics
 
     def close(self) -> None:
         """Finish the samples that are running and drop the waiting samples. The observed samples are then the first n
@@ -192,8 +196,8 @@ class FloatPass:
         """
         self._pool.shutdown(cancel_futures=True)
 
-    def _finished(self, done: set[Future[None]]) -> Iterator[int]:
-        for future in done:
+    def _finished(self, futures: set[Future[None]]) -> Iterator[int]:
+        for future in futures:
             self._pending.discard(future)
             future.result()
             yield 1
@@ -230,7 +234,7 @@ class FloatPass:
                 self._counting.release()
 
     def _count(self, sample: Sample, place: int, arrays: _Arrays) -> None:
-        seen: dict[str, Seen] = {}
+        tallies: dict[str, Seen] = {}
         while arrays:
             # Pop the arrays, so that each is freed as soon as it is counted.
             name, values = arrays.pop()
@@ -238,22 +242,22 @@ class FloatPass:
                 visible = None
                 if self._padding.masks and not isinstance(values, Part):
                     visible = visible_elements(self._padding, name, values.shape, sample.inputs)
-                seen[name] = self._observers[name].observe(values, place, visible=visible)
+                tallies[name] = self._observers[name].observe(values, place, visible=visible)
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
                     error.fix or "Check the sample and its preprocessing, or leave the tensor out",
                 ) from error
         for derived in self._plan.derived:
-            part = _derive(derived, [seen[source] for source in derived.sources])
-            seen[derived.name] = part
+            part = _derive(derived, [tallies[source] for source in derived.sources])
+            tallies[derived.name] = part
             self._observers[derived.name].note(part)
         for name in self._plan.inputs:
-            if seen[name].nonfinite:
-                raise _refusal(name, sample, seen[name])
+            if tallies[name].nonfinite:
+                raise _refusal(name, sample, tallies[name])
         for name in self._plan.outputs:
-            if seen[name].nonfinite.nan or (seen[name].nonfinite and not seen[name].count):
-                raise _refusal(name, sample, seen[name])
+            if tallies[name].nonfinite.nan or (tallies[name].nonfinite and not tallies[name].count):
+                raise _refusal(name, sample, tallies[name])
 
     def _arrays(self, sample: Sample, place: int) -> _Arrays:
         """Return the arrays to count for a sample, each with its tensor name. The order is reversed, because the arrays
@@ -271,23 +275,23 @@ class FloatPass:
         return arrays[::-1]
 
 
-def _refusal(name: str, sample: Sample, seen: Seen) -> CalibrationError:
+def _refusal(name: str, sample: Sample, tally: Seen) -> CalibrationError:
     return CalibrationError(
-        f"tensor {name!r} in sample {sample.name}: it contains {seen.nonfinite}",
+        f"tensor {name!r} in sample {sample.name}: it contains {tally.nonfinite}",
         "Check the sample and its preprocessing",
     )
 
 
-def _derive(how: DerivedTensor, sources: list[Seen]) -> Seen:
+def _derive(derived: DerivedTensor, sources: list[Seen]) -> Seen:
     count = sum(s.count for s in sources)
     low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
     nonfinite = sum((s.nonfinite for s in sources), start=FINITE)
-    if how.kind == "clip":
-        moved, nonfinite = how.clipped(nonfinite)
+    if derived.kind == "clip":
+        moved, nonfinite = derived.clipped(nonfinite)
         count += sum(number for number, _ in moved)
         low, high = min((low, *(bound for _, bound in moved))), max((high, *(bound for _, bound in moved)))
         if count:
-            low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
+            low, high = (min(max(v, derived.low), derived.high) + 0.0 for v in (low, high))
     return Seen(count, low, high, sources[0].dtype, nonfinite)
 
 
@@ -318,10 +322,12 @@ class CalibrationJob:
         nothing = {name: TensorStatistics() for name in self.names}
 
         def run(shard: Shard) -> dict[str, TensorStatistics]:
-            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding)
+            float_pass = FloatPass(
+                fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding
+            )
             for place, sample in enumerate(shard.read(self.samples), shard.start):
-                seen.observe(sample, place)
-            return seen.freeze(last=True, derive=False)
+                float_pass.observe(sample, place)
+            return float_pass.freeze(release=True, derive=False)
 
         return run
 
@@ -335,9 +341,9 @@ def observe_on(
     *,
     threads: int,
     every_element: bool,
-    first: int,
+    start: int,
 ) -> Iterator[dict[str, TensorStatistics]]:
-    """Yield the statistics of each shard, in order, beginning with sample `first`. Histograms that can be derived are
+    """Yield the statistics of each shard, in order, beginning with sample `start`. Histograms that can be derived are
     left empty.
     """
     with scratch_folder("edgeq-calibrate-") as folder:
@@ -345,7 +351,7 @@ def observe_on(
         save_model(model, path)
         files = files_for(workers, path, model_files(path)[1:])
         job = CalibrationJob(files, samples.reference, names, channels, threads, every_element)
-        yield from workers.map(job, samples.shards(first))
+        yield from workers.map(job, samples.shards(start))
 
 
 class Merged:
@@ -373,8 +379,8 @@ class Merged:
         """Add the statistics of one shard. Its derived histograms are not used."""
         self._whole = False
         for name, new in part.items():
-            before, totals = self._totals[name], replace(new, histogram=EMPTY)
-            self._totals[name] = before.merge(totals) if before.samples else totals
+            total, addition = self._totals[name], replace(new, histogram=EMPTY)
+            self._totals[name] = total.merge(addition) if total.samples else addition
         for name, counter in self._counters.items():
             counter.take(part[name].histogram)
         self._whole = True
@@ -382,9 +388,13 @@ class Merged:
     def so_far(self) -> dict[str, TensorStatistics]:
         """Return the statistics of all shards added so far."""
         totals = self._totals
-        counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
-        known = self._plan.histograms(counted, {name: one.nonfinite for name, one in totals.items()})
-        return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
+        counted_histograms = {
+            name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()
+        }
+        histograms = self._plan.histograms(
+            counted_histograms, {name: tensor.nonfinite for name, tensor in totals.items()}
+        )
+        return {name: replace(tensor, histogram=histograms[name]) for name, tensor in totals.items()}
 
     def end(self) -> dict[str, TensorStatistics]:
         """Return the statistics of all shards. Return {} if an interrupt left a shard half added; the caller then keeps
@@ -462,12 +472,12 @@ def collect(
     threads = threads or (1 if workers is not None else usable_threads())
     at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
     passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
-    kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
+    output_store = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
         """Return the current statistics. A sample counts as done once it has been counted for every tensor."""
-        done = min((t.samples for t in state.values()), default=total)
-        return Statistics(model_digest, data_digest, done, state, total)
+        sample_count = min((t.samples for t in state.values()), default=total)
+        return Statistics(model_digest, data_digest, sample_count, state, total)
 
     def save() -> None:
         """Pass the current statistics to `checkpoint`."""
@@ -478,8 +488,8 @@ def collect(
     padding = find_padding(graph)
     with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _weights_named(model):
         for partition in passes:
-            done = state[partition[0]].samples
-            advance(done)
+            position = state[partition[0]].samples
+            advance(position)
             steps = plan(model, partition, channels)
             if workers is not None and sharded is not None:
                 parts = observe_on(
@@ -490,32 +500,34 @@ def collect(
                     channels,
                     threads=threads,
                     every_element=every_element,
-                    first=done,
+                    start=position,
                 )
                 merged = Merged(steps, state)
                 _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
                 continue
-            each = max(1, threads // at_once)
-            last = kept.names if kept is not None else ()
-            wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
+            sample_threads = max(1, threads // at_once)
+            output_names = output_store.names if output_store is not None else ()
+            fetched_names = tuple(dict.fromkeys((*steps.fetched, *output_names)))
             # Positions can be told apart only in the whole tensor, in its own layout.
-            kept_layout = wanted if padding.masks else {*channels, *last}
+            layout_names = fetched_names if padding.masks else {*channels, *output_names}
             every = every_element or bool(padding.masks)
-            fetched = InstrumentedModel(graph, wanted, keep_layout=kept_layout, threads=each, every_element=every)
-            seen = FloatPass(
+            fetched = InstrumentedModel(
+                graph, fetched_names, keep_layout=layout_names, threads=sample_threads, every_element=every
+            )
+            float_pass = FloatPass(
                 fetched,
                 steps,
                 state,
                 channels,
                 at_once=at_once,
                 every_element=every_element,
-                outputs=kept,
+                outputs=output_store,
                 padding=padding,
             )
-            remaining = itertools.islice(enumerate(samples), done, None)
-            with closing(seen):
-                _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)
-            timed(seen.running_s, seen.counting_s)
+            remaining = itertools.islice(enumerate(samples), position, None)
+            with closing(float_pass):
+                _collect(float_pass.run(remaining), float_pass, state, advance, save, checkpoint_seconds)
+            timed(float_pass.running_s, float_pass.counting_s)
     return snapshot()
 
 
@@ -558,10 +570,10 @@ def _passes(
     groups = list(by_progress.values())
     if memory is None:
         return [tuple(group) for group in groups], at_once
-    first = next(iter(samples), None)
-    if first is None:
+    first_sample = next(iter(samples), None)
+    if first_sample is None:
         raise DataError("there are no samples to calibrate with", "Give at least one")
-    sizes = tensor_sizes(Loadable.of(graph).proto, first.inputs)
+    sizes = tensor_sizes(Loadable.of(graph).proto, first_sample.inputs)
     largest = max(sizes.values(), default=0)
     sizes = {name: sizes.get(name, largest) for name in names}
     # Besides the samples that run at once, one more waits to be counted.
@@ -572,19 +584,19 @@ def _passes(
 
 
 def _collect(
-    seen: Iterable[int],
+    counts: Iterable[int],
     statistics: FloatPass | Merged,
     state: dict[str, TensorStatistics],
     advance: Callable[[int], None],
     save: Callable[[], None],
     save_seconds: float,
 ) -> None:
-    """Run a pass and store its statistics in `state` every `save_seconds`, on an interrupt, and at the end. `seen`
+    """Run a pass and store its statistics in `state` every `save_seconds`, on an interrupt, and at the end. `counts`
     yields the number of samples processed since it last yielded.
     """
     saved = time.monotonic()
     try:
-        for count in seen:
+        for count in counts:
             advance(count)
             if time.monotonic() - saved > save_seconds:
                 state.update(statistics.so_far())

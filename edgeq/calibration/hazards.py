@@ -187,15 +187,15 @@ class ModelSpreads:
     def spread_of(self, name: str) -> Spread | None:
         """Return the spread of the tensor `name`, or None if the tensor has no statistics."""
         if name not in self._spreads:
-            found = self._tensors.get(name)
-            self._spreads[name] = None if found is None or not found.samples else Spread.of(found)
+            tensor = self._tensors.get(name)
+            self._spreads[name] = None if tensor is None or not tensor.samples else Spread.of(tensor)
         return self._spreads[name]
 
     def rms(self, value: ir.Value | None) -> float:
         """Return the root mean square of a tensor or constant. Return 1 if it is zero or unknown."""
-        found = self.spread(value)
-        if found is not None:
-            return found.rms or 1.0
+        spread = self.spread(value)
+        if spread is not None:
+            return spread.rms or 1.0
         values = self.numbers(value)
         return float(np.sqrt(np.mean(values**2))) or 1.0 if values is not None and values.size else 1.0
 
@@ -246,16 +246,16 @@ class _Need:
 
 def find_precise(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for tensors that need more precision than 8 bits offer."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in measured.model.graph:
         for need in _arguments(node, measured):
-            kept, norm = _follow(need, measured)
-            names = [name for name, coarse in kept.items() if coarse or norm]
+            path, norm = _follow(need, measured)
+            names = [name for name, coarse in path.items() if coarse or norm]
             if names and need.reason == DIVISOR and _inverts(node, measured):
                 names.append(name_of(node.outputs[0]))
             for name in names:
-                found.setdefault(name, need.reason)
-    return found
+                reasons.setdefault(name, need.reason)
+    return reasons
 
 
 def _inverts(node: ir.Node, measured: ModelSpreads) -> bool:
@@ -269,24 +269,24 @@ def _arguments(node: ir.Node, measured: ModelSpreads) -> Iterator[_Need]:
     """Yield the precision that each argument of a node needs, if the node's function is sensitive to small values."""
     if node.domain not in MAIN_DOMAINS:
         return
-    first, second = node_input(node, 0), node_input(node, 1)
+    argument, divisor = node_input(node, 0), node_input(node, 1)
     power = _exponent(node)
-    if is_op(node, "Sin", "Cos", "Tan") and first is not None:
-        yield _Need(first, _RADIANS, ANGLE)
-    elif node in measured.index_casts and first is not None:
-        yield _Need(first, _OF_INDEX, INDEX)
+    if is_op(node, "Sin", "Cos", "Tan") and argument is not None:
+        yield _Need(argument, _RADIANS, ANGLE)
+    elif node in measured.index_casts and argument is not None:
+        yield _Need(argument, _OF_INDEX, INDEX)
     elif is_op(node, "Log"):
-        yield from _near_zero(first, LOGARITHM, measured)
+        yield from _near_zero(argument, LOGARITHM, measured)
     elif is_op(node, "Div"):
-        yield from _near_zero(second, DIVISOR, measured)
+        yield from _near_zero(divisor, DIVISOR, measured)
     elif is_op(node, "Reciprocal") or (power is not None and power < 0):
-        yield from _near_zero(first, DIVISOR, measured)
-    elif first is not None and power is not None and 0 < power < 1 and not _divides(node.outputs[0], measured):
-        spread = measured.spread(first)
+        yield from _near_zero(argument, DIVISOR, measured)
+    elif argument is not None and power is not None and 0 < power < 1 and not _divides(node.outputs[0], measured):
+        spread = measured.spread(argument)
         if spread is not None and root_snr(spread, power) < _LEAST_ROOT_SNR:
             # With this error, the root of a small value is wrong by a fiftieth of the mean of all roots.
             mean = float(np.sum(spread.counts * spread.magnitudes**power)) / max(1, spread.count)
-            yield _Need(first, _RELATIVE * mean / power * spread.small ** (1 - power), ROOT)
+            yield _Need(argument, _RELATIVE * mean / power * spread.small ** (1 - power), ROOT)
 
 
 def _near_zero(value: ir.Value | None, reason: str, measured: ModelSpreads) -> Iterator[_Need]:
@@ -304,7 +304,7 @@ def _divides(value: ir.Value, measured: ModelSpreads) -> bool:
         or (is_op(node, "Div") and place == 1)
         or (
             is_op(node, "Add", "Clip", "Max", "Expand")
-            and all(read is value or measured.is_constant(read) for read in node.inputs if read is not None)
+            and all(operand is value or measured.is_constant(operand) for operand in node.inputs if operand is not None)
             and _divides(node.outputs[0], measured)
         )
         for node, place in uses
@@ -328,19 +328,19 @@ def _follow(need: _Need, measured: ModelSpreads) -> tuple[dict[str, bool], bool]
         For each tensor on the way, whether 8 bits are too coarse for it; and whether the search reached the mean square
         of a norm.
     """
-    kept: dict[str, bool] = {}
+    path: dict[str, bool] = {}
     norm, waiting = False, [need]
     while waiting:
         at = waiting.pop()
         name = name_of(at.value)
-        if measured.is_constant(at.value) or kept.get(name):
+        if measured.is_constant(at.value) or path.get(name):
             continue
         spread = measured.spread(at.value)
         coarse = spread is not None and (spread.noise > at.error or (at == need and at.reason in (ANGLE, INDEX)))
-        seen = name in kept
-        kept[name] = coarse
+        is_repeated = name in path
+        path[name] = coarse
         node = at.value.producer()
-        if node is None or node.domain not in MAIN_DOMAINS or (seen and not coarse):
+        if node is None or node.domain not in MAIN_DOMAINS or (is_repeated and not coarse):
             continue
         if _is_layer(node) and not coarse:
             continue
@@ -353,7 +353,7 @@ def _follow(need: _Need, measured: ModelSpreads) -> tuple[dict[str, bool], bool]
             replace(at, value=value, error=error, layers=at.layers + _is_layer(node))
             for value, error in _behind(node, at.error, measured)
         )
-    return kept, norm
+    return path, norm
 
 
 def _behind(node: ir.Node, error: float, measured: ModelSpreads) -> Iterator[tuple[ir.Value, float]]:
@@ -361,8 +361,8 @@ def _behind(node: ir.Node, error: float, measured: ModelSpreads) -> Iterator[tup
     may have `error`.
     """
     inputs = [value for value in node.inputs if value is not None]
-    first, output = inputs[0] if inputs else None, node.outputs[0]
-    if first is None:
+    source, output = inputs[0] if inputs else None, node.outputs[0]
+    if source is None:
         return
     power = _exponent(node)
     if _is_layer(node):
@@ -372,29 +372,33 @@ def _behind(node: ir.Node, error: float, measured: ModelSpreads) -> Iterator[tup
     elif node.op_type in _CHOICES:
         yield from ((value, error) for value in inputs)
     elif _is_square(node):
-        divided = _share(first, output, measured) if node.op_type == "ReduceSumSquare" else 1.0
-        yield first, error if node.op_type == "ReduceL2" else error * math.sqrt(divided) / (2 * measured.rms(first))
+        divided = _share(source, output, measured) if node.op_type == "ReduceSumSquare" else 1.0
+        yield source, error if node.op_type == "ReduceL2" else error * math.sqrt(divided) / (2 * measured.rms(source))
     elif is_op(node, "Mul"):
         yield inputs[0], error / measured.rms(inputs[1])
         yield inputs[1], error / measured.rms(inputs[0])
     elif is_op(node, "Div"):
-        yield first, error * measured.rms(inputs[1])
+        yield source, error * measured.rms(inputs[1])
     elif power is not None and 0 < power < 1:
-        made = measured.spread(output)
-        if made is not None and math.isfinite(made.small):
-            yield first, error / power * made.small ** (1 / power - 1)
+        output_spread = measured.spread(output)
+        if output_spread is not None and math.isfinite(output_spread.small):
+            yield source, error / power * output_spread.small ** (1 / power - 1)
     elif node.op_type in _MEANS:
-        yield first, error / math.sqrt(_share(first, output, measured))
+        yield source, error / math.sqrt(_share(source, output, measured))
     elif is_op(node, "ReduceSum"):
-        yield first, error * math.sqrt(_share(first, output, measured))
+        yield source, error * math.sqrt(_share(source, output, measured))
 
 
 def _share(value: ir.Value, output: ir.Value, measured: ModelSpreads) -> float:
     """Return the number of elements of a reduced output divided by that of its input. Return 1 if a number is not
     known.
     """
-    whole, made = measured.spread(value), measured.spread(output)
-    return made.count / whole.count if whole is not None and made is not None and whole.count and made.count else 1.0
+    input_spread, output_spread = measured.spread(value), measured.spread(output)
+    return (
+        output_spread.count / input_spread.count
+        if input_spread is not None and output_spread is not None and input_spread.count and output_spread.count
+        else 1.0
+    )
 
 
 def _is_layer(node: ir.Node) -> bool:
@@ -404,13 +408,13 @@ def _is_layer(node: ir.Node) -> bool:
 def _gains(node: ir.Node, measured: ModelSpreads) -> Iterator[tuple[ir.Value, float]]:
     """Yield the computed operands of a layer, each with the factor by which the layer amplifies a random error."""
     for place in (0, 1):
-        value, other = node.inputs[place], node.inputs[1 - place]
+        value, factor = node.inputs[place], node.inputs[1 - place]
         if value is None or measured.is_constant(value):
             continue
-        weights = float_constant(other)
+        weights = float_constant(factor)
         if weights is None:
             depth = value.shape[-1] if value.shape is not None and len(value.shape) else 1
-            yield value, measured.rms(other) * math.sqrt(depth if isinstance(depth, int) else 1)
+            yield value, measured.rms(factor) * math.sqrt(depth if isinstance(depth, int) else 1)
         elif weights.ndim > 1:
             channels = output_channels(node, weights.shape[-2:] if is_op(node, "MatMul") else weights.shape)
             yield value, math.sqrt(float(np.sum(weights**2)) / (channels if place == 0 else weights.shape[-2])) or 1.0
@@ -446,7 +450,7 @@ def find_joins(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for the tensors next to joins of unlike ranges that must stay in float."""
     leading = before_layers(measured.model)
     layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in measured.model.graph:
         if node.domain not in MAIN_DOMAINS or not node.outputs[0].name:
             continue
@@ -458,10 +462,10 @@ def find_joins(measured: ModelSpreads) -> Mapping[str, str]:
             columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
             if joined < FEWEST or columns < FEWEST:
                 tail = dict.fromkeys(_tail(node, measured.model, leading), TAIL)
-                found = {**tail, **found, name_of(output): JOINED if joined < FEWEST else COLUMNS}
+                reasons = {**tail, **reasons, name_of(output): JOINED if joined < FEWEST else COLUMNS}
         elif joined < _FEWEST_INSIDE and _is_lost(output, measured):
-            found.update((name_of(value), JOINED) for value in (output, *_moved(output)))
-    return found
+            reasons.update((name_of(value), JOINED) for value in (output, *_moved(output)))
+    return reasons
 
 
 def _joined_levels(node: ir.Node, measured: ModelSpreads) -> float:
@@ -488,14 +492,14 @@ def _column_levels(node: ir.Node, measured: ModelSpreads) -> float:
     from constants: the columns of a weight, factors, or summands. The narrowest columns, a share of `_FEW_COLUMNS`, are
     ignored.
     """
-    first = node_input(node, 0)
+    data = node_input(node, 0)
     weights = float_constant(node_input(node, 1))
     if is_op(node, "Conv", "Gemm", "MatMul") and weights is not None and weights.ndim > 1:
         channels = output_channels(node, weights.shape[-2:] if is_op(node, "MatMul") else weights.shape)
         axis = weights.ndim - 1 if weights.shape[-1] == channels and not is_op(node, "Conv") else 0
         if is_op(node, "Gemm"):
             axis = 0 if node.attributes.get_int("transB", 0) else 1
-        sizes = np.sqrt(np.sum(np.moveaxis(weights, axis, 0).reshape(channels, -1) ** 2, axis=1)) * measured.rms(first)
+        sizes = np.sqrt(np.sum(np.moveaxis(weights, axis, 0).reshape(channels, -1) ** 2, axis=1)) * measured.rms(data)
         bias = float_constant(node_input(node, 2))
         sizes = sizes + np.abs(bias).reshape(-1) if bias is not None and bias.size == channels else sizes
     elif is_op(node, "Mul", "Add", "Div"):
@@ -503,11 +507,11 @@ def _column_levels(node: ir.Node, measured: ModelSpreads) -> float:
         factors = float_constant(node.inputs[place]) if place is not None else None
         if factors is None or place is None or (is_op(node, "Div") and place == 0):
             return math.inf
-        other = measured.rms(node.inputs[1 - place])
+        operand_rms = measured.rms(node.inputs[1 - place])
         sizes = np.abs(factors).reshape(-1)
         if is_op(node, "Div"):
             sizes = 1 / sizes[sizes > 0]
-        sizes = sizes + other if is_op(node, "Add") else sizes
+        sizes = sizes + operand_rms if is_op(node, "Add") else sizes
     else:
         return math.inf
     sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
@@ -565,8 +569,8 @@ def _is_lost(value: ir.Value, measured: ModelSpreads) -> bool:
             if not is_op(reader, "Conv", "Gemm", "MatMul") or weights is None or weights.ndim < 2:
                 return True
             channels = output_channels(reader, weights.shape[-2:] if is_op(reader, "MatMul") else weights.shape)
-            made = noise * math.sqrt(float(np.sum(weights**2)) / channels)
-            if made > _MOST_NOISE * measured.rms(reader.outputs[0]):
+            output_noise = noise * math.sqrt(float(np.sum(weights**2)) / channels)
+            if output_noise > _MOST_NOISE * measured.rms(reader.outputs[0]):
                 return True
     return False
 
@@ -593,15 +597,15 @@ _LARGEST = 2**22
 
 def find_nothing(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for tensors that contain elements without meaning."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     reach: dict[str, float] = {}
-    for value, far in _far_values(measured, reach):
-        if math.isinf(far):
-            found[name_of(value)] = NONFINITE
+    for value, sentinel in _far_values(measured, reach):
+        if math.isinf(sentinel):
+            reasons[name_of(value)] = NONFINITE
         else:
-            found[name_of(value)] = NOTHING
-            found.update(dict.fromkeys(_masks(value.producer(), far, reach, measured), NOTHING))
-    return found
+            reasons[name_of(value)] = NOTHING
+            reasons.update(dict.fromkeys(_masks(value.producer(), sentinel, reach, measured), NOTHING))
+    return reasons
 
 
 def _far_values(measured: ModelSpreads, reach: dict[str, float]) -> Iterator[tuple[ir.Value, float]]:
@@ -616,15 +620,15 @@ def _far_values(measured: ModelSpreads, reach: dict[str, float]) -> Iterator[tup
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs if output.name)):
         node, spread, name = value.producer(), measured.spread(value), name_of(value)
         if node is not None and node.op_type in _CARRYING and node.domain in MAIN_DOMAINS:
-            reach[name] = max((_filled(node), *(_reach(read, reach) for read in node.inputs)))
+            reach[name] = max((_filled(node), *(_reach(operand, reach) for operand in node.inputs)))
         elif node is not None and (bias := node_input(node, operator_of(node).bias)) is not None:
             # A sum with a mask may have become the bias of a layer. A constant bias is not a mask.
             reach[name] = reach.get(name_of(bias), 0.0)
-        far = far_value(spread, _fewest(value)) if spread is not None else 0.0
+        sentinel = far_value(spread, _fewest(value)) if spread is not None else 0.0
         if spread is not None and spread.nonfinite:
             yield value, math.inf
-        elif far and reach.get(name, 0.0) >= abs(far) / _CLUSTER:
-            yield value, far
+        elif sentinel and reach.get(name, 0.0) >= abs(sentinel) / _CLUSTER:
+            yield value, sentinel
 
 
 def find_limits(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, float]:
@@ -635,22 +639,22 @@ def find_limits(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping
     """
     measured = ModelSpreads(indexed(model), statistics)
     limits = {}
-    for value, far in _far_values(measured, {}):
+    for value, sentinel in _far_values(measured, {}):
         spread = measured.spread(value)
-        if math.isfinite(far):
-            limits[name_of(value)] = abs(far) / _CLUSTER
+        if math.isfinite(sentinel):
+            limits[name_of(value)] = abs(sentinel) / _CLUSTER
         elif spread is not None and spread.width and (spread.nonfinite.below or spread.nonfinite.above):
             limits[name_of(value)] = _GAP * max(spread.high, -spread.low)
     return limits
 
 
-def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: ModelSpreads) -> Iterator[str]:
-    """Yield the operands that bring the number `far` into a node's output. Some of these operands contain no numbers
-    other than `far` and zero.
+def _masks(node: ir.Node | None, sentinel: float, reach: Mapping[str, float], measured: ModelSpreads) -> Iterator[str]:
+    """Yield the operands that bring the number `sentinel` into a node's output. Some of these operands contain no numbers
+    other than `sentinel` and zero.
     """
     for value in node.inputs if node is not None else ():
         spread = measured.spread(value)
-        if spread is not None and reach.get(name_of(value), 0.0) and spread.width >= abs(far) / _CLUSTER:
+        if spread is not None and reach.get(name_of(value), 0.0) and spread.width >= abs(sentinel) / _CLUSTER:
             yield name_of(value)
 
 
@@ -668,8 +672,8 @@ def far_value(spread: Spread, fewest: int = FEWEST) -> float:
     beyond = _beyond(spread)
     if np.unique(spread.magnitudes[:beyond]).size < 2:  # 8 bits can represent one magnitude before the gap.
         return 0.0
-    before, cluster = spread.magnitudes[beyond - 1], spread.magnitudes[beyond:]
-    if cluster[0] < _GAP * before or spread.levels(2 * before) >= fewest:
+    bulk_end, cluster = spread.magnitudes[beyond - 1], spread.magnitudes[beyond:]
+    if cluster[0] < _GAP * bulk_end or spread.levels(2 * bulk_end) >= fewest:
         return 0.0
     if len(np.unique(np.floor(_STEPS * np.log2(cluster)))) > _MOST_NUMBERS:  # a quantity with another unit
         return 0.0
@@ -695,10 +699,10 @@ def _given(spread: Spread | None) -> float:
 
 def _reach(value: ir.Value | None, reach: Mapping[str, float]) -> float:
     """Return the largest magnitude that constants can bring into a value, as far as it is known."""
-    known = constant(value)
-    if known is None or known.dtype.kind != "f" or not 0 < known.size <= _LARGEST:
+    values = constant(value)
+    if values is None or values.dtype.kind != "f" or not 0 < values.size <= _LARGEST:
         return reach.get(name_of(value), 0.0)
-    return float(np.abs(known).max()) if not np.isnan(known).any() else math.inf
+    return float(np.abs(values).max()) if not np.isnan(values).any() else math.inf
 
 
 def _filled(node: ir.Node) -> float:
@@ -717,25 +721,25 @@ def find_unseen(measured: ModelSpreads) -> Mapping[str, str]:
     unseen = {name_of(value): name_of(value) for value in graph.inputs if _is_empty(measured.spread(value))}
     partly: dict[str, str] = {}
     for node in graph:
-        read = [value for value in reads(node) if not measured.is_constant(value)]
+        operands = [value for value in reads(node) if not measured.is_constant(value)]
         # The shape of an empty tensor is known.
-        behind = [] if is_op(node, "Shape", "Size") else [value for value in read if name_of(value) in unseen]
-        inputs = dict.fromkeys(name for value in read for name in sources.get(name_of(value), ()))
+        behind = [] if is_op(node, "Shape", "Size") else [value for value in operands if name_of(value) in unseen]
+        inputs = dict.fromkeys(name for value in operands for name in sources.get(name_of(value), ()))
         for output in node.outputs:
             name = name_of(output)
             sources[name] = inputs
-            if (behind and len(behind) == len(read)) or (_is_empty(measured.spread(output)) and behind):
+            if (behind and len(behind) == len(operands)) or (_is_empty(measured.spread(output)) and behind):
                 unseen[name] = unseen[name_of(behind[0])]
             elif _is_empty(measured.spread(output)) and inputs and not _makes_zeros(node, measured):
                 unseen[name] = _least_seen(inputs, measured)
             elif behind and is_op(node, *_SUMS):
                 partly[name] = unseen[name_of(behind[0])]
             elif not (operator_of(node).mac_rule or is_op(node, *_NORMALIZED)):
-                causes = [unseen.get(name_of(value)) or partly.get(name_of(value)) for value in read]
+                causes = [unseen.get(name_of(value)) or partly.get(name_of(value)) for value in operands]
                 if causes and causes[0] and all(causes):
                     partly[name] = causes[0]
-    found = {**unseen, **partly}
-    return {name: source for name, source in found.items() if name and measured.spread_of(name) is not None}
+    causes_by_name = {**unseen, **partly}
+    return {name: source for name, source in causes_by_name.items() if name and measured.spread_of(name) is not None}
 
 
 def _is_empty(spread: Spread | None) -> bool:
@@ -749,9 +753,9 @@ def _makes_zeros(node: ir.Node, measured: ModelSpreads) -> bool:
     """
     if any(_is_empty(measured.spread(value)) for value in node.inputs):
         return True
-    given = [values for value in node.inputs if (values := float_constant(value)) is not None]
+    constants = [values for value in node.inputs if (values := float_constant(value)) is not None]
     if is_op(node, "Mul", "Conv", "ConvTranspose", "Gemm", "MatMul"):
-        return any(not values.any() for values in given[:1])
+        return any(not values.any() for values in constants[:1])
     spread = measured.spread(node_input(node, 0))
     return clamp_bounds(node) is not None and spread is not None and bool(spread.magnitudes.size)
 
@@ -796,12 +800,12 @@ def behind_layers(graph: GraphIndex, hazards: Mapping[str, str]) -> Mapping[str,
     return {name: reason for name, reason in hazards.items() if not costs_layer(name)}
 
 
-def hazard_notes(hazards: Mapping[str, str], where: str) -> tuple[str, ...]:
-    """Return a note for each kind of hazard. It begins with `where`, which states how the tensors are computed."""
-    alike: dict[str, list[str]] = {}
+def hazard_notes(hazards: Mapping[str, str], prefix: str) -> tuple[str, ...]:
+    """Return a note for each kind of hazard. It begins with `prefix`, which states how the tensors are computed."""
+    names_by_reason: dict[str, list[str]] = {}
     for name, reason in hazards.items():
-        alike.setdefault(reason, []).append(name)
-    return tuple(f"{where}: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in alike.items())
+        names_by_reason.setdefault(reason, []).append(name)
+    return tuple(f"{prefix}: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in names_by_reason.items())
 
 
 def _others(names: list[str]) -> str:

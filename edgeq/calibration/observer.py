@@ -113,9 +113,9 @@ class InstrumentedModel:
             return
         self.folder, remove = make_scratch("edgeq-calibrate-")
         weakref.finalize(self, remove)
-        written = self.folder / "optimised.onnx"
-        self._session = observed.open(replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=written))
-        self.optimised = onnx.load(written, load_external_data=False)
+        path = self.folder / "optimised.onnx"
+        self._session = observed.open(replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=path))
+        self.optimised = onnx.load(path, load_external_data=False)
         blocked = without_conversions(self.optimised.graph, names, keep_layout)
         if blocked:
             self.fetched = [blocked.get(name, name) for name in names]
@@ -196,30 +196,30 @@ def without_conversions(
         Name → blocked tensor, for each of `names` whose values exist in the blocked layout, except `keep_layout`. If
         this is empty, the graph's outputs do not change.
     """
-    wanted = set(names) - set(keep_layout)
+    movable = set(names) - set(keep_layout)
     _unwrap_clips(graph)
     blocked: dict[str, str] = {}
-    found: set[str] = set()
+    blocked_names: set[str] = set()
     for node in graph.node:
         name = node.output[0]
-        if name not in wanted or not node.input:
+        if name not in movable or not node.input:
             continue
         if _converts_back(node):
             blocked[name] = node.input[0]
         # A Clip that reads a blocked tensor now also returns a blocked tensor.
-        elif _is(node, "Clip") and node.input[0] in found:
+        elif _is(node, "Clip") and node.input[0] in blocked_names:
             blocked[name] = name
         else:
             continue
-        found.add(blocked[name])
+        blocked_names.add(blocked[name])
     if blocked:
         outputs = dict.fromkeys(blocked.get(name, name) for name in names)
         _forget(graph, outputs)  # The shapes in the file are those of the plain layout.
         del graph.output[:]
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
-        read = Links(graph)
+        links = Links(graph)
         for node in list(graph.node):
-            if _converts_back(node) and node.output[0] not in read.readers and node.output[0] not in outputs:
+            if _converts_back(node) and node.output[0] not in links.readers and node.output[0] not in outputs:
                 graph.node.remove(node)
     return blocked
 
@@ -230,13 +230,13 @@ def _unwrap_clips(graph: onnx.GraphProto) -> None:
     for node in list(graph.node):
         source = links.makers.get(node.input[0]) if _is(node, "Clip") else None
         clipped = node.output[0]
-        after = links.readers.get(clipped, [])
-        if source is None or not _converts_back(source) or not after or clipped in links.outputs:
+        readers = links.readers.get(clipped, [])
+        if source is None or not _converts_back(source) or not readers or clipped in links.outputs:
             continue
-        if all(_converts_to_blocked(reader) for reader in after):
+        if all(_converts_to_blocked(reader) for reader in readers):
             node.input[0] = source.input[0]
             _forget(graph, [clipped])
-            for reader in after:
+            for reader in readers:
                 for user in links.readers.get(reader.output[0], []):
                     user.input[:] = [clipped if name == reader.output[0] else name for name in user.input]
                 graph.node.remove(reader)
@@ -244,9 +244,9 @@ def _unwrap_clips(graph: onnx.GraphProto) -> None:
 
 def _forget(graph: onnx.GraphProto, names: Collection[str]) -> None:
     """Remove the stated shapes of tensors from a graph, in place."""
-    kept = [value for value in graph.value_info if value.name not in names]
+    infos = [value for value in graph.value_info if value.name not in names]
     del graph.value_info[:]
-    graph.value_info.extend(kept)
+    graph.value_info.extend(infos)
 
 
 def _is(node: onnx.NodeProto, *op_types: str) -> bool:
@@ -261,8 +261,8 @@ def _converts_back(node: onnx.NodeProto) -> bool:
     """Return whether a node converts from the blocked to the plain layout and the channels fill the blocks."""
     if (node.domain, node.op_type) != (_BLOCKED, "ReorderOutput"):
         return False
-    given = _attributes(node)
-    return given.get("channels", 1) % _WIDEST_BLOCK == 0 and not given.get("channels_last", 0)
+    attributes = _attributes(node)
+    return attributes.get("channels", 1) % _WIDEST_BLOCK == 0 and not attributes.get("channels_last", 0)
 
 
 def _converts_to_blocked(node: onnx.NodeProto) -> bool:
@@ -342,14 +342,14 @@ class Observer:
         if isinstance(values, Part):
             with self._lock:
                 counter.add(values.values, values.stride)
-            seen = Seen(values.size, values.minimum + 0.0, values.maximum + 0.0, dtype_name(values.values))
+            tally = Seen(values.size, values.minimum + 0.0, values.maximum + 0.0, dtype_name(values.values))
         else:
-            counted = values if visible is None else values[np.broadcast_to(visible, values.shape)]
-            seen = self._add(counted, place, counter)
-            if self._axis is not None and seen.count:
+            visible_values = values if visible is None else values[np.broadcast_to(visible, values.shape)]
+            tally = self._add(visible_values, place, counter)
+            if self._axis is not None and tally.count:
                 self._observe_channels(values, self._axis, visible)
-        self.note(seen)
-        return seen
+        self.note(tally)
+        return tally
 
     def _add(self, values: NDArray[Any], place: int, counter: Counter) -> Seen:
         flat = np.ascontiguousarray(values).reshape(-1)
@@ -374,36 +374,36 @@ class Observer:
         count = flat.size - nonfinite.nan - nonfinite.below - nonfinite.above
         return Seen(count, low + 0.0, high + 0.0, dtype_name(values), nonfinite)
 
-    def note(self, seen: Seen) -> None:
+    def note(self, tally: Seen) -> None:
         """Add the figures of one sample without its values. This is enough for tensors whose histogram is derived."""
         with self._lock:
-            self._dtype = seen.dtype
+            self._dtype = tally.dtype
             self._samples += 1
-            self._nonfinite += seen.nonfinite
-            if not seen.count:
+            self._nonfinite += tally.nonfinite
+            if not tally.count:
                 return
             self._nonempty += 1
-            self._count += seen.count
-            self._minimum, self._maximum = min(self._minimum, seen.minimum), max(self._maximum, seen.maximum)
-            self._sums = (self._sums[0] + in_units(seen.minimum), self._sums[1] + in_units(seen.maximum))
+            self._count += tally.count
+            self._minimum, self._maximum = min(self._minimum, tally.minimum), max(self._maximum, tally.maximum)
+            self._sums = (self._sums[0] + in_units(tally.minimum), self._sums[1] + in_units(tally.maximum))
 
     @property
     def nonfinite(self) -> Nonfinite:
         """Return how many elements so far were NaN or infinite."""
         return self._nonfinite
 
-    def freeze(self, histogram: Histogram | None = None, *, last: bool = False) -> TensorStatistics:
+    def freeze(self, histogram: Histogram | None = None, *, release: bool = False) -> TensorStatistics:
         """Return the totals so far as an immutable value.
 
         Args:
             histogram: the tensor's histogram if it was derived instead of counted.
-            last: whether to free the memory. No more samples may be observed then.
+            release: whether to free the memory. No more samples may be observed then.
         """
         if histogram is None:
             histogram = self._start.histogram
             if self._counter is not None and self._count:
                 histogram = self._counter.freeze(self._minimum, self._maximum)
-            if last:
+            if release:
                 self._counter = None
         return TensorStatistics(
             self._dtype,
@@ -421,12 +421,12 @@ class Observer:
     def _observe_channels(self, values: NDArray[Any], axis: int, visible: NDArray[np.bool_] | None) -> None:
         if axis >= values.ndim:
             raise CalibrationError(f"it has {values.ndim} dimensions and no channel axis {axis}")
-        others = tuple(i for i in range(values.ndim) if i != axis)
+        reduced_axes = tuple(i for i in range(values.ndim) if i != axis)
         finite = np.isfinite(values) if visible is None else np.isfinite(values) & visible
         extrema = ChannelExtrema(
             axis,
-            values.min(axis=others, where=finite, initial=np.inf).astype(np.float32) + np.float32(0),
-            values.max(axis=others, where=finite, initial=-np.inf).astype(np.float32) + np.float32(0),
+            values.min(axis=reduced_axes, where=finite, initial=np.inf).astype(np.float32) + np.float32(0),
+            values.max(axis=reduced_axes, where=finite, initial=-np.inf).astype(np.float32) + np.float32(0),
         )
         with self._lock:
             self._channels = extrema if self._channels is None else self._channels.merge(extrema)
@@ -451,7 +451,7 @@ def spread_stride(shape: tuple[int, ...]) -> int:
 
 
 def _nonfinite(part: NDArray[np.float32]) -> Nonfinite:
-    return Nonfinite(*(int(np.count_nonzero(found)) for found in (np.isnan(part), part == -np.inf, part == np.inf)))
+    return Nonfinite(*(int(np.count_nonzero(mask)) for mask in (np.isnan(part), part == -np.inf, part == np.inf)))
 
 
 FIRST = PLENTY // LARGE
@@ -489,8 +489,8 @@ class _Reduced:
         reduced.CopyFrom(model.optimised)
         bounds = Bounds(reduced.graph, {*self._names, *inputs}, model.folder)
         sources = {name: bounds.of(name) for name in self._large}
-        self._summed = tuple(name for name, found in sources.items() if found is None)
-        self._sources = {source for found in sources.values() for source in found or ()} - set(self._large)
+        self._summed = tuple(name for name, bounding in sources.items() if bounding is None)
+        self._sources = {source for bounding in sources.values() for source in bounding or ()} - set(self._large)
         reduce_large(reduced, self._names, self._large, self._summed)
         self._session = model.open(reduced)
 
@@ -502,7 +502,7 @@ class _Reduced:
         if session is None or _shapes(inputs) != self._inputs:
             return None
         try:
-            joined, *others = session.run(None, dict(inputs))
+            joined, *small_values = session.run(None, dict(inputs))
         # The usual cause is a tensor whose size depends on values. In any other case the complete run raises the error
         # too.
         except Exception:
@@ -513,15 +513,15 @@ class _Reduced:
         lows, highs = np.minimum.reduceat(joined[:count], rows), np.maximum.reduceat(joined[count:begin], rows)
         if not (np.abs([lows, highs]).max() <= MODERATE and np.isfinite(joined[begin:end]).all()):
             return None
-        whole = dict.fromkeys(name for name in self._names if name not in self._large)
-        found: dict[str, NDArray[Any] | Part] = {}
-        found.update(zip(whole, others, strict=True))
-        if not all(_is_moderate(found.get(name, inputs.get(name))) for name in self._sources):
+        small_names = dict.fromkeys(name for name in self._names if name not in self._large)
+        tensors: dict[str, NDArray[Any] | Part] = {}
+        tensors.update(zip(small_names, small_values, strict=True))
+        if not all(_is_moderate(tensors.get(name, inputs.get(name))) for name in self._sources):
             return None
         for (name, (size, stride)), low, high in zip(self._large.items(), lows.tolist(), highs.tolist(), strict=True):
             begin, end = end, end - (-size // stride)
-            found[name] = Part(joined[begin:end], size, stride, low, high)
-        return [found[name] for name in self._names]
+            tensors[name] = Part(joined[begin:end], size, stride, low, high)
+        return [tensors[name] for name in self._names]
 
 
 class Bounds:
@@ -553,8 +553,8 @@ class Bounds:
             data = [node.input[0], *node.input[3:]]
         else:
             return None
-        found = [self._source(value) for value in data]
-        return frozenset(name for name in found if name is not None) if None not in found else None
+        sources = [self._source(value) for value in data]
+        return frozenset(name for name in sources if name is not None) if None not in sources else None
 
     def _constant(self, name: str) -> NDArray[Any] | None:
         tensor = self._constants.get(name)
@@ -572,11 +572,11 @@ class Bounds:
     def _is_moderate_clip(self, node: onnx.NodeProto) -> bool:
         if not _is(node, "Clip"):
             return False
-        given = _attributes(node)
+        attributes = _attributes(node)
         bounds: list[Any] = []
         for place, attribute, otherwise in ((1, "min", -math.inf), (2, "max", math.inf)):
             name = node.input[place] if place < len(node.input) else ""
-            bounds.append(self._constant(name) if name else given.get(attribute, otherwise))
+            bounds.append(self._constant(name) if name else attributes.get(attribute, otherwise))
         low, high = bounds
         return low is not None and high is not None and bool(low <= MODERATE and high >= -MODERATE)
 
@@ -616,7 +616,7 @@ def reduce_large(
     as_input = opset_of_proto(model) >= 18
     axis = [constant("axis", 1)] if as_input else []
     along: dict[str, Any] = {"keepdims": 0} if as_input else {"keepdims": 0, "axes": [1]}
-    wanted: dict[str, dict[str, str]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
+    outputs_by_kind: dict[str, dict[str, str]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
     # ONNX Runtime orders the nodes by walking back from an output, and visits the node that is last in the file first.
     # With the tensors in reverse order, it reduces the first tensor as soon as that tensor exists. The tensor is then
     # still in the caches, and the next operator may overwrite it.
@@ -624,12 +624,12 @@ def reduce_large(
         length, step = constant(f"{name}/length", size), constant(f"{name}/step", stride)
         rows = add("Reshape", [name, constant(f"{name}/row", -1, row_length(size))], f"{name}/rows")
         for kind in ("ReduceMin", "ReduceMax"):
-            wanted[kind][name] = add(kind, [rows, *axis], f"{name}/{kind}", **along)
+            outputs_by_kind[kind][name] = add(kind, [rows, *axis], f"{name}/{kind}", **along)
         flat = add("Reshape", [name, length], f"{name}/flat")
         if name in summed:
-            wanted["ReduceSum"][name] = add("ReduceSum", [flat], f"{name}/ReduceSum")
-        wanted["Slice"][name] = add("Slice", [flat, zero, length, zero, step], f"{name}/part")
-    parts = [made[name] for made in wanted.values() for name in large if name in made]
+            outputs_by_kind["ReduceSum"][name] = add("ReduceSum", [flat], f"{name}/ReduceSum")
+        outputs_by_kind["Slice"][name] = add("Slice", [flat, zero, length, zero, step], f"{name}/part")
+    parts = [kind_outputs[name] for kind_outputs in outputs_by_kind.values() for name in large if name in kind_outputs]
     outputs = [add("Concat", parts, "all", axis=0), *(name for name in dict.fromkeys(names) if name not in large)]
     del graph.output[:]
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
@@ -639,9 +639,9 @@ def row_length(size: int) -> int:
     """Return the length of the rows into which a tensor of `size` elements is split before it is reduced. Return `size`
     if no length in the range of `_ROW` divides it.
     """
-    least, best, most = _ROW
-    found = [length for length in range(least, most + 1) if size % length == 0]
-    return min(found, key=lambda length: abs(math.log(length / best)), default=size)
+    shortest, best, longest = _ROW
+    lengths = [length for length in range(shortest, longest + 1) if size % length == 0]
+    return min(lengths, key=lambda length: abs(math.log(length / best)), default=size)
 
 
 def _shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:

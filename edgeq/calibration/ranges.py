@@ -74,8 +74,8 @@ def derive_ranges(
         UsageError: the method or an option is unknown, or an option is out of bounds.
         CalibrationError: the statistics are unfinished: some tensors have seen fewer samples than others.
     """
-    chosen = REGISTRY.load(method)
-    settings = chosen.settings(options or {})
+    range_method = REGISTRY.load(method)
+    settings = range_method.settings(options or {})
     levels = grid_of(activation_type, symmetric)
     tensors = statistics.tensors
     for name, tensor in tensors.items():
@@ -84,10 +84,10 @@ def derive_ranges(
                 f"the statistics of tensor {name!r} are unfinished", "Finish the calibration with --resume"
             )
     # Rearranged tensors share one histogram object. Their range is computed only once.
-    same = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
-    distinct = {same[name]: tensor for name, tensor in tensors.items()}
-    found = {key: _range(tensor, chosen, levels, settings) for key, tensor in distinct.items()}
-    return {name: found[same[name]] for name in tensors}
+    keys = {name: (id(t.histogram), t.minimum, t.maximum, t.minimum_sum, t.maximum_sum) for name, t in tensors.items()}
+    distinct = {keys[name]: tensor for name, tensor in tensors.items()}
+    ranges_by_key = {key: _range(tensor, range_method, levels, settings) for key, tensor in distinct.items()}
+    return {name: ranges_by_key[keys[name]] for name in tensors}
 
 
 def scheme_ranges(statistics: Statistics, scheme: Scheme) -> dict[str, Range]:
@@ -121,20 +121,20 @@ def clipped_power(statistics: Statistics, ranges: Mapping[str, Range]) -> dict[s
     The ratio is sum n (x - clip(x))^2 / sum n x^2, where each bin of the histogram contains n values around x. Tensors
     without statistics are left out.
     """
-    found = {}
+    shares = {}
     for name, span in ranges.items():
         tensor = statistics.tensors.get(name)
         if tensor is None or not tensor.count:
             continue
         if span.low <= tensor.minimum and tensor.maximum <= span.high:
-            found[name] = 0.0
+            shares[name] = 0.0
             continue
         linear = linear_of(tensor.histogram)
         centres = linear.centres()
         power = float(np.sum(linear.counts * centres**2))
         cut = centres - np.clip(centres, span.low, span.high)
-        found[name] = float(np.sum(linear.counts * cut**2)) / power if power else 0.0
-    return found
+        shares[name] = float(np.sum(linear.counts * cut**2)) / power if power else 0.0
+    return shares
 
 
 def range_noise(statistics: Statistics, ranges: Mapping[str, Range], grid: Grid) -> dict[str, float]:
@@ -169,15 +169,15 @@ class DerivedTensor:
     low: float = float("-inf")
     high: float = float("inf")
 
-    def histogram(self, known: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
-        """Return the histogram of the tensor. `known` contains the histograms of its sources, and `nonfinite` contains
+    def histogram(self, histograms: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
+        """Return the histogram of the tensor. `histograms` contains the histograms of its sources, and `nonfinite` contains
         the numbers of NaN and infinite elements in them.
         """
-        whole = reduce(Histogram.merge, (known[source] for source in self.sources))
+        union = reduce(Histogram.merge, (histograms[source] for source in self.sources))
         if self.kind == "union":
-            return whole
+            return union
         moved, _ = self.clipped(nonfinite[self.sources[0]])
-        return reduce(Histogram.merge, (repeated(b, n) for n, b in moved), whole.clip(self.low, self.high))
+        return reduce(Histogram.merge, (repeated(b, n) for n, b in moved), union.clip(self.low, self.high))
 
     def clipped(self, nonfinite: Nonfinite) -> tuple[tuple[tuple[int, float], ...], Nonfinite]:
         """Return the effect of a clip on infinities.
@@ -218,16 +218,16 @@ class StatisticsPlan:
     @property
     def names(self) -> tuple[str, ...]:
         """Return all tensors of the plan, each after its sources."""
-        return (*self.counted, *(how.name for how in self.derived))
+        return (*self.counted, *(tensor.name for tensor in self.derived))
 
     def histograms(self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> dict[str, Histogram]:
         """Return the histograms of all tensors, given the histograms of the counted tensors. `nonfinite` contains, for
         every tensor, the numbers of NaN and infinite elements.
         """
-        known = dict(counted)
-        for how in self.derived:
-            known[how.name] = how.histogram(known, nonfinite)
-        return known
+        histograms = dict(counted)
+        for tensor in self.derived:
+            histograms[tensor.name] = tensor.histogram(histograms, nonfinite)
+        return histograms
 
 
 def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
@@ -240,41 +240,41 @@ def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
     """
     graph = indexed(model)
     constants, types = graph.computed_constants, element_types(graph)
-    made = [value for node in graph.graph for value in node.outputs if value.name]
+    outputs = [value for node in graph.graph for value in node.outputs if value.name]
     return tuple(
         name
-        for value in (*graph.graph.inputs, *made)
+        for value in (*graph.graph.inputs, *outputs)
         if (name := name_of(value)) not in constants
         and types.get(name, ir.DataType.FLOAT) in _FLOATS
         and not _is_folded(value, constants)
     )
 
 
-def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> StatisticsPlan:
-    """Plan how to get the statistics of `wanted` with the fewest fetched tensors.
+def plan(model: ir.Model, requested: Collection[str], underived: Collection[str] = ()) -> StatisticsPlan:
+    """Plan how to get the statistics of `requested` with the fewest fetched tensors.
 
     If the input of a Relu or Clip is wanted as well, the statistics of its output are derived from those of its input.
     The same applies to operators that only rearrange elements, and to Concat.
 
     Args:
-        whole: tensors whose values themselves are needed (for channel extrema). They are never derived.
+        underived: tensors whose values themselves are needed (for channel extrema). They are never derived.
     """
-    wanted = set(wanted)
-    inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in wanted)
-    known = set(inputs)
+    requested = set(requested)
+    inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in requested)
+    available = set(inputs)
     fetched: list[str] = []
     derived: list[DerivedTensor] = []
     for node in model.graph:
         for name in map(name_of, node.outputs):
-            if name not in wanted or name in known:
+            if name not in requested or name in available:
                 continue
-            found = _derivation(node)
-            if found is not None and known.issuperset(found.sources) and name not in whole:
-                derived.append(found)
+            derivation = _derivation(node)
+            if derivation is not None and available.issuperset(derivation.sources) and name not in underived:
+                derived.append(derivation)
             else:
                 fetched.append(name)
-            known.add(name)
-    outputs = tuple(dict.fromkeys(name for value in model.graph.outputs if (name := name_of(value)) in known))
+            available.add(name)
+    outputs = tuple(dict.fromkeys(name for value in model.graph.outputs if (name := name_of(value)) in available))
     return StatisticsPlan(inputs, tuple(fetched), tuple(derived), outputs)
 
 
@@ -342,10 +342,10 @@ def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collect
     """Return a copy of `ranges` in which all members of a group have the same range: the smallest range that covers all
     ranges of the group. Tensors outside of groups keep their range.
     """
-    shared = dict(ranges)
+    common_ranges = dict(ranges)
     for group in scale_groups(model, op_types):
         members = [name for name in group if name in ranges]
         if members:
-            whole = Range(min(ranges[n].low for n in members), max(ranges[n].high for n in members))
-            shared.update(dict.fromkeys(members, whole))
-    return shared
+            union = Range(min(ranges[n].low for n in members), max(ranges[n].high for n in members))
+            common_ranges.update(dict.fromkeys(members, union))
+    return common_ranges

@@ -79,14 +79,14 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     pairs = []
     # Tensor names are unique, so in a valid file each name has its own bytes, and all names together are shorter than
     # the file. Without this limit, a megabyte of offsets to one long name would become gigabytes of text.
-    left = len(content)
+    remaining = len(content)
     for index in range(count):
         pair = view.follow(vector + 4 + 4 * index)
         key, value = view.field(pair, KEY), view.field(pair, VALUE)
         if key is None or value is None:
             raise ValueError("an entry lacks its key or value")
-        name, text = view.string(key, left), view.string(value, LONGEST_VALUE)
-        left -= len(name)
+        name, text = view.string(key, remaining), view.string(value, LONGEST_VALUE)
+        remaining -= len(name)
         pairs.append((name, text))
     return pairs
 
@@ -109,8 +109,8 @@ class _View:
         """Return the position to which the offset in field `slot` of the table at `table` points. Return None if the
         field is absent.
         """
-        (back,) = struct.unpack_from("<i", self._content, self._inside(table, 4))
-        vtable = self._inside(table - back, 4)
+        (distance,) = struct.unpack_from("<i", self._content, self._inside(table, 4))
+        vtable = self._inside(table - distance, 4)
         (size,) = struct.unpack_from("<H", self._content, vtable)
         place = 4 + 2 * slot
         if place + 2 > size:
@@ -118,12 +118,12 @@ class _View:
         (offset,) = struct.unpack_from("<H", self._content, self._inside(vtable + place, 2))
         return self.follow(table + offset) if offset else None
 
-    def string(self, at: int, most: int) -> str:
-        """Return the text at byte `at`, of at most `most` bytes. A text is stored as its length in bytes (uint32),
+    def string(self, at: int, limit: int) -> str:
+        """Return the text at byte `at`, of at most `limit` bytes. A text is stored as its length in bytes (uint32),
         followed by its UTF-8 bytes.
         """
         length = self.unsigned(at)
-        if length > most:
+        if length > limit:
             raise ValueError(f"a text has {length} bytes, more than possible")
         self._inside(at + 4, length)
         return self._content[at + 4 : at + 4 + length].decode()
@@ -204,8 +204,8 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
 def read_tables(directory: Path) -> Table:
     """Read the three tables and check that they contain the same ranges."""
     table = read_flatbuffers(directory / FLATBUFFERS)
-    for name, other in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
-        if other != table:
+    for name, variant in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
+        if variant != table:
             raise CalibrationError(f"{directory / name} differs from {FLATBUFFERS}", "Write the tables again")
     return table
 
@@ -349,8 +349,8 @@ def read_native(path: Path) -> Table:
 
 
 def _scale(bound: float) -> float:
-    least = float(np.finfo(np.float32).tiny)
-    return float(np.float32(max(bound / LEVELS, least)))
+    tiny = float(np.finfo(np.float32).tiny)
+    return float(np.float32(max(bound / LEVELS, tiny)))
 
 
 def _decimal(value: float) -> str:

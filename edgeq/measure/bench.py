@@ -147,7 +147,7 @@ def open_model(
         yield LoadedModel(
             path=path,
             model=path,
-            graph=in_memory(proto, data_folder(proto, path), where=path),
+            graph=in_memory(proto, data_folder(proto, path), label=path),
             variant=None,
             signature=signature_of(proto, path),
             settings=settings,
@@ -180,7 +180,7 @@ def _open_variant(
             yield LoadedModel(
                 path=path,
                 model=chosen.model,
-                graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), where=path),
+                graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), label=path),
                 variant=chosen.name,
                 signature=signature_of(model, path),
                 settings=settings,

@@ -97,10 +97,10 @@ def _aligned(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.V
     """
     if operator_of(node).mac_rule or (place and not (operator_of(node).elementwise or node.op_type in _ALIGNED)):
         return None
-    before, after = _rank(value), _rank(output)
-    if before is None or after is None:
-        return axis if before == after else None
-    return axis + after - before if after >= before else None
+    input_rank, output_rank = _rank(value), _rank(output)
+    if input_rank is None or output_rank is None:
+        return axis if input_rank == output_rank else None
+    return axis + output_rank - input_rank if output_rank >= input_rank else None
 
 
 def _gathered(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
@@ -131,11 +131,11 @@ def _transposed(node: ir.Node, place: int, axis: int, value: ir.Value, output: i
 
 def _axes_of(node: ir.Node, rank: int | None) -> list[int] | None:
     """Return the axes that an attribute or a constant second input names, counted from the front; None if unknown."""
-    given = node.attributes.get_ints("axes", ())
-    axes = constant(node_input(node, 1)) if not given else None
+    attribute_axes = node.attributes.get_ints("axes", ())
+    axes = constant(node_input(node, 1)) if not attribute_axes else None
     if axes is None and node_input(node, 1) is not None:
         return None
-    places = [int(n) for n in (given or (axes.reshape(-1).tolist() if axes is not None else ()))]
+    places = [int(n) for n in (attribute_axes or (axes.reshape(-1).tolist() if axes is not None else ()))]
     if any(n < 0 for n in places) and rank is None:
         return None
     return [n if n >= 0 else n + (rank or 0) for n in places]
@@ -175,11 +175,11 @@ def _reduced(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.V
 
 def _multiplied(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     """Keep the rows of the first factor, the columns of the second, and the batch axes. A sum over the axis ends it."""
-    before, after = _rank(value), _rank(output)
-    if before is None or after is None or before < 2 or place > 1:
+    input_rank, output_rank = _rank(value), _rank(output)
+    if input_rank is None or output_rank is None or input_rank < 2 or place > 1:
         return None
-    summed = before - 1 if place == 0 else before - 2
-    return None if axis == summed else axis + after - before
+    summed = input_rank - 1 if place == 0 else input_rank - 2
+    return None if axis == summed else axis + output_rank - input_rank
 
 
 def _fully_connected(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
@@ -193,12 +193,12 @@ def _reshaped(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.
     """
     if place or value.shape is None or output.shape is None:
         return None
-    before, after = list(value.shape), list(output.shape)
-    for candidate, size in enumerate(after):
-        if _alike(size, before[axis]) and _product(before[:axis]) == _product(after[:candidate]):
+    input_sizes, output_sizes = list(value.shape), list(output.shape)
+    for candidate, size in enumerate(output_sizes):
+        if _alike(size, input_sizes[axis]) and _product(input_sizes[:axis]) == _product(output_sizes[:candidate]):
             return candidate
-    same = [k for k, size in enumerate(after) if _alike(size, before[axis])]
-    return same[0] if len(same) == 1 and len(before) == len(after) else None
+    equal_axes = [k for k, size in enumerate(output_sizes) if _alike(size, input_sizes[axis])]
+    return equal_axes[0] if len(equal_axes) == 1 and len(input_sizes) == len(output_sizes) else None
 
 
 def _alike(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:

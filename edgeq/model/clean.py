@@ -28,9 +28,9 @@ def tidy(model: ir.Model) -> int:
     """
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    dropped, last = 0, -1
-    while dropped != last:  # The next round removes a node that was used only by a dead node in a branch.
-        last = dropped
+    dropped, previous_count = 0, -1
+    while dropped != previous_count:  # The next round removes a node that was used only by a dead node in a branch.
+        previous_count = dropped
         dropped += sum(_drop_dead(graph) for graph in model.graphs())
     return dropped
 
@@ -195,9 +195,9 @@ def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
     head = content[:_SNIFFED]
     if is_named_bundle(path):
         return "it has the suffix of a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
-    for offset, signature, what, fix in _SIGNATURES:
+    for offset, signature, file_type, fix in _SIGNATURES:
         if head.startswith(signature, offset):
-            return f"it is {what}", fix
+            return f"it is {file_type}", fix
     if _is_text(head):
         return "it is a text file", "Give the .onnx file; if this was downloaded, it may be an error page"
     if path.suffix == ".onnx":
@@ -244,19 +244,19 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
     bodies.
     """
     nodes = [node for graph in model.graphs() for node in graph]
-    taken = {node.name or "" for node in nodes}
-    seen = {""}
+    used_names = {node.name or "" for node in nodes}
+    assigned_names = {""}
     names: dict[ir.Node, str] = {}
     for position, node in enumerate(nodes):
         name = node.name or ""
         if not name and is_random(node):
             # The numbers that measurements give to a nameless node depend on the name of its output.
             output = next((output.name for output in node.outputs if output.name), "")
-            name = output if output not in taken else ""
-        if name in seen:
-            name = _free(name or node.op_type, position, taken)
-            taken.add(name)
-        seen.add(name)
+            name = output if output not in used_names else ""
+        if name in assigned_names:
+            name = _free(name or node.op_type, position, used_names)
+            used_names.add(name)
+        assigned_names.add(name)
         names[node] = name
     return names
 
@@ -265,12 +265,12 @@ def clashing_names(names: Iterable[str]) -> dict[str, str]:
     """Return the names that a quantizer may also give to a new tensor. Each name is mapped to the name of the tensor
     from which the new tensor would be derived.
     """
-    known = set(names)
+    present_names = set(names)
     return {
         name: name[: match.start()]
-        for name in sorted(known)
+        for name in sorted(present_names)
         for match in _MADE.finditer(name)
-        if "/" not in name[match.end() :] and name[: match.start()] in known
+        if "/" not in name[match.end() :] and name[: match.start()] in present_names
     }
 
 
@@ -282,26 +282,26 @@ def separate_names(model: ir.Model) -> tuple[str, ...]:
     Returns:
         The names that no longer exist.
     """
-    kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    signature_names = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     inner: dict[str, list[ir.Value]] = {}
     for graph in model.graphs():
-        made = (output for node in graph for output in node.outputs)
-        for value in dict.fromkeys((*graph.inputs, *graph.initializers.values(), *made)):
+        outputs = (output for node in graph for output in node.outputs)
+        for value in dict.fromkeys((*graph.inputs, *graph.initializers.values(), *outputs)):
             if value.name:
                 inner.setdefault(value.name, []).append(value)
-    taken, gone = set(inner), []
-    for name, other in {**clashing_names(inner), **_names_of_copies(inner)}.items():
-        old = next((one for one in (name, other) if one not in kept), None)
-        if old is None or old in gone:
+    used_names, replaced_names = set(inner), []
+    for name, origin in {**clashing_names(inner), **_names_of_copies(inner)}.items():
+        old = next((candidate for candidate in (name, origin) if candidate not in signature_names), None)
+        if old is None or old in replaced_names:
             continue
         new = f"{old}/1"
-        while new in taken:
+        while new in used_names:
             new += "_"
-        taken.add(new)
-        gone.append(old)
+        used_names.add(new)
+        replaced_names.append(old)
         for value in inner[old]:
             value.name = new
-    return tuple(gone)
+    return tuple(replaced_names)
 
 
 def _names_of_copies(named: Mapping[str, Sequence[ir.Value]]) -> dict[str, str]:
@@ -309,13 +309,13 @@ def _names_of_copies(named: Mapping[str, Sequence[ir.Value]]) -> dict[str, str]:
     quantizer copies a bias that several layers share, and appends a number to its name. Names of initializers are left
     out.
     """
-    shared = {name for name, values in named.items() if sum(map(_layers_with_bias, values)) > 1}
+    shared_biases = {name for name, values in named.items() if sum(map(_layers_with_bias, values)) > 1}
     free = (name for name, values in named.items() if not any(value.is_initializer() for value in values))
     return {
         name: name[:end]
         for name in sorted(free)
         for end in range(len(name.rstrip("0123456789")), len(name))
-        if name[:end] in shared
+        if name[:end] in shared_biases
     }
 
 
@@ -325,9 +325,9 @@ def _layers_with_bias(value: ir.Value) -> int:
     return sum(place == operator_of(node).bias for node, place in value.uses())
 
 
-def _free(stem: str, position: int, taken: set[str]) -> str:
+def _free(stem: str, position: int, used_names: set[str]) -> str:
     name = f"{stem}_{position}"
-    while name in taken:
+    while name in used_names:
         name += "_"
     return name
 
@@ -336,12 +336,12 @@ def is_sorted(graph: onnx.GraphProto) -> bool:
     """Return whether the nodes are in topological order. A node must come after all nodes whose outputs are read by the
     node itself or by a graph inside it.
     """
-    made_here = {o for node in graph.node for o in node.output if o}
-    known: set[str] = set()
+    outputs = {o for node in graph.node for o in node.output if o}
+    computed: set[str] = set()
     for node in graph.node:
-        if any(name in made_here and name not in known for name in names_read(node)):
+        if any(name in outputs and name not in computed for name in names_read(node)):
             return False
-        known.update(node.output)
+        computed.update(node.output)
     return True
 
 
@@ -386,9 +386,9 @@ def _on_cycle(waiting: list[set[int]]) -> int:
     reach one of them twice.
     """
     index = next(i for i, makers in enumerate(waiting) if makers)
-    seen: set[int] = set()
-    while index not in seen:
-        seen.add(index)
+    visited: set[int] = set()
+    while index not in visited:
+        visited.add(index)
         index = min(waiting[index])
     return index
 

@@ -66,10 +66,10 @@ class Compatibility:
 
     def explain(self, version: str) -> str:
         """Return one line that states whether the model runs on `version`, and why."""
-        needed = self.requirements[0]
+        requirement = self.requirements[0]
         if self.runs_on(version):
-            return f"onnxruntime {version} is new enough: {needed.what} needs {needed.since} or newer"
-        return f"onnxruntime {version} is too old: {needed.what} needs {needed.since} or newer"
+            return f"onnxruntime {version} is new enough: {requirement.what} needs {requirement.since} or newer"
+        return f"onnxruntime {version} is too old: {requirement.what} needs {requirement.since} or newer"
 
     def __record__(self) -> dict[str, Any]:
         return {
@@ -100,7 +100,7 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
     versions = _versions()
     like = architecture if architecture in versions.probed else next(iter(versions.probed))
     opset = opset_of(model) or 1
-    found = [
+    requirements = [
         Requirement(f"opset {opset}", _since(versions.opset[like], opset, "opset")),
         Requirement(f"IR version {model.ir_version}", _since(versions.ir[like], model.ir_version, "IR version")),
     ]
@@ -109,9 +109,9 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
         if since == "":
             raise ModelError(f"no probed onnxruntime has a kernel for {kernel}", "Choose other integer types")
         if since:
-            found.append(Requirement(kernel, since))
-    found.sort(key=lambda r: parse_version(r.since), reverse=True)
-    return Compatibility(tuple(found), architecture == like, integer_products(model))
+            requirements.append(Requirement(kernel, since))
+    requirements.sort(key=lambda r: parse_version(r.since), reverse=True)
+    return Compatibility(tuple(requirements), architecture == like, integer_products(model))
 
 
 def _kernels(model: ir.Model) -> Iterator[str]:
@@ -137,23 +137,23 @@ def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
     row = operator_of(node)
     if not row.integers:
         return [(node_input(node, row.integer_output[1]),)] if row.integer_output else []
-    read = row.integers if row.weights else row.integers[:1]
-    return [(node_input(node, places.value), node_input(node, places.zero_point)) for places in read]
+    inputs = row.integers if row.weights else row.integers[:1]
+    return [(node_input(node, places.value), node_input(node, places.zero_point)) for places in inputs]
 
 
 def _short_type(values: tuple[ir.Value | None, ...]) -> str:
     """Return the short name of the type of the first constant among `values`, or "u8" if none is constant. Return ""
     for a type that does not occur in names of kernels, such as the int32 of a bias.
     """
-    known = [value.dtype for value in values if value is not None and value.is_initializer()]
-    return _SHORT.get(known[0], "") if known else "u8"
+    types = [value.dtype for value in values if value is not None and value.is_initializer()]
+    return _SHORT.get(types[0], "") if types else "u8"
 
 
-def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
-    for version, highest in sorted(known.items(), key=lambda item: parse_version(item[0])):
-        if highest >= wanted:
+def _since(highest_by_release: Mapping[str, int], number: int, noun: str) -> str:
+    for version, highest in sorted(highest_by_release.items(), key=lambda item: parse_version(item[0])):
+        if highest >= number:
             return version
-    raise ModelError(f"no probed onnxruntime reads {what} {wanted}", "Convert the model to an older one")
+    raise ModelError(f"no probed onnxruntime reads {noun} {number}", "Convert the model to an older one")
 
 
 def wrong_table() -> str:
@@ -186,13 +186,13 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
     Raises:
         UsageError: a text has another form.
     """
-    found = {}
+    sizes = {}
     for text in texts:
         name, _, size = text.rpartition("=")
         if not name or not _SIZE.fullmatch(size):
             raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
-        found[name.strip()] = int(size)
-    return found
+        sizes[name.strip()] = int(size)
+    return sizes
 
 
 def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
@@ -206,10 +206,10 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
     Raises:
         UsageError: a name does not belong to any free size; the message suggests the nearest name.
     """
-    known = free_sizes(model)
-    unknown = next((name for name in sizes if name not in known), None)
+    free = free_sizes(model)
+    unknown = next((name for name in sizes if name not in free), None)
     if unknown is not None:
-        fix = suggest(unknown, known) if known else "Leave --fix out: every size is fixed already"
+        fix = suggest(unknown, free) if free else "Leave --fix out: every size is fixed already"
         raise UsageError(f"{source}: no input has a free size {unknown!r}", fix)
     for value in _inputs(model):
         assert value.shape is not None
@@ -221,11 +221,11 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
                 value.shape = ir.Shape([sizes.get(_symbol(size), size) for size in value.shape])
 
 
-def require_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
+def require_fixed_sizes(model: ir.Model, source: Path, consumer: str) -> None:
     """Refuse a model whose inputs have free sizes.
 
     Args:
-        where: name of the target or tool that needs fixed sizes, for the message.
+        consumer: name of the target or tool that needs fixed sizes, for the message.
 
     Raises:
         ModelError: some sizes are free; the message names each size and the options that fix it.
@@ -239,7 +239,7 @@ def require_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
         options = " ".join(f"--fix {name}={1 if name in batch else 'SIZE'}" for name in free)
         sized = "" if batch.issuperset(free) else ", with the SIZE of your samples"
         raise ModelError(
-            f"{source}: {where} needs fixed sizes, but its inputs leave {listed} free", f"Give {options}{sized}"
+            f"{source}: {consumer} needs fixed sizes, but its inputs leave {listed} free", f"Give {options}{sized}"
         )
 
 

@@ -88,14 +88,14 @@ class Editor:
             like: a value whose shape the output gets. The output also gets the value's type if `dtype` is not given.
             attributes: plain values, or `ir.Attr` objects, which are not changed.
         """
-        (made,) = self.nodes(
+        (tensor,) = self.nodes(
             op_type, inputs, name, [output or name], before=before, after=after, attributes=attributes, domain=domain
         )
         if like is not None:
-            made.shape, made.type = like.shape, like.type
+            tensor.shape, tensor.type = like.shape, like.type
         if dtype is not None:
-            made.type = ir.TensorType(dtype)
-        return made
+            tensor.type = ir.TensorType(dtype)
+        return tensor
 
     def nodes(
         self,
@@ -114,7 +114,7 @@ class Editor:
         """
         if domain not in MAIN_DOMAINS:
             self.model.opset_imports.setdefault(domain, 1)
-        made = ir.Node(
+        node = ir.Node(
             domain,
             op_type,
             list(inputs),
@@ -126,12 +126,12 @@ class Editor:
             name=self.free_node_name(name),
         )
         if before is not None:
-            self.graph.insert_before(before, made)
+            self.graph.insert_before(before, node)
         elif after is not None:
-            self.graph.insert_after(after, made)
+            self.graph.insert_after(after, node)
         else:
-            self.graph.append(made)
-        return made.outputs
+            self.graph.append(node)
+        return node.outputs
 
     def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:
         """Insert a QuantizeLinear."""
@@ -144,13 +144,19 @@ class Editor:
         return self._converted("DequantizeLinear", source, params, name, ir.DataType.FLOAT, before)
 
     def _converted(
-        self, op_type: str, source: ir.Value, params: QuantParams, name: str, dtype: ir.DataType, before: ir.Node | None
+        self,
+        op_type: str,
+        source: ir.Value,
+        params: QuantParams,
+        name: str,
+        dtype: ir.DataType,
+        successor: ir.Node | None,
     ) -> ir.Value:
         inputs = [source, *self.parameters(params, name)]
         attributes = {"axis": params.axis} if params.per_channel or params.block else {}
         if params.block:
             attributes["block_size"] = params.block
-        return self.node(op_type, inputs, name, before=before, like=source, dtype=dtype, attributes=attributes)
+        return self.node(op_type, inputs, name, before=successor, like=source, dtype=dtype, attributes=attributes)
 
     def parameters(self, params: QuantParams, name: str) -> tuple[ir.Value, ir.Value]:
         """Return the scale (float32) and the zero point as initializers. Both are scalars unless `params` is
@@ -220,16 +226,16 @@ def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *
     return count
 
 
-def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -> None:
-    """Replace `value` everywhere by `last`, which is computed from `value`. `last` takes over the name, type and shape.
+def insert_behind(value: ir.Value, head: ir.Value, tail: ir.Value, name: str) -> None:
+    """Replace `value` everywhere by `tail`, which is computed from `value`. `tail` takes over the name, type and shape.
 
     Args:
-        first: output of the node that reads `value` and leads to `last`. This node still reads `value` afterwards.
+        head: output of the node that reads `value` and leads to `tail`. This node still reads `value` afterwards.
         name: new name of `value`.
     """
-    replace_value(value, last, keep_name=True)
-    reader = maker(first)
-    reader.replace_input_with(reader.inputs.index(last), value)
+    replace_value(value, tail, keep_name=True)
+    reader = maker(head)
+    reader.replace_input_with(reader.inputs.index(tail), value)
     value.name, value.type, value.shape = name, None, None
 
 
@@ -284,13 +290,13 @@ class _Names:
         return free
 
 
-def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: object = "the model") -> ir.Model:
+def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, label: object = "the model") -> ir.Model:
     """Return the in-memory model of a checked protobuf. Weights are not copied.
 
     Args:
         base: folder to which the locations of external weights are relative. The files are read only when values are
             needed.
-        where: the model's file, for messages.
+        label: the model's file, for messages.
 
     Raises:
         ModelError: the model contains something undefined, such as an element type that ONNX does not have.
@@ -303,7 +309,7 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
     except Exception as error:
         cause = error.__cause__ or error
         text = one_line(cause, most=300) or type(cause).__name__
-        raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
+        raise ModelError(f"{label} cannot be read: {text}", "Export the model again") from error
     if base is not None:
         _read_from(model, base)
     return model
@@ -359,7 +365,7 @@ def _read_from(model: ir.Model, base: Path) -> None:
     def moved(tensor: Any) -> Any:
         if not isinstance(tensor, ir.ExternalTensor):
             return tensor
-        kept = DataTensor(
+        copy = DataTensor(
             tensor.location,
             tensor.offset,
             tensor.length,
@@ -370,8 +376,8 @@ def _read_from(model: ir.Model, base: Path) -> None:
             metadata_props=tensor.metadata_props,
             base_dir=base,
         )
-        kept.meta.update(tensor.meta)
-        return kept
+        copy.meta.update(tensor.meta)
+        return copy
 
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -414,8 +420,12 @@ def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
     """
     graph = proto.graph
     del graph.value_info[:], graph.output[:]
-    made = [value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()]
-    graph.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
+    inner_values = [
+        value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()
+    ]
+    graph.value_info.extend(
+        ir.serde.serialize_value(v) for v in inner_values if v.type is not None or v.shape is not None
+    )
     graph.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
 
 

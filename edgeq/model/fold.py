@@ -37,7 +37,7 @@ _NONE_BEFORE = "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
 _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
+def fold_batch_norms(model: ir.Model, notes: list[str] | None = None) -> int:
     """Fold every BatchNormalization into the layer that it follows, in place, if possible.
 
     The layer must be a Conv, ConvTranspose, Gemm or 2-D MatMul with constant weights, and its result must have no other
@@ -45,7 +45,7 @@ def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
     the BatchNormalization's result. New weights are computed in float64 and stored in their old type.
 
     Args:
-        kept: a list to which the function adds one line for each reason why nodes were not folded. The line contains
+        notes: a list to which the function adds one line for each reason why nodes were not folded. The line contains
             the names of the nodes.
 
     Returns:
@@ -61,8 +61,8 @@ def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
         return not reason
 
     folded = rewrite_nodes(model, fold, "BatchNormalization")
-    if kept is not None:
-        kept.extend(f"BatchNormalization {_listing(names)}: {reason}" for reason, names in reasons.items())
+    if notes is not None:
+        notes.extend(f"BatchNormalization {_listing(names)}: {reason}" for reason, names in reasons.items())
     return folded
 
 
@@ -146,8 +146,8 @@ def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> st
     Returns:
         "" if the layer was changed. Otherwise the reason why it was not.
     """
-    left = layer.inputs[0]
-    if layer.op_type == "MatMul" and (left is None or left.shape is None or len(left.shape) != 2):
+    data = layer.inputs[0]
+    if layer.op_type == "MatMul" and (data is None or data.shape is None or len(data.shape) != 2):
         return f"{layer.name!r} is a MatMul whose result is not known to be two-dimensional"
     weight = float_constant(layer.inputs[1])
     if weight is None:
@@ -186,10 +186,10 @@ def _bias(layer: ir.Node, channels: int) -> Array | None:
     """Return the bias of a layer as [channels], or zeros if it has none. Return None if the bias is not one constant
     per channel.
     """
-    given = node_input(layer, 2)
-    if given is None:
+    bias_input = node_input(layer, 2)
+    if bias_input is None:
         return np.zeros(channels)
-    bias = float_constant(given)
+    bias = float_constant(bias_input)
     if bias is None or bias.size not in (1, channels) or bias.shape[-1:] not in ((), (1,), (channels,)):
         return None
     return np.broadcast_to(bias.ravel(), (channels,))
@@ -379,5 +379,5 @@ def _dense(sparse: onnx.SparseTensorProto, path: Path) -> onnx.TensorProto:
         dense[np.unravel_index(places, dense.shape) if places.ndim == 1 else tuple(places.T)] = values
         return numpy_helper.from_array(dense, sparse.values.name)
     except (IndexError, TypeError, ValueError) as error:
-        where = f"{path}: sparse tensor {sparse.values.name!r}"
-        raise ModelError(f"{where} is damaged: {one_line(error)}", DAMAGED) from error
+        subject = f"{path}: sparse tensor {sparse.values.name!r}"
+        raise ModelError(f"{subject} is damaged: {one_line(error)}", DAMAGED) from error

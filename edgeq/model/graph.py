@@ -80,9 +80,9 @@ def is_constant(value: ir.Value | None) -> bool:
 
 def maker(value: ir.Value) -> ir.Node:
     """Return the node that computes a value. The value must not be an input or an initializer."""
-    made = value.producer()
-    assert made is not None, value.name
-    return made
+    node = value.producer()
+    assert node is not None, value.name
+    return node
 
 
 def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
@@ -93,17 +93,17 @@ def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
         return 0.0, math.inf
     if not is_op(node, "Clip"):
         return None
-    found = []
+    bounds = []
     for place, attribute, otherwise in ((1, "min", -math.inf), (2, "max", math.inf)):
-        given = node_input(node, place)
-        tensor = constant_tensor(given)
-        if given is None:
-            found.append(float(np.float32(node.attributes.get_float(attribute, otherwise))))
+        bound_input = node_input(node, place)
+        tensor = constant_tensor(bound_input)
+        if bound_input is None:
+            bounds.append(float(np.float32(node.attributes.get_float(attribute, otherwise))))
         elif tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
             return None
         else:
-            found.append(float(tensor.numpy().reshape(())))
-    return found[0], found[1]
+            bounds.append(float(tensor.numpy().reshape(())))
+    return bounds[0], bounds[1]
 
 
 def opset_of(model: ir.Model) -> int:
@@ -174,13 +174,13 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
     """Return the values of outer graphs that the bodies inside a node read, each once, in order."""
-    found: dict[ir.Value, None] = {}
+    values: dict[ir.Value, None] = {}
     for body in bodies(node):
-        own = {id(graph) for graph in (body, *body.subgraphs())}
-        read = [v for inner in body.all_nodes() for v in inner.inputs if v is not None]
-        inside = (*read, *(g_out for graph in (body, *body.subgraphs()) for g_out in graph.outputs))
-        found.update((value, None) for value in inside if id(value.graph) not in own)
-    return tuple(found)
+        graph_ids = {id(graph) for graph in (body, *body.subgraphs())}
+        inputs = [v for inner in body.all_nodes() for v in inner.inputs if v is not None]
+        inside = (*inputs, *(g_out for graph in (body, *body.subgraphs()) for g_out in graph.outputs))
+        values.update((value, None) for value in inside if id(value.graph) not in graph_ids)
+    return tuple(values)
 
 
 def reads(node: ir.Node) -> tuple[ir.Value, ...]:
@@ -216,11 +216,11 @@ class KernelGeometry:
 
 def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> KernelGeometry:
     """Return the geometry of a convolution or pooling node. `image` and `kernel` are spatial sizes."""
-    given, axes = node.attributes, len(kernel)
-    strides = tuple(given.get_ints("strides", [1] * axes))
-    dilations = tuple(given.get_ints("dilations", [1] * axes))
-    auto = given.get_string("auto_pad", "NOTSET")
-    pads = list(given.get_ints("pads", [0] * 2 * axes))
+    settings, axes = node.attributes, len(kernel)
+    strides = tuple(settings.get_ints("strides", [1] * axes))
+    dilations = tuple(settings.get_ints("dilations", [1] * axes))
+    auto = settings.get_string("auto_pad", "NOTSET")
+    pads = list(settings.get_ints("pads", [0] * 2 * axes))
     if auto == "VALID":
         pads = [0] * 2 * axes
     elif auto != "NOTSET":
@@ -231,7 +231,7 @@ def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> 
         less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
         pads = less + more if auto == "SAME_UPPER" else more + less
     both = tuple((int(pads[axis]), int(pads[axis + axes])) for axis in range(axes))
-    return KernelGeometry(kernel, strides, dilations, both, given.get_int("group", 1))
+    return KernelGeometry(kernel, strides, dilations, both, settings.get_int("group", 1))
 
 
 def is_random(node: ir.Node) -> bool:
@@ -267,8 +267,8 @@ T = TypeVar("T")
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Return the inputs, the initializers and the outputs of nodes, by name."""
-    made = [output for node in graph for output in node.outputs]
-    return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *made) if value.name}
+    outputs = [output for node in graph for output in node.outputs]
+    return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *outputs) if value.name}
 
 
 def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str]:
@@ -278,14 +278,14 @@ def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str
     Args:
         sizes: whether shapes count as constants. This is correct if all sizes are fixed.
     """
-    known = {name for name, value in named_values(graph).items() if is_constant(value)}
+    names = {name for name, value in named_values(graph).items() if is_constant(value)}
     for node in graph:
         if is_random(node) or next(bodies(node), None) is not None:
             continue
         fixed = sizes and is_op(node, "Shape", "Size")
-        if fixed or known.issuperset(value.name for value in node.inputs if value is not None):
-            known.update(output.name for output in node.outputs if output.name)
-    return frozenset(known)
+        if fixed or names.issuperset(value.name for value in node.inputs if value is not None):
+            names.update(output.name for output in node.outputs if output.name)
+    return frozenset(names)
 
 
 class GraphIndex:
@@ -309,8 +309,8 @@ class GraphIndex:
         """
         if key not in self._made:
             self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        entry: T = self._made[key]
+        return entry
 
     @cached_property
     def nodes(self) -> dict[str, ir.Node]:
@@ -357,10 +357,10 @@ class GraphIndex:
         Raises:
             KeyError: there is no such constant.
         """
-        found = constant(self.values[name])
-        if found is None:
+        values = constant(self.values[name])
+        if values is None:
             raise KeyError(name)
-        return found
+        return values
 
 
 def indexed(model: ir.Model | GraphIndex) -> GraphIndex:
@@ -536,8 +536,8 @@ def operator_of(node: ir.Node) -> Operator:
     """Return the table row of a node. For an operator that is not in the table, return a row that only states that the
     first input is data.
     """
-    found = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
-    return found or Operator(node.op_type)
+    row = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
+    return row or Operator(node.op_type)
 
 
 def moves_data(node: ir.Node) -> bool:
@@ -552,12 +552,12 @@ def moves_data(node: ir.Node) -> bool:
 
 def before_layers(model: ir.Model) -> frozenset[ir.Node]:
     """Return the nodes from which a path leads to a node that multiplies matrices."""
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     for node in reversed(list(model.graph)):
         behind = {reader for output in node.outputs for reader in readers(output)}
-        if any(reader in found or operator_of(reader).mac_rule for reader in behind):
-            found.add(node)
-    return frozenset(found)
+        if any(reader in nodes or operator_of(reader).mac_rule for reader in behind):
+            nodes.add(node)
+    return frozenset(nodes)
 
 
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:

@@ -89,8 +89,8 @@ def _apart_from_products(node: ir.Node, context: NodeContext) -> str:
 
 def _floats(node: ir.Node) -> list[ir.Value]:
     """Return the inputs of a node that may be floats. Shapes, indices and masks are left out."""
-    wanted = (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT)
-    return [value for value in node.inputs if value is not None and value.dtype in wanted]
+    types = (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT)
+    return [value for value in node.inputs if value is not None and value.dtype in types]
 
 
 def _not_normalized(node: ir.Node, context: NodeContext) -> str:
@@ -168,8 +168,8 @@ def _attribute(name: str, text: str, *allowed: int | str) -> Condition:
 
     def check(node: ir.Node, context: NodeContext) -> str:
         """Return "" if the attribute has an allowed value, else the reason."""
-        found = node.attributes[name].value if name in node.attributes else allowed[0]
-        return "" if found in allowed else text.format(found)
+        setting = node.attributes[name].value if name in node.attributes else allowed[0]
+        return "" if setting in allowed else text.format(setting)
 
     return check
 
@@ -361,31 +361,31 @@ def find_convolved(model: ir.Model) -> frozenset[str]:
     """Return the names of tensors that are computed from a convolution or a float input of the model. Paths that lead
     through matrix products or normalizations do not count.
     """
-    found = {name_of(value) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT}
+    names = {name_of(value) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT}
     for node in model.graph:
         rule = operator_of(node).mac_rule
         if rule or node.op_type in NORMALIZATIONS:
             convolved = rule.startswith("conv")
         else:
-            convolved = any(name_of(value) in found for value in _floats(node))
+            convolved = any(name_of(value) in names for value in _floats(node))
         if convolved:
-            found.update(name_of(output) for output in node.outputs)
-    return frozenset(found)
+            names.update(name_of(output) for output in node.outputs)
+    return frozenset(names)
 
 
 def find_normalized(model: ir.Model) -> frozenset[str]:
     """Return the names of tensors that normalizations read, directly or after sums, means and data movement. A residual
     stream is an example. A normalization that is built from simple operators is recognised by its mean.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for node in reversed(list(model.graph)):
         for value in node.outputs:
             if any(_normalizes(reader, value) for reader in readers(value)) or any(
-                (reader.op_type in _SUMS or moves_data(reader)) and name_of(reader.outputs[0]) in found
+                (reader.op_type in _SUMS or moves_data(reader)) and name_of(reader.outputs[0]) in names
                 for reader in readers(value)
             ):
-                found.add(name_of(value))
-    return frozenset(found)
+                names.add(name_of(value))
+    return frozenset(names)
 
 
 def _normalizes(node: ir.Node, value: ir.Value) -> bool:
@@ -394,11 +394,11 @@ def _normalizes(node: ir.Node, value: ir.Value) -> bool:
     """
     if node.op_type in NORMALIZATIONS:
         return node.inputs[0] is value
-    made = readers(node.outputs[0])
+    result_readers = readers(node.outputs[0])
     if is_op(node, "ReduceMean"):
-        return any(is_op(reader, "Sub") and value in reader.inputs for reader in made)
+        return any(is_op(reader, "Sub") and value in reader.inputs for reader in result_readers)
     squares = is_op(node, "Pow") or (is_op(node, "Mul") and node.inputs[0] is node.inputs[1])
-    return squares and any(is_op(reader, "ReduceMean") for reader in made)
+    return squares and any(is_op(reader, "ReduceMean") for reader in result_readers)
 
 
 def quantizable_operators(rules: Mapping[str, Int8Rule]) -> tuple[str, ...]:
@@ -444,24 +444,24 @@ def explain_float(
 
 
 def _read(backend: str, folder: Path | None) -> tuple[_RulesFile, Path]:
-    found = [path for place in _folders(folder) if (path := place / f"{backend}.toml").is_file()]
-    if not found:
-        known = ", ".join(backends(folder))
-        raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {known}")
-    if len(found) > 1:
-        raise HardwareError(f"the backend {backend!r} has two files of rules, {found[0]} and {found[1]}", "Remove one")
-    path = found[0]
+    paths = [path for place in _folders(folder) if (path := place / f"{backend}.toml").is_file()]
+    if not paths:
+        names = ", ".join(backends(folder))
+        raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {names}")
+    if len(paths) > 1:
+        raise HardwareError(f"the backend {backend!r} has two files of rules, {paths[0]} and {paths[1]}", "Remove one")
+    path = paths[0]
     return read_toml(path, _RulesFile, HardwareError, "Correct the file", unknown_keys=True), path
 
 
 def _rule(entry: _RuleEntry, path: Path) -> Int8Rule:
-    where = f"{path}: rule for {', '.join(entry.operators)}"
+    subject = f"{path}: rule for {', '.join(entry.operators)}"
     if bool(entry.only_if) != (entry.int8 == "only-if"):
-        raise HardwareError(f'{where}: only_if goes with int8 = "only-if"', "Give both or neither")
+        raise HardwareError(f'{subject}: only_if goes with int8 = "only-if"', "Give both or neither")
     for name in entry.only_if:
         if not is_condition(name):
-            known = ", ".join((*CONDITIONS, *(f"{bounded}:N" for bounded in BOUNDED_CONDITIONS)))
-            raise HardwareError(f"{where}: unknown condition {name!r}", f"Known: {known}")
+            conditions = ", ".join((*CONDITIONS, *(f"{bounded}:N" for bounded in BOUNDED_CONDITIONS)))
+            raise HardwareError(f"{subject}: unknown condition {name!r}", f"Known: {conditions}")
     return Int8Rule(entry.int8 != "no", ", ".join(entry.only_if), entry.reason, entry.source, entry.float_result)
 
 
@@ -550,13 +550,13 @@ def predict_int8(
 
 def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, str]:
     """Return node name → reason, for nodes that read or write a tensor that must not be in 8 bits."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in model.graph:
         names = (name_of(value) for value in (*node.outputs, *node.inputs))
         name = next((name for name in names if name in hazards), None)
         if name is not None:
-            found[node.name or ""] = f"tensor {name!r} {hazards[name]}"
-    return found
+            reasons[node.name or ""] = f"tensor {name!r} {hazards[name]}"
+    return reasons
 
 
 def nodes_with_folded_operands(index: GraphIndex) -> frozenset[str]:
@@ -578,18 +578,18 @@ def stacked_products(model: ir.Model) -> frozenset[str]:
 
 
 def _judge(node: ir.Node, rules: Mapping[str, Int8Rule], context: NodeContext) -> tuple[Verdict, str]:
-    read = [value for value in node.inputs if value is not None and not context.has_constant(value)]
-    written = [value for value in node.outputs if value.name]
-    if any(value.dtype == ir.DataType.DOUBLE for value in (*read, *written)):
+    inputs = [value for value in node.inputs if value is not None and not context.has_constant(value)]
+    outputs = [value for value in node.outputs if value.name]
+    if any(value.dtype == ir.DataType.DOUBLE for value in (*inputs, *outputs)):
         return "float", "it computes in float64; quantization starts from float32"
-    if not any(value.dtype in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT) for value in written):
+    if not any(value.dtype in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT) for value in outputs):
         # A pair in front of a Cast or a comparison would round the tensor that it reads.
-        kept = context.kept.get(node.name or "")
-        return ("float", kept) if kept else ("other", "it makes no floats")
+        float_reason = context.kept.get(node.name or "")
+        return ("float", float_reason) if float_reason else ("other", "it makes no floats")
     reason = explain_float(node, rules, context)
     if reason:
         return "float", reason
-    unknown = next((value.name for value in (*read, *written) if not value.dtype), None)
+    unknown = next((value.name for value in (*inputs, *outputs) if not value.dtype), None)
     if unknown is not None:
         return "float", f"the type and shape of tensor {unknown!r} are not known, so the quantizer skips it"
     return "int8", rules.get(node.op_type, rules[DEFAULT]).reason

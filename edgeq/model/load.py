@@ -113,7 +113,7 @@ def read_model(path: Path) -> ir.Model:
         ModelError: for the same reasons as `load_model`.
     """
     model = load_model(path, external_data="none")
-    return in_memory(model, data_folder(model, path), where=path)
+    return in_memory(model, data_folder(model, path), label=path)
 
 
 def data_folder(model: onnx.ModelProto, path: Path) -> Path:
@@ -146,41 +146,41 @@ def read_own(path: Path, folder: Path | None = None) -> ir.Model:
     Raises:
         ModelError: the model contains something undefined.
     """
-    return in_memory(onnx.load(path, load_external_data=False), folder or path.parent, where=path)
+    return in_memory(onnx.load(path, load_external_data=False), folder or path.parent, label=path)
 
 
-def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model") -> ir.Model:
+def in_memory(model: onnx.ModelProto, base: Path, *, label: object = "the model") -> ir.Model:
     """Return the in-memory form of a loaded model. Old models also list initializers as inputs; in the result,
     initializers are not inputs.
 
     Args:
         base: folder of the model's external data.
-        where: the model's file, for messages.
+        label: the model's file, for messages.
 
     Raises:
         ModelError: the model contains something undefined.
     """
     from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
-    memory = from_proto(model, base, where=where)
+    memory = from_proto(model, base, label=label)
     weights = RemoveInitializersFromInputsPass()(memory)
     if weights.modified:
         memory.ir_version = max(memory.ir_version, FREE_INITIALIZERS)
     return memory
 
 
-def check_declared_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> None:
+def check_declared_sizes(model: onnx.ModelProto, folder: Path, path: Path) -> None:
     """Refuse a model that declares tensors far larger than its inputs and weights. This check comes before a session is
     opened.
 
     Args:
         folder: folder of the model's external data, which is not read.
-        where: the model's file, for messages.
+        path: the model's file, for messages.
 
     Raises:
         ModelError: for the same reasons as `describe`.
     """
-    describe(in_memory(model, folder, where=where), where, proto_skeleton(model))
+    describe(in_memory(model, folder, label=path), path, proto_skeleton(model))
 
 
 def model_signature(path: Path) -> Signature:
@@ -215,21 +215,21 @@ def _stated(path: Path) -> onnx.ModelProto | None:
     Return None if `path` is an ONNX file.
     """
     with device_errors():
-        found = stated_signature(path) if path.is_file() else None
-    if found is None:
+        stated = stated_signature(path) if path.is_file() else None
+    if stated is None:
         return None
     graph = onnx.GraphProto(name="stated")
     try:
         for key, place in (("inputs", graph.input), ("outputs", graph.output)):
-            for one in found[key]:
-                kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[one["type"]]))
-                place.append(onnx.helper.make_tensor_value_info(one["name"], kind, one["shape"]))
+            for entry in stated[key]:
+                kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[entry["type"]]))
+                place.append(onnx.helper.make_tensor_value_info(entry["name"], kind, entry["shape"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} states its inputs and outputs wrongly: {one_line(error)}", DAMAGED) from error
     if not (graph.input and graph.output):
         raise ModelError(f"{path} does not state its inputs and outputs", "Name a file that edgeq wrote")
-    read, made = ([one.name for one in values] for values in (graph.input, graph.output))
-    graph.node.append(onnx.helper.make_node("Whole", read, made, name="whole", domain=_OWN_FORMAT))
+    input_names, output_names = ([entry.name for entry in values] for values in (graph.input, graph.output))
+    graph.node.append(onnx.helper.make_node("Whole", input_names, output_names, name="whole", domain=_OWN_FORMAT))
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(_OWN_FORMAT, 1)]
     return onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
 
@@ -239,14 +239,14 @@ def own_runnable(path: Path) -> onnx.ModelProto:
     return _stated(path) or onnx.load(path, load_external_data=False)
 
 
-def own_signature(model: Path | bytes, where: Path) -> Signature:
+def own_signature(model: Path | bytes, path: Path) -> Signature:
     """Return the signature of a file, or of the content of a file, without checks. Use it for the same files as
     `read_own`.
 
     Args:
-        where: the file's name in messages.
+        path: the file's name in messages.
     """
-    return signature_of(onnx.load_model_from_string(model) if isinstance(model, bytes) else own_runnable(model), where)
+    return signature_of(onnx.load_model_from_string(model) if isinstance(model, bytes) else own_runnable(model), path)
 
 
 def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
@@ -302,44 +302,44 @@ def model_digest(path: Path, folder: Path | None = None) -> str:
     files = model_files(path, folder)
     if len(files) == 1:
         return _file_digest(path)
-    whole = hashlib.sha256(bytes.fromhex(_file_digest(path)))
+    digest = hashlib.sha256(bytes.fromhex(_file_digest(path)))
     for file in files[1:]:
-        whole.update(file.relative_to(folder or path.parent).as_posix().encode() + b"\0")
-        whole.update(bytes.fromhex(_file_digest(file)))
-    return whole.hexdigest()
+        digest.update(file.relative_to(folder or path.parent).as_posix().encode() + b"\0")
+        digest.update(bytes.fromhex(_file_digest(file)))
+    return digest.hexdigest()
 
 
 _SHARED_AT_MOST = 2
 
 
-def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
+def share_model(model: ir.Model, path: Path, origin: GraphIndex) -> GraphIndex:
     """Keep in memory the model that was just written to `path`. `shared_model` then need not read the file. The model
     must not be changed afterwards.
 
     Args:
-        made_of: the prepared model that the model was made from. It keeps the last few models that were made from it,
+        origin: the prepared model that the model was made from. It keeps the last few models that were made from it,
             and frees them when it is freed itself.
     """
-    kept = _made_of(made_of)
-    kept.pop(path, None)
-    while len(kept) >= _SHARED_AT_MOST:
-        kept.pop(next(iter(kept)))
+    models = _made_of(origin)
+    models.pop(path, None)
+    while len(models) >= _SHARED_AT_MOST:
+        models.pop(next(iter(models)))
     graph = GraphIndex(model, path)
-    kept[path] = _state(path), graph
+    models[path] = _state(path), graph
     return graph
 
 
-def shared_model(path: Path, made_of: GraphIndex) -> GraphIndex:
+def shared_model(path: Path, origin: GraphIndex) -> GraphIndex:
     """Return the model in a file that edgeq wrote. The model is shared: to change it, change a clone.
 
     Args:
-        made_of: the prepared model that the model was made from; see `share_model`.
+        origin: the prepared model that the model was made from; see `share_model`.
 
     Raises:
         ModelError: for the same reasons as `read_own`.
     """
-    state, graph = _made_of(made_of).get(path, ((), None))
-    return graph if graph is not None and state == _state(path) else share_model(read_own(path), path, made_of)
+    state, graph = _made_of(origin).get(path, ((), None))
+    return graph if graph is not None and state == _state(path) else share_model(read_own(path), path, origin)
 
 
 def _made_of(source: GraphIndex) -> dict[Path, tuple[tuple[int, ...], GraphIndex]]:
@@ -347,8 +347,8 @@ def _made_of(source: GraphIndex) -> dict[Path, tuple[tuple[int, ...], GraphIndex
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def save_model(
@@ -391,7 +391,7 @@ def is_quantized(model: ir.Model) -> bool:
 def _external_tensors(path: Path) -> list[onnx.TensorProto]:
     """Return the external tensors of a file without reading their data."""
     try:
-        found = read_onnx(path, str(path)).external
+        external = read_onnx(path, str(path)).external
     # Either the file is not a model, and the parser gives a better message, or it is an unusual model that `read_onnx`
     # does not accept.
     except BundleError:
@@ -404,7 +404,7 @@ def _external_tensors(path: Path) -> list[onnx.TensorProto]:
             data_location=onnx.TensorProto.EXTERNAL,
             external_data=[onnx.StringStringEntryProto(key=key, value=value) for key, value in tensor.entries.items()],
         )
-        for tensor in found
+        for tensor in external
     ]
 
 
@@ -491,27 +491,27 @@ def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
 _SAVED_BY = {"ModelProto": "onnx.save(model, PATH)", "Model": "onnx_ir.save(model, PATH)"}
 
 
-def path_of(given: object, what: str = "model") -> Path:
-    """Return `given` as a path.
+def path_of(argument: object, noun: str = "model") -> Path:
+    """Return `argument` as a path.
 
     Args:
-        given: a str, a Path or another os.PathLike that contains text.
-        what: kind of file, for the message.
+        argument: a str, a Path or another os.PathLike that contains text.
+        noun: kind of file, for the message.
 
     Raises:
-        UsageError: `given` is anything else, such as a model in memory.
+        UsageError: `argument` is anything else, such as a model in memory.
     """
-    if isinstance(given, (str, os.PathLike)):
-        text = os.fspath(given)
+    if isinstance(argument, (str, os.PathLike)):
+        text = os.fspath(argument)
         if isinstance(text, str):
             return Path(text)
-    kind = type(given).__name__
-    if isinstance(given, (bytes, bytearray, memoryview)):
+    kind = type(argument).__name__
+    if isinstance(argument, (bytes, bytearray, memoryview)):
         save = "Path(PATH).write_bytes(model)"
     else:
         save = _SAVED_BY.get(kind, "")
     fix = f"Save it first, {save}, and give PATH" if save else "Give a path, as str or Path"
-    raise UsageError(f"the {what} is given as {kind}, and a path (str or Path) is needed", fix)
+    raise UsageError(f"the {noun} is given as {kind}, and a path (str or Path) is needed", fix)
 
 
 T = TypeVar("T")

@@ -82,16 +82,16 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
         ) from error
 
 
-def settle(model: ir.Model, before: ir.Model) -> None:
-    """Normalise a model that ONNX Runtime wrote, in place. The model gets the producer and metadata of `before`, and
+def settle(model: ir.Model, original: ir.Model) -> None:
+    """Normalise a model that ONNX Runtime wrote, in place. The model gets the producer and metadata of `original`, and
     keeps only the operator sets that it uses. Its weights are listed in the order in which nodes use them, because ONNX
     Runtime lists them in the order of a hash table.
     """
-    kept = dict(before.metadata_props)
-    model.producer_name, model.producer_version = before.producer_name, before.producer_version
-    model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
+    metadata = dict(original.metadata_props)
+    model.producer_name, model.producer_version = original.producer_name, original.producer_version
+    model.domain, model.model_version, model.doc_string = original.domain, original.model_version, original.doc_string
     model.metadata_props.clear()
-    model.metadata_props.update(kept)
+    model.metadata_props.update(metadata)
     domains = {node.domain for graph in model.graphs() for node in graph} | {""}
     for domain in [d for d in model.opset_imports if d not in domains]:
         del model.opset_imports[domain]
@@ -201,12 +201,12 @@ def prepare_model(
         advance(1)
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
-            before, operators = model, Counter(node.op_type for node in every_node(model))
+            original, operators = model, Counter(node.op_type for node in every_node(model))
             if simplify:
                 model = _optimized(model, Path(scratch), source, inline_limit, external=external)
             advance(1)
             _apply(_BEHIND, model, notes, simplify=simplify)
-            settle(model, before)
+            settle(model, original)
             name_nodes(model)
             proto = _with_shapes(model, notes, source)
             notes.extend(_difference(operators, model))
@@ -242,7 +242,7 @@ def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
     else:
         proto = load_model(source, external_data="none")
         signature_of(proto, source)
-        model, bare = from_proto(proto, data_folder(proto, source), where=source), proto_skeleton(proto)
+        model, bare = from_proto(proto, data_folder(proto, source), label=source), proto_skeleton(proto)
     if is_quantized(model):
         raise ModelError(
             f"{source} is quantized already",
@@ -321,15 +321,15 @@ def _fold_late_norms(model: ir.Model) -> tuple[str, ...]:
     """Fold BatchNormalizations that can be folded only after ONNX Runtime's optimisation, in place. They follow a Gemm
     that ONNX Runtime made from MatMul and Add.
     """
-    kept: list[str] = []
-    folded = fold_batch_norms(model, kept)
+    notes: list[str] = []
+    folded = fold_batch_norms(model, notes)
     late = (f"{folded} BatchNormalization folded after ONNX Runtime's optimisation",) if folded else ()
-    return (*late, *kept)
+    return (*late, *notes)
 
 
 def _no_ops(removed: int) -> str:
-    what = f"removed that {'does' if removed == 1 else 'do'} nothing"
-    return f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type, empty Pad)"
+    clause = f"removed that {'does' if removed == 1 else 'do'} nothing"
+    return f"{_count(removed, 'node')} {clause} (Identity, Dropout, Cast to the same type, empty Pad)"
 
 
 _BEFORE = (
@@ -377,30 +377,30 @@ def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, 
     proto = to_proto(model) if not external and external_folder(model) is None else None
     save_model(model, raw, inline_limit=inline_limit, proto=proto)
     optimize_basic(raw, optimized, source=source, external=external)
-    written = onnx.load(optimized, load_external_data=False)
-    if proto is not None and _is_unchanged(proto, written):
+    optimized_proto = onnx.load(optimized, load_external_data=False)
+    if proto is not None and _is_unchanged(proto, optimized_proto):
         return model
-    made = from_proto(written, scratch, where=source)
-    if not _is_unfolded(made):
-        return made
+    optimized_model = from_proto(optimized_proto, scratch, label=source)
+    if not _is_unfolded(optimized_model):
+        return optimized_model
     folded = scratch / "folded.onnx"
     optimize_basic(optimized, folded, source=source, external=external)
     return ir.load(folded)
 
 
-def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
+def _is_unchanged(original: onnx.ModelProto, optimized: onnx.ModelProto) -> bool:
     """Return whether ONNX Runtime wrote the same nodes, values and types that it read. Unused weights may be
     missing.
     """
-    held = {tensor.name: tensor for tensor in before.graph.initializer}
-    described = [{value.name: value for value in graph.value_info} for graph in (before.graph, after.graph)]
+    tensors = {tensor.name: tensor for tensor in original.graph.initializer}
+    described = [{value.name: value for value in graph.value_info} for graph in (original.graph, optimized.graph)]
     return (
-        before.ir_version == after.ir_version
-        and before.graph.node == after.graph.node
-        and before.graph.input == after.graph.input
-        and before.graph.output == after.graph.output
+        original.ir_version == optimized.ir_version
+        and original.graph.node == optimized.graph.node
+        and original.graph.input == optimized.graph.input
+        and original.graph.output == optimized.graph.output
         and described[0] == described[1]
-        and all(held.get(tensor.name) == tensor for tensor in after.graph.initializer)
+        and all(tensors.get(tensor.name) == tensor for tensor in optimized.graph.initializer)
     )
 
 
@@ -408,9 +408,9 @@ def _is_unfolded(model: ir.Model) -> bool:
     """Return whether a node reads only constants. Such nodes remain if ONNX Runtime expands functions such as
     GroupNormalization, because it folds constants before it expands functions.
     """
-    known = computed_constants(model.graph)
-    read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
-    return any(names and known.issuperset(names) for names in read)
+    constants = computed_constants(model.graph)
+    operands = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
+    return any(names and constants.issuperset(names) for names in operands)
 
 
 def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
@@ -431,11 +431,11 @@ def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelP
     return proto
 
 
-def _difference(old: Mapping[str, int], after: ir.Model) -> list[str]:
+def _difference(old: Mapping[str, int], model: ir.Model) -> list[str]:
     """Return a note on the operator types whose number was changed by ONNX Runtime's optimisation. `old` contains the
     numbers before it.
     """
-    new = Counter(n.op_type for n in every_node(after))
+    new = Counter(n.op_type for n in every_node(model))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted({*old, *new}) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
 

@@ -69,8 +69,8 @@ def node_macs(model: ir.Model) -> dict[str, int]:
         if value is None:
             return ()
         tensor = constant_tensor(value)
-        known = inferred.get(value.name or "", value)
-        shape = known.shape if tensor is None else ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
+        described = inferred.get(value.name or "", value)
+        shape = described.shape if tensor is None else ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
         return tuple(size if isinstance(size, int) and size > 0 else 1 for size in shape or ())
 
     def count(node: ir.Node) -> int:
@@ -98,49 +98,51 @@ def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
     inferred again.
     """
     copy = model.clone()
-    known: dict[str, int] = {}
+    sizes_by_symbol: dict[str, int] = {}
     fits = True
     for value in copy.graph.inputs:
         if value.name and value.name in shapes:
-            given = shapes[value.name]
-            for size, number in zip(value.shape or (), given, strict=False):
+            sizes = shapes[value.name]
+            for size, number in zip(value.shape or (), sizes, strict=False):
                 fits &= not isinstance(size, int) or size == number
-                fits &= known.setdefault(_symbol(size), number) == number or _symbol(size) == _UNNAMED
-            value.shape = ir.Shape(given)
-    known.pop(_UNNAMED, None)
+                fits &= sizes_by_symbol.setdefault(_symbol(size), number) == number or _symbol(size) == _UNNAMED
+            value.shape = ir.Shape(sizes)
+    sizes_by_symbol.pop(_UNNAMED, None)
     for node in copy.graph:
         for output in node.outputs:
-            output.shape = _resolved(output.shape, known) if fits else None
+            output.shape = _resolved(output.shape, sizes_by_symbol) if fits else None
     return copy
 
 
-def _resolved(shape: ir.Shape | None, known: Mapping[str, int]) -> ir.Shape | None:
+def _resolved(shape: ir.Shape | None, sizes_by_symbol: Mapping[str, int]) -> ir.Shape | None:
     """Return the shape with numbers in place of known symbols. Return None if an unknown symbol remains."""
-    sizes = [known.get(_symbol(size), 0) if isinstance(size, ir.SymbolicDim) else size for size in shape or ()]
+    sizes = [
+        sizes_by_symbol.get(_symbol(size), 0) if isinstance(size, ir.SymbolicDim) else size for size in shape or ()
+    ]
     return ir.Shape(sizes) if shape is not None and all(sizes) else None
 
 
-def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def assumed_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return assumed shapes of the inputs that have free sizes, for counting.
 
-    Sizes in `given` are used first. Otherwise, a symbol that is the first size of some input is the batch and becomes
+    Sizes in `shapes` are used first. Otherwise, a symbol that is the first size of some input is the batch and becomes
     1. Any other size becomes `IMAGE_SIDE` in inputs with at least four dimensions, and `LENGTH` in others.
     """
     inputs = [v for v in model.graph.inputs if v.name and v.shape is not None and not v.is_initializer()]
     batches = {_symbol(v.shape[0]) for v in inputs if v.shape} - {_UNNAMED}
-    found = {}
+    assumed = {}
     for value in inputs:
         shape = value.shape or ()
         side = IMAGE_SIDE if len(shape) > 3 else LENGTH
         name = str(value.name)
-        if name in given:
-            found[name] = tuple(given[name])
+        if name in shapes:
+            assumed[name] = tuple(shapes[name])
         elif not all(isinstance(size, int) and size > 0 for size in shape):
-            found[name] = tuple(
+            assumed[name] = tuple(
                 size if isinstance(size, int) and size > 0 else 1 if not place or _symbol(size) in batches else side
                 for place, size in enumerate(shape)
             )
-    return found
+    return assumed
 
 
 def _symbol(size: object) -> str:
@@ -301,18 +303,20 @@ def merge_branches(model: ir.Model) -> int:
 
 
 def _merge(total: ir.Node, editor: Editor) -> bool:
-    made = [value.producer() if value is not None else None for value in total.inputs]
-    nodes = [node for node in made if node is not None and is_op(node, *_LINEAR) and node.graph is total.graph]
+    producers = [value.producer() if value is not None else None for value in total.inputs]
+    nodes = [node for node in producers if node is not None and is_op(node, *_LINEAR) and node.graph is total.graph]
     if len(nodes) < 2 or nodes[0].inputs[0] is not nodes[1].inputs[0]:
         return False
     if any(only_reader(node.outputs[0]) is not total for node in nodes):
         return False
-    first, second = (_branch(node) for node in nodes)
-    if first is None or second is None:
+    left_branch, right_branch = (_branch(node) for node in nodes)
+    if left_branch is None or right_branch is None:
         return False
     if total.op_type == "Sub":
-        second = replace(second, weight=-second.weight, bias=-second.bias)
-    larger, smaller = sorted((first, second), key=lambda branch: (branch.weight.ndim, branch.weight.size), reverse=True)
+        right_branch = replace(right_branch, weight=-right_branch.weight, bias=-right_branch.bias)
+    larger, smaller = sorted(
+        (left_branch, right_branch), key=lambda branch: (branch.weight.ndim, branch.weight.size), reverse=True
+    )
     added = _placed(smaller, larger)
     if added is None:
         return False
@@ -332,23 +336,23 @@ def _branch(node: ir.Node) -> _Branch | None:
     if node.op_type == "BatchNormalization":
         factors = norm_factors(node)
         return None if isinstance(factors, str) else _Branch(node, *factors)
-    weight, given = float_constant(node.inputs[1]), node_input(node, 2)
+    weight, bias_input = float_constant(node.inputs[1]), node_input(node, 2)
     if weight is None or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None
-    bias = np.zeros(len(weight)) if given is None else float_constant(given)
+    bias = np.zeros(len(weight)) if bias_input is None else float_constant(bias_input)
     if bias is None:
         return None
-    known = geometry(node, (), weight.shape[2:])
-    reach = [(taps - 1) * step for taps, step in zip(known.kernel, known.dilations, strict=True)]
+    window = geometry(node, (), weight.shape[2:])
+    reach = [(taps - 1) * step for taps, step in zip(window.kernel, window.dilations, strict=True)]
     return _Branch(
         node,
         weight,
         bias,
-        known.group,
-        known.strides,
-        known.dilations,
-        tuple(-before for before, _ in known.pads),
-        tuple(sum(pads) - r for pads, r in zip(known.pads, reach, strict=True)),
+        window.group,
+        window.strides,
+        window.dilations,
+        tuple(-leading for leading, _ in window.pads),
+        tuple(sum(pads) - r for pads, r in zip(window.pads, reach, strict=True)),
     )
 
 
@@ -363,24 +367,24 @@ def _placed(branch: _Branch, into: _Branch) -> Array | None:
     if branch.weight.ndim == 1:
         if inputs * into.group != channels or len(branch.weight) != channels:
             return None
-        one = (1,) * len(into.kernel)
-        diagonal = np.zeros((channels, inputs, *one))
+        unit = (1,) * len(into.kernel)
+        diagonal = np.zeros((channels, inputs, *unit))
         # Each group has as many input channels as output channels.
-        diagonal[np.arange(channels), np.arange(channels) % inputs] = branch.weight.reshape(-1, *one)
-        zero = (0,) * len(one)
-        branch = _Branch(branch.node, diagonal, branch.bias, into.group, one, one, zero, zero)
-    alike = branch.group == into.group and branch.strides == into.strides and branch.excess == into.excess
-    if not alike or branch.weight.shape[:2] != into.weight.shape[:2]:
+        diagonal[np.arange(channels), np.arange(channels) % inputs] = branch.weight.reshape(-1, *unit)
+        zero = (0,) * len(unit)
+        branch = _Branch(branch.node, diagonal, branch.bias, into.group, unit, unit, zero, zero)
+    is_compatible = branch.group == into.group and branch.strides == into.strides and branch.excess == into.excess
+    if not is_compatible or branch.weight.shape[:2] != into.weight.shape[:2]:
         return None
     places: list[slice] = []
     for axis, taps in enumerate(branch.kernel):
         step, distance = into.dilations[axis], branch.start[axis] - into.start[axis]
-        first, last = distance // step, distance // step + taps - 1
-        if distance % step or first < 0 or last >= into.kernel[axis]:
+        first_tap, last_tap = distance // step, distance // step + taps - 1
+        if distance % step or first_tap < 0 or last_tap >= into.kernel[axis]:
             return None
         if taps > 1 and branch.dilations[axis] != step:
             return None
-        places.append(slice(first, last + 1))
+        places.append(slice(first_tap, last_tap + 1))
     placed[(slice(None), slice(None), *places)] = branch.weight
     return placed
 
@@ -411,17 +415,17 @@ def find_masks(model: ir.Model) -> frozenset[str]:
     reach = {name_of(value): _FAR for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
     for node in model.graph:
         if node.op_type in _PASSING and node.domain in MAIN_DOMAINS:
-            far = max((_reach(value, reach) for value in node.inputs if value is not None), default=0.0)
-            reach.update((name_of(output), far) for output in node.outputs if far >= _FAR)
+            magnitude = max((_reach(value, reach) for value in node.inputs if value is not None), default=0.0)
+            reach.update((name_of(output), magnitude) for output in node.outputs if magnitude >= _FAR)
     nodes: set[str] = set()
-    seen: set[str] = set()
+    visited: set[str] = set()
     pending = [node.inputs[0] for node in model.graph if is_op(node, "Softmax", "LogSoftmax")]
     while pending:
         value = pending.pop()
         name = name_of(value)
-        if value is None or name not in reach or name in seen:
+        if value is None or name not in reach or name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         maker = value.producer()
         if maker is None:  # the value is an input of the model
             continue
@@ -442,8 +446,8 @@ def _is_added(value: ir.Value) -> bool:
 
 def _adds(node: ir.Node, value: ir.Value) -> bool:
     if is_op(node, "Add"):
-        other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-        return other is not None and other.producer() is not None and constant_tensor(other) is None
+        addend = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+        return addend is not None and addend.producer() is not None and constant_tensor(addend) is None
     return is_op(node, *_MOVING) and node.inputs[0] is value and _is_added(node.outputs[0])
 
 
@@ -478,11 +482,11 @@ def _kinds(node: ir.Node) -> Iterator[str]:
         yield f"{node.op_type} {node.attributes.get_int('bits', 4)} {points} level {level}"
     elif row.mac_rule and row.weight is not None:
         activation = "u8" if row.dynamic else _type(integers(node, 0))
-        held = integers(node, row.weight)
-        if activation and (weight := _type(held)):
+        weight_integers = integers(node, row.weight)
+        if activation and (weight := _type(weight_integers)):
             kind = f"{'Conv' if row.mac_rule.startswith('conv') else 'MatMul'} {activation}{weight}"
             yield kind
-            values = constant(held[0])
+            values = constant(weight_integers[0])
             if weight == "s8" and values is not None and values.min(initial=0) == np.iinfo(np.int8).min:
                 yield kind + LEAST
 
@@ -505,7 +509,7 @@ def _type(values: tuple[ir.Value | None, ...]) -> str:
     """Return the short name of the 8-bit type of integers or of their zero point. Return "" for other types and for
     floats.
     """
-    known = [value.dtype for value in values if value is not None and value.dtype is not None]
+    types = [value.dtype for value in values if value is not None and value.dtype is not None]
     if not values:
         return ""
-    return _SHORT.get(known[0], "") if known else "u8"
+    return _SHORT.get(types[0], "") if types else "u8"

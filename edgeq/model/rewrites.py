@@ -82,8 +82,8 @@ def join_slices(model: ir.Model) -> int:
     Returns:
         The number of Concats that were replaced.
     """
-    found = [(node, graph, _blocks(node)) for graph in model.graphs() for node in graph if is_op(node, "Concat")]
-    return sum(_join(node, blocks, Editor(model, graph)) for node, graph, blocks in found if blocks is not None)
+    concats = [(node, graph, _blocks(node)) for graph in model.graphs() for node in graph if is_op(node, "Concat")]
+    return sum(_join(node, blocks, Editor(model, graph)) for node, graph, blocks in concats if blocks is not None)
 
 
 def _join(concat: ir.Node, blocks: _Blocks, editor: Editor) -> bool:
@@ -94,19 +94,19 @@ def _join(concat: ir.Node, blocks: _Blocks, editor: Editor) -> bool:
         return False
     node = ir.node("SpaceToDepth", [blocks.source], {"blocksize": blocks.size}, name=concat.name)
     editor.graph.insert_before(concat, node)
-    made = node.outputs[0]
-    made.type, made.shape = joined.type, joined.shape
+    packed = node.outputs[0]
+    packed.type, packed.shape = joined.type, joined.shape
     if in_order:
-        replace_value(joined, made, keep_name=True)
+        replace_value(joined, packed, keep_name=True)
         return True
     # The tensor gets a new name, because its channels are in another order.
-    made.name = editor.free_value_name(f"{joined.name}/space_to_depth")
+    packed.name = editor.free_value_name(f"{joined.name}/space_to_depth")
     for layer in layers:
         weight = float_constant(layer.inputs[1])
         assert weight is not None
         parts = np.split(weight, len(blocks.order), axis=1)
         set_parameter(editor, layer, 1, np.concatenate([parts[i] for i in blocks.order], axis=1))
-        layer.replace_input_with(0, made)
+        layer.replace_input_with(0, packed)
     return True
 
 
@@ -120,7 +120,7 @@ def _blocks(concat: ir.Node) -> _Blocks | None:
         phases.append(phase)
     source = sources.pop() if len(sources) == 1 else None
     size = round(len(phases) ** 0.5)
-    wanted = [{_HEIGHT: (row, size), _WIDTH: (column, size)} for row in range(size) for column in range(size)]
+    grid_phases = [{_HEIGHT: (row, size), _WIDTH: (column, size)} for row in range(size) for column in range(size)]
     if (
         source is None
         or source.shape is None
@@ -129,32 +129,32 @@ def _blocks(concat: ir.Node) -> _Blocks | None:
         or source.dtype != ir.DataType.FLOAT
     ):
         return None
-    if any(phases.count(phase) != 1 for phase in wanted) or len(phases) != len(wanted):
+    if any(phases.count(phase) != 1 for phase in grid_phases) or len(phases) != len(grid_phases):
         return None
-    return _Blocks(source, size, tuple(phases.index(phase) for phase in wanted))
+    return _Blocks(source, size, tuple(phases.index(phase) for phase in grid_phases))
 
 
 def _phase(value: ir.Value | None) -> tuple[ir.Value | None, dict[int, tuple[int, int]]]:
     """Return the source of a sliced value, and (start, step) for each axis. Slices that end before the end of an axis
     are not followed.
     """
-    found: dict[int, tuple[int, int]] = {}
+    offsets: dict[int, tuple[int, int]] = {}
     while value is not None:
         node = value.producer()
         if node is None or node.op_type != "Slice" or node.domain != "" or len(node.inputs) != 5:
             break
-        given = [constant(v) for v in node.inputs[1:]]
+        arguments = [constant(v) for v in node.inputs[1:]]
         source = node.inputs[0]
-        if source is None or source.shape is None or any(values is None for values in given):
+        if source is None or source.shape is None or any(values is None for values in arguments):
             break
-        starts, ends, axes, steps = (values.ravel().tolist() for values in given if values is not None)
+        starts, ends, axes, steps = (values.ravel().tolist() for values in arguments if values is not None)
         rank = len(source.shape)
-        whole = all(end >= _most(source.shape[axis % rank]) for end, axis in zip(ends, axes, strict=True))
-        if not whole or any(axis % rank in found for axis in axes):
+        reaches_end = all(end >= _most(source.shape[axis % rank]) for end, axis in zip(ends, axes, strict=True))
+        if not reaches_end or any(axis % rank in offsets for axis in axes):
             break
-        found.update({axis % rank: (start, step) for axis, start, step in zip(axes, starts, steps, strict=True)})
+        offsets.update({axis % rank: (start, step) for axis, start, step in zip(axes, starts, steps, strict=True)})
         value = source
-    return value, found
+    return value, offsets
 
 
 def _most(size: int | ir.SymbolicDim) -> int:
@@ -166,8 +166,8 @@ def _takes(layer: ir.Node, joined: ir.Value, blocks: _Blocks) -> bool:
     """Return whether `layer` is an ungrouped convolution with constant weights that reads `joined` as its data and
     nowhere else.
     """
-    plain = layer.op_type == "Conv" and layer.domain == "" and layer.attributes.get_int("group", 1) == 1
-    if not plain or layer.inputs[0] is not joined or list(layer.inputs).count(joined) > 1:
+    is_ungrouped = layer.op_type == "Conv" and layer.domain == "" and layer.attributes.get_int("group", 1) == 1
+    if not is_ungrouped or layer.inputs[0] is not joined or list(layer.inputs).count(joined) > 1:
         return False
     weight = float_constant(layer.inputs[1])
     return weight is not None and weight.ndim == 4 and weight.shape[1] % len(blocks.order) == 0
@@ -196,9 +196,9 @@ def _layer(step: ir.Node) -> ir.Node | None:
     such layer.
     """
     for place, value in enumerate(step.inputs[:2]):
-        made = value.producer() if value is not None else None
-        if value is not None and made is not None and is_op(made, *_LAYERS) and only_reader(value) is step:
-            return made if float_constant(step.inputs[1 - place]) is not None else None
+        producer = value.producer() if value is not None else None
+        if value is not None and producer is not None and is_op(producer, *_LAYERS) and only_reader(value) is step:
+            return producer if float_constant(step.inputs[1 - place]) is not None else None
     return None
 
 
@@ -277,16 +277,16 @@ def gemms_with_factors(model: ir.Model) -> frozenset[str]:
 
 def _is_matrix(value: ir.Value | None) -> bool:
     """Return whether a value is a constant matrix. Its data, which may be large, is not read."""
-    known = value is not None and value.is_initializer() and not value.is_graph_input()
-    return known and value is not None and value.shape is not None and len(value.shape) == 2
+    is_weight = value is not None and value.is_initializer() and not value.is_graph_input()
+    return is_weight and value is not None and value.shape is not None and len(value.shape) == 2
 
 
 def _without_factors(node: ir.Node, editor: Editor) -> bool:
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
-    given = node_input(node, 2)
-    bias = float_constant(given) if beta != 1.0 else None
+    bias_input = node_input(node, 2)
+    bias = float_constant(bias_input) if beta != 1.0 else None
     weight = float_constant(node.inputs[1]) if alpha != 1.0 else None
-    unknown = (alpha != 1.0 and weight is None) or (beta != 1.0 and given is not None and bias is None)
+    unknown = (alpha != 1.0 and weight is None) or (beta != 1.0 and bias_input is not None and bias is None)
     if alpha == beta == 1.0 or unknown:
         return False
     if weight is not None:
@@ -299,12 +299,12 @@ def _without_factors(node: ir.Node, editor: Editor) -> bool:
 
 
 def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> bool:
-    weight, given = node.inputs[1], node_input(node, 2)
+    weight, bias_input = node.inputs[1], node_input(node, 2)
     assert weight is not None
     assert weight.shape is not None
-    bias = float_constant(given)
+    bias = float_constant(bias_input)
     outputs = output_channels(node, weight.shape.numpy())
-    if given is None or bias is None or bias.shape == (outputs,):
+    if bias_input is None or bias is None or bias.shape == (outputs,):
         return False
     if bias.size == 1 or (bias.size == outputs and bias.shape[-1] == outputs):
         set_parameter(editor, node, 2, np.broadcast_to(bias.ravel(), (outputs,)))
@@ -315,7 +315,7 @@ def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> boo
     product = node.outputs[0]
     name = editor.free_value_name(f"{product.name}/product")
     node.resize_inputs(2)
-    added = editor.node("Add", [product, given], f"{node.name}/bias", after=node)
+    added = editor.node("Add", [product, bias_input], f"{node.name}/bias", after=node)
     insert_behind(product, added, added, name)
     product.type, product.shape = added.type, added.shape
     return True
@@ -325,12 +325,12 @@ def _one_way(layers: list[ir.Node], editor: Editor) -> int:
     """Give a copy of the weights to each layer that reads them in a direction other than that of the first reader.
     Return the number of copies.
     """
-    first: dict[ir.Value | None, int] = {}
+    directions: dict[ir.Value | None, int] = {}
     changed = 0
     for node in layers:
         value = node.inputs[1]
         transposed = node.attributes.get_int("transB", 0) if node.op_type == "Gemm" else 0
-        if first.setdefault(value, transposed) != transposed and (weight := float_constant(value)) is not None:
+        if directions.setdefault(value, transposed) != transposed and (weight := float_constant(value)) is not None:
             set_parameter(editor, node, 1, weight)
             changed += 1
     return changed
@@ -412,9 +412,15 @@ def _axes(mean: ir.Node, rank: int) -> list[int]:
     """Return the axes that a ReduceMean reduces, sorted. Return [] if they are computed or left out. (If they are left
     out, all axes are reduced.)
     """
-    given = node_input(mean, 1)
-    values = constant(given) if given is not None else None
-    axes = mean.attributes.get_ints("axes", []) if given is None else [] if values is None else values.ravel().tolist()
+    axes_input = node_input(mean, 1)
+    values = constant(axes_input) if axes_input is not None else None
+    axes = (
+        mean.attributes.get_ints("axes", [])
+        if axes_input is None
+        else []
+        if values is None
+        else values.ravel().tolist()
+    )
     return sorted(axis % rank for axis in axes)
 
 
@@ -433,10 +439,10 @@ def write_hard_sigmoids(model: ir.Model) -> int:
 
 
 def _write_hard_sigmoid(clip: ir.Node, editor: Editor) -> bool:
-    least, most = clamp_bounds(clip) or (math.nan, math.nan)
+    low, high = clamp_bounds(clip) or (math.nan, math.nan)
     sum_of = clip.inputs[0]
     added = sum_of.producer() if sum_of is not None else None
-    if added is None or sum_of is None or not is_op(added, "Add") or least != 0 or not 0 < most < math.inf:
+    if added is None or sum_of is None or not is_op(added, "Add") or low != 0 or not 0 < high < math.inf:
         return False
     operand, offset = _with_number(added)
     reader = only_reader(clip.outputs[0])
@@ -444,13 +450,13 @@ def _write_hard_sigmoid(clip: ir.Node, editor: Editor) -> bool:
         return False
     divided, product = reader, None
     if is_op(reader, "Mul") and _with_number(reader)[0] is None:
-        product, after = reader, only_reader(reader.outputs[0])
-        if after is None:
+        product, next_reader = reader, only_reader(reader.outputs[0])
+        if next_reader is None:
             return False
-        divided = after
-    if not math.isclose(_factor(divided), 1 / most, rel_tol=_SAME):
+        divided = next_reader
+    if not math.isclose(_factor(divided), 1 / high, rel_tol=_SAME):
         return False
-    attributes = {"alpha": 1 / most, "beta": offset / most}
+    attributes = {"alpha": 1 / high, "beta": offset / high}
     result = clip.outputs[0]
     gate = editor.node(
         "HardSigmoid", [operand], f"{clip.name}/hard_sigmoid", before=clip, like=result, attributes=attributes
@@ -529,10 +535,10 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _cast_inputs(graph: ir.Graph, editor: Editor) -> None:
-    first = graph[0] if len(graph) else None
+    first_node = graph[0] if len(graph) else None
     for value in graph.inputs:
         if value.dtype in _HALF and value.uses():
-            wide = _cast(editor, value, f"{value.name}_float32", ir.DataType.FLOAT, before=first)
+            wide = _cast(editor, value, f"{value.name}_float32", ir.DataType.FLOAT, successor=first_node)
             value.replace_all_uses_with(wide)
             maker(wide).replace_input_with(0, value)
 
@@ -548,8 +554,10 @@ def _cast_outputs(graph: ir.Graph, editor: Editor) -> None:
             graph.outputs[index] = narrow
 
 
-def _cast(editor: Editor, source: ir.Value, name: str, dtype: ir.DataType, before: ir.Node | None = None) -> ir.Value:
+def _cast(
+    editor: Editor, source: ir.Value, name: str, dtype: ir.DataType, successor: ir.Node | None = None
+) -> ir.Value:
     to = {"to": int(dtype)}
     return editor.node(
-        "Cast", [source], f"{name}_cast", output=name, before=before, like=source, dtype=dtype, attributes=to
+        "Cast", [source], f"{name}_cast", output=name, before=successor, like=source, dtype=dtype, attributes=to
     )

@@ -137,22 +137,22 @@ def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -
     """Return an array [N, C, ...] with an even number of channels in each group. If the number is odd, add to each
     group one channel that is filled with `fill`.
     """
-    n, channels, *rest = values.shape
+    n, channels, *spatial = values.shape
     if channels // group % 2 == 0:
         return values
-    parts = values.reshape(n, group, channels // group, *rest)
-    padded = np.pad(parts, [(0, 0), (0, 0), (0, 1), *[(0, 0)] * len(rest)], constant_values=fill)
-    return padded.reshape(n, -1, *rest)
+    parts = values.reshape(n, group, channels // group, *spatial)
+    padded = np.pad(parts, [(0, 0), (0, 0), (0, 1), *[(0, 0)] * len(spatial)], constant_values=fill)
+    return padded.reshape(n, -1, *spatial)
 
 
 def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the weights [N, K] at even k and those at odd k, each [N, ceil(K / 2)]. If K is odd, the missing weight is
     0.
     """
-    first, second = rows[:, 0::2], rows[:, 1::2]
-    if second.shape[1] < first.shape[1]:
-        second = np.pad(second, ((0, 0), (0, 1)))
-    return first, second
+    evens, odds = rows[:, 0::2], rows[:, 1::2]
+    if odds.shape[1] < evens.shape[1]:
+        odds = np.pad(odds, ((0, 0), (0, 1)))
+    return evens, odds
 
 
 def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
@@ -164,9 +164,9 @@ def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
     """
     if rows.dtype.kind in "iu":
         rows = rows.astype(np.int32)
-    first, second = as_pairs(rows)
-    upper = np.maximum(first, 0) + np.maximum(second, 0)
-    lower = np.minimum(first, 0) + np.minimum(second, 0)
+    evens, odds = as_pairs(rows)
+    upper = np.maximum(evens, 0) + np.maximum(odds, 0)
+    lower = np.minimum(evens, 0) + np.minimum(odds, 0)
     result: NDArray[Any] = np.maximum(upper, -lower)
     return result
 

@@ -48,12 +48,12 @@ class Loadable:
         proto = without_initializers(model)
         weights: dict[str, NDArray[Any]] = {}
         for tensor in model.graph.initializer:
-            kept = proto.graph.initializer.add()
+            entry = proto.graph.initializer.add()
             if is_external(tensor) or tensor.data_type not in _HANDED_OVER or tensor_bytes(tensor) < _LEAST:
-                kept.CopyFrom(tensor)
+                entry.CopyFrom(tensor)
                 continue
             weights[tensor.name] = np.ascontiguousarray(onnx.numpy_helper.to_array(tensor))
-            _refer(kept, tensor.name, tensor.data_type, tensor.dims)
+            _refer(entry, tensor.name, tensor.data_type, tensor.dims)
         return cls(proto, weights, None if is_whole else folder)
 
     @classmethod
@@ -96,8 +96,8 @@ class Loadable:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         present = {value.name for value in proto.graph.output}
-        known = _infos(proto.graph)
-        proto.graph.output.extend(known(name) for name in dict.fromkeys(names) if name not in present)
+        info_of = _infos(proto.graph)
+        proto.graph.output.extend(info_of(name) for name in dict.fromkeys(names) if name not in present)
         return replace(self, proto=proto)
 
     def only(self, names: Iterable[str], *, inputs: Collection[str] | None = None) -> Loadable:
@@ -107,19 +107,19 @@ class Loadable:
             inputs: graph inputs to keep even if no node reads them; None keeps all.
         """
         outputs = list(dict.fromkeys(names))
-        graph, wanted, nodes = self.proto.graph, set(outputs), []
+        graph, required, nodes = self.proto.graph, set(outputs), []
         for node in reversed(graph.node):
-            if wanted.intersection(node.output):
+            if required.intersection(node.output):
                 nodes.append(node)
-                wanted |= names_read(node)
-        known = _infos(graph)
+                required |= names_read(node)
+        info_of = _infos(graph)
         part = onnx.GraphProto(
             name=graph.name,
             node=reversed(nodes),
-            input=[value for value in graph.input if inputs is None or value.name in inputs or value.name in wanted],
-            output=map(known, outputs),
-            initializer=[tensor for tensor in graph.initializer if tensor.name in wanted],
-            value_info=[value for value in graph.value_info if value.name in wanted and value.name not in outputs],
+            input=[value for value in graph.input if inputs is None or value.name in inputs or value.name in required],
+            output=map(info_of, outputs),
+            initializer=[tensor for tensor in graph.initializer if tensor.name in required],
+            value_info=[value for value in graph.value_info if value.name in required and value.name not in outputs],
         )
         proto = onnx.ModelProto(
             ir_version=self.proto.ir_version,
@@ -127,7 +127,7 @@ class Loadable:
             graph=part,
             functions=self.proto.functions,
         )
-        return replace(self, proto=proto, weights={n: v for n, v in self.weights.items() if n in wanted})
+        return replace(self, proto=proto, weights={n: v for n, v in self.weights.items() if n in required})
 
     def open(self, settings: SessionSettings | None = None) -> Any:
         """Open an `onnxruntime.InferenceSession`.
@@ -158,14 +158,14 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
     return handed_over and not isinstance(tensor, ir.ExternalTensor)
 
 
-def _refer(kept: onnx.TensorProto, name: str, data_type: int, dims: Iterable[int]) -> None:
+def _refer(tensor: onnx.TensorProto, name: str, data_type: int, dims: Iterable[int]) -> None:
     """Turn a tensor into a reference to values that are passed to the session."""
-    kept.name, kept.data_type, kept.data_location = name, data_type, onnx.TensorProto.EXTERNAL
-    kept.dims.extend(dims)
-    kept.external_data.add(key="location", value="weights")
+    tensor.name, tensor.data_type, tensor.data_location = name, data_type, onnx.TensorProto.EXTERNAL
+    tensor.dims.extend(dims)
+    tensor.external_data.add(key="location", value="weights")
 
 
 def _infos(graph: onnx.GraphProto) -> Any:
     """Return a function from a tensor's name to its description."""
-    known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    return lambda name: known.get(name) or onnx.ValueInfoProto(name=name)
+    infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+    return lambda name: infos.get(name) or onnx.ValueInfoProto(name=name)

@@ -133,10 +133,10 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
         raise ModelError(f"{path}: tensor {name!r} has a negative dimension {list(tensor.dims)}", DAMAGED)
     if is_external(tensor):
         return
-    announced, held = _announced_and_held(tensor)
-    if announced != held:
+    expected, actual = _announced_and_held(tensor)
+    if expected != actual:
         raise ModelError(
-            f"{path}: tensor {name!r} of shape {list(tensor.dims)} needs {announced} values and has {held}", DAMAGED
+            f"{path}: tensor {name!r} of shape {list(tensor.dims)} needs {expected} values and has {actual}", DAMAGED
         )
 
 
@@ -148,8 +148,8 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
         ModelError: the dense tensor would be too large.
     """
     values = tensor_bytes(sparse.values)
-    one = max(1, ELEMENT_BITS.get(sparse.values.data_type, 0) // 8)
-    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * one > largest_sample() + 100 * values:
+    element_bytes = max(1, ELEMENT_BITS.get(sparse.values.data_type, 0) // 8)
+    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * element_bytes > largest_sample() + 100 * values:
         raise ModelError(
             f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)[:16]}",
             "Export dense weights",
@@ -165,9 +165,9 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
     """
     spans = [external_span(tensor, path) for tensor in tensors]
     total = sum(span.length for span in spans)
-    held = sum(file.stat().st_size for file in {span.file for span in spans})
-    if total > 2 * held + largest_sample():
-        raise ModelError(f"{path}: its external tensors have {total} bytes, but their files only {held}", DAMAGED)
+    file_bytes = sum(file.stat().st_size for file in {span.file for span in spans})
+    if total > 2 * file_bytes + largest_sample():
+        raise ModelError(f"{path}: its external tensors have {total} bytes, but their files only {file_bytes}", DAMAGED)
     return total
 
 
@@ -185,37 +185,37 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    where = f"{model_path}: external tensor {tensor.name!r}"
+    subject = f"{model_path}: external tensor {tensor.name!r}"
     allowed = [model_path.parent if folder is None else folder]
     if folder in (None, model_path.parent) and model_path.is_symlink():
         allowed.append(model_path.resolve().parent)
-    file = _contained(location, allowed, where)
+    file = _contained(location, allowed, subject)
     size = file.stat().st_size
-    offset = _number(entries.get("offset", "0"), "offset", where)
+    offset = _number(entries.get("offset", "0"), "offset", subject)
     expected = tensor_bytes(tensor)
-    length = _number(entries.get("length", str(expected)), "length", where)
+    length = _number(entries.get("length", str(expected)), "length", subject)
     if length != expected:
-        raise ModelError(f"{where} has {length} bytes where its shape and type need {expected}", DAMAGED)
+        raise ModelError(f"{subject} has {length} bytes where its shape and type need {expected}", DAMAGED)
     if offset + length > size:
         raise ModelError(
-            f"{where} needs bytes {offset} to {offset + length} of {location}, which has {size}",
+            f"{subject} needs bytes {offset} to {offset + length} of {location}, which has {size}",
             "The data file is truncated or belongs to another model; copy both files again",
         )
     return ExternalSpan(file, location, offset, length)
 
 
-def _contained(location: str, allowed: Sequence[Path], where: str) -> Path:
+def _contained(location: str, allowed: Sequence[Path], subject: str) -> Path:
     """Return the file at `location` in the first of the folders `allowed`. The file's real path must be inside one of
     these folders.
     """
     fix = "External data must be in the model's folder or below; put it there and export again"
     if not location or "\0" in location:
-        raise ModelError(f"{where} names no data file", DAMAGED)
+        raise ModelError(f"{subject} names no data file", DAMAGED)
     windows = PureWindowsPath(location)
     if PurePosixPath(location).is_absolute() or windows.drive or windows.root:
-        raise ModelError(f"{where} has the absolute location {location!r}", fix)
+        raise ModelError(f"{subject} has the absolute location {location!r}", fix)
     if ".." in windows.parts or ".." in PurePosixPath(location).parts:
-        raise ModelError(f"{where} has the location {location!r}, which leaves the model's folder", fix)
+        raise ModelError(f"{subject} has the location {location!r}, which leaves the model's folder", fix)
     folders = [folder.resolve() for folder in allowed]
     named = folders[0] / location
     try:
@@ -223,18 +223,18 @@ def _contained(location: str, allowed: Sequence[Path], where: str) -> Path:
         mode = file.stat().st_mode
     except (OSError, RuntimeError) as error:
         raise ModelError(
-            f"{where} needs {location!r}, which cannot be read: {error}", "Copy the data file next to the model"
+            f"{subject} needs {location!r}, which cannot be read: {error}", "Copy the data file next to the model"
         ) from error
     if not any(file.is_relative_to(folder) for folder in folders):
-        raise ModelError(f"{where} follows the symbolic link {location!r} out of the model's folder", fix)
+        raise ModelError(f"{subject} follows the symbolic link {location!r} out of the model's folder", fix)
     if not stat.S_ISREG(mode):
-        raise ModelError(f"{where} has the location {location!r}, which is not a regular file", fix)
+        raise ModelError(f"{subject} has the location {location!r}, which is not a regular file", fix)
     return file
 
 
-def _number(text: str, field: str, where: str) -> int:
+def _number(text: str, field: str, subject: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise ModelError(f"{where} has the {field} {text[:40]!r}", DAMAGED)
+        raise ModelError(f"{subject} has the {field} {text[:40]!r}", DAMAGED)
     return int(text)
 
 
@@ -409,18 +409,18 @@ def reattach(bare: onnx.ModelProto, model: ir.Model) -> ir.Model:
     """Return the model of `bare` with the weights of `model`. `bare` is a skeleton of `model` that may have been
     changed.
     """
-    whole = ir.serde.deserialize_model(bare)
-    inputs = {value.name: value for value in whole.graph.inputs}
-    wanted = {value.name for value in model.graph.inputs}
+    attached = ir.serde.deserialize_model(bare)
+    inputs = {value.name: value for value in attached.graph.inputs}
+    input_names = {value.name for value in model.graph.inputs}
     for name, old in model.graph.initializers.items():
-        if name in whole.graph.initializers:
+        if name in attached.graph.initializers:
             continue
         value = inputs[name]
         value.const_value = old.const_value
-        if name not in wanted:
-            whole.graph.inputs.remove(value)
-        whole.graph.register_initializer(value)
-    return whole
+        if name not in input_names:
+            attached.graph.inputs.remove(value)
+        attached.graph.register_initializer(value)
+    return attached
 
 
 def _assign(message: object, name: str, value: object) -> None:
@@ -458,14 +458,14 @@ def save_external(
             f"external data location {location!r} is not the name of a file next to the model",
             "Give a plain file name of letters, digits, and _ - .",
         )
-    taken = {path.name.lower()}
+    used_names = {path.name.lower()}
     for graph in iter_graphs(model.graph):
         for tensor in graph.initializer:
             if tensor.data_type == onnx.TensorProto.STRING:
                 continue
             if tensor_bytes(tensor) >= threshold:
-                name = location or _own_name(tensor.name, taken)
-                taken.add(name.lower())
+                name = location or _own_name(tensor.name, used_names)
+                used_names.add(name.lower())
                 with (path.parent / name).open("ab") as file:
                     _move(tensor, origin, file, name)
             elif is_external(tensor):
@@ -475,13 +475,13 @@ def save_external(
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
-def _own_name(tensor: str, taken: set[str]) -> str:
-    """Return a file name made from the tensor's name. It differs from all names in `taken`, even on file systems that
+def _own_name(tensor: str, used_names: set[str]) -> str:
+    """Return a file name made from the tensor's name. It differs from all names in `used_names`, even on file systems that
     ignore case.
     """
     stem = "".join(c if c in _SAFE else "_" for c in tensor).strip(".")[:100] or "weight"
     name, number = stem, 1
-    while name.lower() in taken:
+    while name.lower() in used_names:
         number += 1
         name = f"{stem}.{number}"
     return name
@@ -538,8 +538,8 @@ def parse_model(path: Path) -> onnx.ModelProto:
     except DecodeError:
         parsed = False
     if not parsed:
-        what, fix = likely_cause(content, path)
-        raise ModelError(f"{path} is not an ONNX model: {what}", fix)
+        problem, fix = likely_cause(content, path)
+        raise ModelError(f"{path} is not an ONNX model: {problem}", fix)
     if not model.graph.node:
         raise ModelError(f"{path} has no operators in it", "Export the model again")
     newest = onnx.defs.onnx_opset_version()

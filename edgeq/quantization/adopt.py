@@ -56,7 +56,7 @@ def adopt(source: Path, destination: Path) -> Adoption:
     """
     model = read_model(source)
     editor = Editor(model)
-    found: dict[ir.Value, QuantParams] = {}
+    params_by_tensor: dict[ir.Value, QuantParams] = {}
     relus: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
         if node.op_type not in _PAIR and is_quantized_operator(node.op_type):
@@ -75,10 +75,10 @@ def adopt(source: Path, destination: Path) -> Adoption:
                 relus[origin] = editor.node("Relu", [origin], f"{origin.name}/floor", before=node, like=origin)
             origin = relus[origin]
         _bypass(editor, node, origin)
-        found[origin] = params
+        params_by_tensor[origin] = params
     RemoveUnusedNodesPass()(model)
     save_model(model, destination)
-    steps = {value.name or "": params for value, params in found.items()}
+    steps = {value.name or "": params for value, params in params_by_tensor.items()}
     return Adoption(destination, {name: _covered(params) for name, params in steps.items()}, _notes(steps))
 
 
@@ -125,9 +125,9 @@ def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
     notes = []
     growth = {name: _covered(params).high / _LARGEST / params.scale.item() for name, params in steps.items()}
     grown = {name: factor for name, factor in growth.items() if factor > 1.001}
-    same = len(steps) - len(grown)
-    if same:
-        notes.append(f"{same} activation scales of the quantized model are kept")
+    unchanged_count = len(steps) - len(grown)
+    if unchanged_count:
+        notes.append(f"{unchanged_count} activation scales of the quantized model are kept")
     if grown:
         worst = max(grown, key=lambda name: grown[name])
         notes.append(

@@ -110,9 +110,9 @@ class BlockWeights:
         """Return the numbers that the integers represent, float32 [k, n]."""
         return np.ascontiguousarray((self.differences * self.steps).astype(np.float32).T)
 
-    def of_outputs(self, chosen: NDArray[np.int64]) -> BlockWeights:
-        """Return only the blocks of the columns in `chosen`."""
-        parts = {name: getattr(self, name)[chosen] for name in ("integers", "scales", "zero_points")}
+    def of_outputs(self, columns: NDArray[np.int64]) -> BlockWeights:
+        """Return only the blocks of the columns in `columns`."""
+        parts = {name: getattr(self, name)[columns] for name in ("integers", "scales", "zero_points")}
         return replace(self, **parts)
 
     def with_differences(self, differences: NDArray[np.int64]) -> BlockWeights:
@@ -158,12 +158,12 @@ def fit_blocks(
     scales, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.uint8)
     integers = np.empty(rows.shape, np.uint8)
     step = max(1, _AT_ONCE // (blocks * size)) * blocks  # a whole number of columns
-    for first in range(0, len(rows), step):
-        part = slice(first, first + step)
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
         x = np.ascontiguousarray(rows[part].T)
         search = _BlockSearch(x, np.tile(per_block.T, x.shape[1] // blocks), bits)
-        found, scales[part], zeros[part] = search.symmetric() if symmetric else search.asymmetric()
-        integers[part] = found.T
+        fitted, scales[part], zeros[part] = search.symmetric() if symmetric else search.asymmetric()
+        integers[part] = fitted.T
     return BlockWeights(
         k, bits, integers.reshape(n, blocks, size), scales.reshape(n, blocks), zeros.reshape(n, blocks), symmetric
     )
@@ -210,11 +210,11 @@ class _BlockSearch:
         low, high = np.minimum(self._x.min(0), 0), np.maximum(self._x.max(0), 0)
         ends = np.ones((2, len(low)), np.float32)
 
-        def attempt(tried: Floats) -> None:
-            scale = (tried[1] * high - tried[0] * low) / self._top
+        def attempt(factors: Floats) -> None:
+            scale = (factors[1] * high - factors[0] * low) / self._top
             scale[scale == 0] = 1
-            better = self._try(scale, np.clip(np.rint(-tried[0] * low / scale), 0, self._top))
-            ends[:, better] = tried[:, better]
+            better = self._try(scale, np.clip(np.rint(-factors[0] * low / scale), 0, self._top))
+            ends[:, better] = factors[:, better]
 
         if self._bits >= _FINE_BITS:
             attempt(ends.copy())
@@ -433,14 +433,12 @@ def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -
         DataError: ONNX Runtime refuses a sample.
     """
     noise = measure_noise(model, prepared, samples)
-    chosen = tuple(found.name for found in noise if found.rounded_away)
-    set_compute(model, chosen)
+    float_products = tuple(product_noise.name for product_noise in noise if product_noise.rounded_away)
+    set_compute(model, float_products)
     why = "int8, whose activations bring less noise than weights of 4 bits do"
-    if chosen:
-        why = (
-            f"float in {len(chosen)}, where int8 activations bring more noise than weights of 4 bits do; int8 in others"
-        )
-    return BlockCompute(chosen, why, kinds_of(model, noise), noise)
+    if float_products:
+        why = f"float in {len(float_products)}, where int8 activations bring more noise than weights of 4 bits do; int8 in others"
+    return BlockCompute(float_products, why, kinds_of(model, noise), noise)
 
 
 def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> BlockCompute:
@@ -457,7 +455,11 @@ def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> Blo
 
 def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[ProductKind, ...]:
     """Return the products of a model, grouped by number of bits and by the type in which they compute."""
-    known = {found.name: found for found in noise if found.weights or found.activations}
+    noise_by_name = {
+        product_noise.name: product_noise
+        for product_noise in noise
+        if product_noise.weights or product_noise.activations
+    }
     kinds: dict[tuple[int, Literal["int8", "float32"]], list[str]] = {}
     for name, node in block_products(model).items():
         compute: Literal["int8", "float32"] = "float32" if in_float(node) else "int8"
@@ -467,8 +469,8 @@ def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[Produ
             bits,
             compute,
             len(names),
-            _median_db([known[name].weights for name in names if name in known]),
-            _median_db([known[name].activations for name in names if name in known]),
+            _median_db([noise_by_name[name].weights for name in names if name in noise_by_name]),
+            _median_db([noise_by_name[name].activations for name in names if name in noise_by_name]),
         )
         for (bits, compute), names in sorted(kinds.items())
     )
@@ -489,35 +491,35 @@ def measure_noise(model: ir.Model, prepared: PreparedModel, samples: Samples) ->
     """
     products = block_products(model)
     layers = {str(node.name): node for node in prepared.model.graph if node.name in products}
-    read = [node.inputs[0] for node in layers.values()]
-    sources = {name_of(value) for value in read if value is not None and not value.is_initializer()}
+    inputs = [node.inputs[0] for node in layers.values()]
+    sources = {name_of(value) for value in inputs if value is not None and not value.is_initializer()}
     drawn = drawn_rows(prepared, dict.fromkeys(sorted(sources), -1), samples, positions=_POSITIONS)
-    found = []
+    noise = []
     for name, node in products.items():
         layer = layers.get(name)
         rows = drawn.get(name_of(layer.inputs[0])) if layer is not None else None
         if layer is None or rows is None:
-            found.append(ProductNoise(name, node.attributes.get_int("bits", 4) or 4))
+            noise.append(ProductNoise(name, node.attributes.get_int("bits", 4) or 4))
             continue
-        found.append(_noise(name, node, layer, rows.astype(np.float32)))
-    return tuple(found)
+        noise.append(_noise(name, node, layer, rows.astype(np.float32)))
+    return tuple(noise)
 
 
 def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32]) -> ProductNoise:
     blocks = read_blocks(product)
     outputs = len(blocks.integers)
-    chosen = np.unique(np.linspace(0, outputs - 1, min(outputs, _OUTPUTS)).astype(np.int64))
-    stored = blocks.of_outputs(chosen).matrix()
+    columns = np.unique(np.linspace(0, outputs - 1, min(outputs, _OUTPUTS)).astype(np.int64))
+    stored = blocks.of_outputs(columns).matrix()
     values = constant_values(layer.inputs[1])
     matrix = values.reshape(values.shape[-2:])
-    exact = rows @ (matrix[chosen].T if layer.attributes.get_int("transB", 0) else matrix[:, chosen])
-    plain = rows @ stored
+    exact = rows @ (matrix[columns].T if layer.attributes.get_int("transB", 0) else matrix[:, columns])
+    approximate = rows @ stored
     signal = float(np.square(exact).sum(dtype=np.float64)) or 1.0
     activations = (int8_rows(rows, blocks.integers.shape[-1]) - rows) @ stored
     return ProductNoise(
         name,
         blocks.bits,
-        float(np.square(plain - exact).sum(dtype=np.float64)) / signal,
+        float(np.square(approximate - exact).sum(dtype=np.float64)) / signal,
         float(np.square(activations).sum(dtype=np.float64)) / signal,
     )
 

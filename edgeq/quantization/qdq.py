@@ -103,14 +103,14 @@ def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams 
         params_of: function that returns the quantization parameters of a tensor; None for a tensor that stays in float.
     """
     alone = set(clamps(graph))
-    kept = set()
+    names = set()
     for node in graph:
         if is_op(node, "Relu", "Clip"):
             result = node.outputs[0]
             inside = any(use.node.graph is not graph for use in result.uses())
             if node not in alone or inside or not may_disappear(node, params_of(result)):
-                kept.add(str(node.name))
-    return frozenset(kept)
+                names.add(str(node.name))
+    return frozenset(names)
 
 
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
@@ -150,9 +150,9 @@ def write_qdq(
     Raises:
         CalibrationError: an activation has no range.
     """
-    chosen = _choose(model.graph, ranges, scheme, nodes, source, results)
-    _drop_clamps(model.graph, chosen)
-    _QdqWriter(model, chosen, scheme, weight_bounds or {}, float_results).write()
+    selection = _choose(model.graph, ranges, scheme, nodes, source, results)
+    _drop_clamps(model.graph, selection)
+    _QdqWriter(model, selection, scheme, weight_bounds or {}, float_results).write()
     drop_unused_initializers(model.graph)
 
 
@@ -175,47 +175,47 @@ def _choose(
     source: Path,
     results: Mapping[str, Range],
 ) -> _Chosen:
-    chosen = _Chosen({}, {})
-    among = frozenset(names)
+    selection = _Chosen({}, {})
+    selected_names = frozenset(names)
     # If a tensor's only reader is a clamp, only the values that the clamp lets through matter.
     clamped = {
         node.inputs[0]: node.outputs[0]
         for node in clamps(graph)
-        if node.name in among and clamp_bounds(node) is not None
+        if node.name in selected_names and clamp_bounds(node) is not None
     }
 
     def choose(value: ir.Value) -> None:
         """Set a tensor's parameters from its range, unless they are already set."""
-        if value in chosen.tensors or value.dtype != ir.DataType.FLOAT:
+        if value in selection.tensors or value.dtype != ir.DataType.FLOAT:
             return
-        last = value
-        while last in clamped:
-            last = clamped[last]
-        found = ranges.get(name_of(last), ranges.get(name_of(value)))
-        if found is None:
+        clamp_output = value
+        while clamp_output in clamped:
+            clamp_output = clamped[clamp_output]
+        span = ranges.get(name_of(clamp_output), ranges.get(name_of(value)))
+        if span is None:
             problem = f"{source}: tensor {name_of(value)!r} has no range"
             raise CalibrationError(problem, "The calibration belongs to another model: calibrate this one again")
         maker = value.producer()
         fixed = results.get(maker.op_type) if maker is not None and is_op(maker, maker.op_type) else None
-        if fixed is not None and not (is_op(maker, "Softmax") and spreads_thin(found)):
-            found = fixed
-        chosen.tensors[value] = scheme_params(found, scheme)
+        if fixed is not None and not (is_op(maker, "Softmax") and spreads_thin(span)):
+            span = fixed
+        selection.tensors[value] = scheme_params(span, scheme)
 
     for node in graph:
-        if node.name not in among:
+        if node.name not in selected_names:
             continue
         data = [value for value in node.inputs if value is not None]
         if is_op(node, "Relu", "Clip"):
-            if data[0] not in chosen.tensors:
+            if data[0] not in selection.tensors:
                 continue
             choose(node.outputs[0])
         elif node.op_type in _SELECTING:
-            if data[0] not in chosen.tensors:
+            if data[0] not in selection.tensors:
                 continue
-            made = [value for value in node.outputs if value.dtype == ir.DataType.FLOAT]
-            chosen.tensors.update(dict.fromkeys(made, chosen.tensors[data[0]]))
+            float_outputs = [value for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+            selection.tensors.update(dict.fromkeys(float_outputs, selection.tensors[data[0]]))
         elif is_op(node, "Where"):
-            if not chosen.tensors.keys() >= {*data[1:]}:
+            if not selection.tensors.keys() >= {*data[1:]}:
                 continue
             choose(node.outputs[0])
         else:
@@ -225,23 +225,23 @@ def _choose(
                     choose(value)
             for value in node.outputs:
                 choose(value)
-        chosen.nodes[node] = None
-    return chosen
+        selection.nodes[node] = None
+    return selection
 
 
-def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
+def _drop_clamps(graph: ir.Graph, selection: _Chosen) -> None:
     """Remove each chosen clamp that has no effect because its result is quantized.
 
     The node before the clamp must be chosen too. It then writes the clamp's result, so every node reads the result
     after the Q/DQ pair.
     """
-    for node in [node for node in clamps(graph) if node in chosen.nodes]:
-        before, after = node.inputs[0], node.outputs[0]
-        assert before is not None
-        if before.producer() in chosen.nodes and may_disappear(node, chosen.tensors[after]):
-            chosen.tensors[before] = chosen.tensors.pop(after)
-            del chosen.nodes[node]
-            replace_value(after, before, keep_name=True)
+    for node in [node for node in clamps(graph) if node in selection.nodes]:
+        source, result = node.inputs[0], node.outputs[0]
+        assert source is not None
+        if source.producer() in selection.nodes and may_disappear(node, selection.tensors[result]):
+            selection.tensors[source] = selection.tensors.pop(result)
+            del selection.nodes[node]
+            replace_value(result, source, keep_name=True)
             graph.remove(node, safe=True)
 
 
@@ -270,9 +270,9 @@ def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: A
 
 
 def restore_constant(
-    editor: Editor, name: str, values: NDArray[np.float32], params: QuantParams, before: ir.Node
+    editor: Editor, name: str, values: NDArray[np.float32], params: QuantParams, reader: ir.Node
 ) -> ir.Value:
-    """Store a constant as integers, insert a DequantizeLinear before the node `before`, and return the float tensor."""
+    """Store a constant as integers, insert a DequantizeLinear before the node `reader`, and return the float tensor."""
     integers = editor.constant(f"{name}_quantized", params.quantize(values))
     return editor.node(
         "DequantizeLinear",
@@ -281,7 +281,7 @@ def restore_constant(
         output=f"{name}{DEQUANTIZE}_Output",
         like=integers,
         dtype=ir.DataType.FLOAT,
-        before=before,
+        before=reader,
         attributes={"axis": params.axis} if params.scale.ndim else {},
     )
 
@@ -298,12 +298,12 @@ class _QdqWriter:
     def __init__(
         self,
         model: ir.Model,
-        chosen: _Chosen,
+        selection: _Chosen,
         scheme: Scheme,
         bounds: Mapping[str, NDArray[np.floating]],
         float_results: Collection[str] = (),
     ) -> None:
-        self._editor, self._graph, self._chosen = Editor(model), model.graph, chosen
+        self._editor, self._graph, self._chosen = Editor(model), model.graph, selection
         self._scheme, self._bounds, self._float_results = scheme, bounds, float_results
         self._weights: dict[tuple[ir.Value, int | None], QuantParams] = {}
         self._restored: dict[tuple[ir.Value, object], ir.Value] = {}
@@ -331,8 +331,8 @@ class _QdqWriter:
             bias, data = _bias(node, params.scale), self._chosen.tensors.get(_first(node))
             if bias is not None and data is not None and not params.zero_point.any():
                 largest = np.abs(bias.astype(np.float64)) if params.scale.ndim else np.abs(bias).max(initial=0)
-                needed = largest / _BIAS_LEVELS / float(data.scale)
-                params = replace(params, scale=np.maximum(params.scale, needed).astype(np.float32))
+                smallest_scale = largest / _BIAS_LEVELS / float(data.scale)
+                params = replace(params, scale=np.maximum(params.scale, smallest_scale).astype(np.float32))
             self._weights[value, axis] = params
 
     def _write_constants(self, node: ir.Node) -> None:
@@ -379,17 +379,19 @@ class _QdqWriter:
         otherwise only chosen readers do.
         """
         name, maker = name_of(value), value.producer()
-        made = maker in self._chosen.nodes
+        is_selected = maker in self._chosen.nodes
         readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
-        stays = made and not value.is_graph_output() and maker is not None and maker.op_type in self._float_results
-        if not readers and (not made or stays):
+        stays = (
+            is_selected and not value.is_graph_output() and maker is not None and maker.op_type in self._float_results
+        )
+        if not readers and (not is_selected or stays):
             return
         place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
         quantized, restored = insert_pair(self._editor, value, params, **place)
-        if made and value.is_graph_output():
+        if is_selected and value.is_graph_output():
             insert_behind(value, quantized, restored, self._editor.free_value_name(f"{name}{QUANTIZE}_Input"))
             value.type, value.shape = restored.type, restored.shape
-        elif made:
+        elif is_selected:
             value.replace_all_uses_with(restored)
             maker_of(quantized).replace_input_with(0, value)
         else:
@@ -460,7 +462,7 @@ def fitted_bounds(
         reach: node → largest sum of two products on samples, for each output channel, as a share of the largest number
             in 16 bits (`Backend.fitting`). Nodes without an entry are fitted to any input.
     """
-    found: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
+    fits: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
     for node in prepared.model.graph:
         value = node_input(node, 1) if _is_suspect(node) and node.name not in scheme.exclude else None
         weight = constant(value)
@@ -473,16 +475,20 @@ def fitted_bounds(
         rows = rows.reshape(len(rows), -1)
         sums = partial(possible_sums, channels=weight.shape[1] if node.op_type == "Conv" else 0)
         factors = fit_factors(rows, per_channel=scheme.per_channel, sums=sums)
-        if reach is not None and (seen := reach.get(str(node.name))) is not None and len(seen) == len(factors):
-            wanted = np.maximum(seen * _MARGIN * (seen > 0), 1).astype(np.float32)
-            factors = np.minimum(factors, wanted if scheme.per_channel else wanted.max(initial=1))
+        if (
+            reach is not None
+            and (sample_reach := reach.get(str(node.name))) is not None
+            and len(sample_reach) == len(factors)
+        ):
+            sample_factors = np.maximum(sample_reach * _MARGIN * (sample_reach > 0), 1).astype(np.float32)
+            factors = np.minimum(factors, sample_factors if scheme.per_channel else sample_factors.max(initial=1))
         name = str(value.name)
-        if name in found:
-            factors = np.maximum(found[name][2], factors)
-        found[name] = (weight, axis, factors)
+        if name in fits:
+            factors = np.maximum(fits[name][2], factors)
+        fits[name] = (weight, axis, factors)
     return {
         name: _bounds(weight, axis, factors, scheme.per_channel)
-        for name, (weight, axis, factors) in found.items()
+        for name, (weight, axis, factors) in fits.items()
         if (factors > 1).any()
     }
 
@@ -505,16 +511,16 @@ def fit_factors(
     if not per_channel:
         largest = np.full_like(largest, largest.max(initial=0))
     factors = np.ones(len(rows), np.float32)
-    left = np.flatnonzero(largest > 0)
+    open_rows = np.flatnonzero(largest > 0)
     for _ in range(_MOST_STEPS):
-        worst = _worst_pairs(rows[left], largest[left] * factors[left], sums)
+        worst = _worst_pairs(rows[open_rows], largest[open_rows] * factors[open_rows], sums)
         if not per_channel:
             worst = np.full_like(worst, worst.max(initial=0))
-        left, worst = left[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]
-        if not left.size:
+        open_rows, worst = open_rows[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]
+        if not open_rows.size:
             break
         # Because of rounding, a pair may stay one above the limit. So the factor always grows at least a little.
-        factors[left] *= np.maximum(worst / np.float32(PAIR_LIMIT), np.float32(1.002))
+        factors[open_rows] *= np.maximum(worst / np.float32(PAIR_LIMIT), np.float32(1.002))
     return factors
 
 
@@ -536,5 +542,5 @@ def _is_suspect(node: ir.Node) -> bool:
 def _bounds(weight: NDArray[Any], axis: int, factors: NDArray[np.float32], per_channel: bool) -> NDArray[np.float32]:
     if not per_channel:
         return np.asarray(np.abs(weight).max() * factors.max(), np.float32)
-    others = tuple(a for a in range(weight.ndim) if a != axis)
-    return np.asarray(np.abs(weight).max(axis=others) * factors, np.float32)
+    reduced_axes = tuple(a for a in range(weight.ndim) if a != axis)
+    return np.asarray(np.abs(weight).max(axis=reduced_axes) * factors, np.float32)

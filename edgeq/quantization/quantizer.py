@@ -57,20 +57,20 @@ def integer_type(name: IntegerType) -> ir.DataType:
     return ir.DataType[name.upper()]
 
 
-def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
-    """Return the parameters (float32 scale) of an activation whose values are in the range `found`.
+def activation_params(span: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
+    """Return the parameters (float32 scale) of an activation whose values are in the range `span`.
 
     An empty range gets scale 1. Unless `symmetric`, its zero point is the smallest integer, which leaves all levels to
     positive values. If the samples showed only zeros, other values are more likely positive, as after a Relu that let
     nothing through.
     """
-    low, high = np.float32(found.low), np.float32(found.high)
+    low, high = np.float32(span.low), np.float32(span.high)
     narrow = symmetric and LIMITS[dtype][0] < 0
-    made = QuantParams.from_range(float(low), float(high), dtype, symmetric=symmetric, narrow=narrow)
-    if float(made.scale) >= _LEAST_SCALE:
-        return replace(made, scale=made.scale.astype(np.float32))
-    zero = made.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
-    return replace(made, scale=np.asarray(1, np.float32), zero_point=zero)
+    params = QuantParams.from_range(float(low), float(high), dtype, symmetric=symmetric, narrow=narrow)
+    if float(params.scale) >= _LEAST_SCALE:
+        return replace(params, scale=params.scale.astype(np.float32))
+    zero = params.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
+    return replace(params, scale=np.asarray(1, np.float32), zero_point=zero)
 
 
 def spreads_thin(softmax: Range) -> bool:
@@ -81,9 +81,9 @@ def spreads_thin(softmax: Range) -> bool:
     return softmax.high < 1 / 2
 
 
-def scheme_params(found: Range, scheme: Scheme) -> QuantParams:
+def scheme_params(span: Range, scheme: Scheme) -> QuantParams:
     """Return `activation_params` for the activation type and the symmetry of a scheme."""
-    return activation_params(found, integer_type(scheme.activation_type), symmetric=scheme.activation_symmetric)
+    return activation_params(span, integer_type(scheme.activation_type), symmetric=scheme.activation_symmetric)
 
 
 def weight_params(
@@ -99,23 +99,23 @@ def weight_params(
     """
     dtype = integer_type(scheme.weight_type)
     symmetric = axis is not None or scheme.weight_symmetric
-    least, most = LIMITS[dtype]
+    lowest, highest = LIMITS[dtype]
     if scheme.reduce_range:
-        least, most = (0, 127) if least == 0 else (-64, 64)
-    elif symmetric and least < 0:
-        least = -most
-    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
-    low = np.minimum(weight.min(axis=others, initial=0), 0).astype(np.float64)
-    high = np.maximum(weight.max(axis=others, initial=0), 0).astype(np.float64)
+        lowest, highest = (0, 127) if lowest == 0 else (-64, 64)
+    elif symmetric and lowest < 0:
+        lowest = -highest
+    reduced_axes = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    low = np.minimum(weight.min(axis=reduced_axes, initial=0), 0).astype(np.float64)
+    high = np.maximum(weight.max(axis=reduced_axes, initial=0), 0).astype(np.float64)
     if symmetric or bound is not None:
         high = np.maximum(-low, high) if bound is None else np.asarray(bound, np.float64)
         low = -high
-    scale = (high - low) / (most - least)
+    scale = (high - low) / (highest - lowest)
     scale = np.where(scale < _LEAST_SCALE, 1.0, scale)
-    middle = np.full(scale.shape, np.rint((least + most) / 2))
-    zero = middle if symmetric else np.clip(np.rint(least - low / scale), least, most)
+    middle = np.full(scale.shape, np.rint((lowest + highest) / 2))
+    zero = middle if symmetric else np.clip(np.rint(lowest - low / scale), lowest, highest)
     return QuantParams(
-        scale.astype(np.float32), zero.astype(np.int64), dtype, axis=axis or 0, narrow=least == -LIMITS[dtype][1]
+        scale.astype(np.float32), zero.astype(np.int64), dtype, axis=axis or 0, narrow=lowest == -LIMITS[dtype][1]
     )
 
 
@@ -134,7 +134,7 @@ def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
         yield destination
         return
     draft = destination.with_name(f"{secrets.token_hex(16)}.onnx")
-    written, data = Path(f"{draft}.data"), Path(f"{destination}.data")
+    draft_data, data = Path(f"{draft}.data"), Path(f"{destination}.data")
     yield draft
     model = onnx.load(draft, load_external_data=False)
     for tensor in iter_tensors(model):
@@ -143,8 +143,8 @@ def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
             place.value = data.name
     destination.write_bytes(model.SerializeToString(deterministic=True))
     draft.unlink()
-    if written.exists():
-        os.replace(written, data)
+    if draft_data.exists():
+        os.replace(draft_data, data)
 
 
 OLDEST = "1.27"
@@ -229,18 +229,18 @@ def quantizer_files(
         external: whether weights go into a separate file, even if one file can contain everything.
     """
     external = external or model_bytes(source) >= _EXTERNAL_DATA_FROM
-    with refusals(model, fix, fix_ranges=fix_ranges), quantizer_output(destination, external=external) as written:
-        yield {"model_input": source, "model_output": written, "use_external_data_format": external}
+    with refusals(model, fix, fix_ranges=fix_ranges), quantizer_output(destination, external=external) as draft:
+        yield {"model_input": source, "model_output": draft, "use_external_data_format": external}
 
 
-def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
+def check_clashes(prepared: PreparedModel, source: Path, quantized: Path) -> None:
     """Refuse the file that the quantizer wrote if a new tensor has the name of an input or output of the model.
 
     Other tensors cannot clash, because `edgeq.model.clean` renames them beforehand.
 
     Args:
         source: the file that the quantizer read.
-        written: the file that the quantizer wrote.
+        quantized: the file that the quantizer wrote.
 
     Raises:
         ModelError: names clash; the message contains both names and a solution.
@@ -248,11 +248,11 @@ def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
     clashes = clashing_names(name_of(value) for value in (*prepared.model.graph.inputs, *prepared.model.graph.outputs))
     if not clashes:
         return
-    before, after = _definitions(source), _definitions(written)
-    for name, other in clashes.items():
-        if after[name] > before[name]:
+    source_counts, quantized_counts = _definitions(source), _definitions(quantized)
+    for name, origin in clashes.items():
+        if quantized_counts[name] > source_counts[name]:
             raise ModelError(
-                f"{prepared.source}: quantization gives the name {name!r} to a tensor that it makes for {other!r}, but "
+                f"{prepared.source}: quantization gives the name {name!r} to a tensor that it makes for {origin!r}, but "
                 "both are inputs or outputs",
                 "Rename one of them in the model",
             )
@@ -261,8 +261,8 @@ def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
 def _definitions(file: Path) -> Counter[str]:
     """Count, for each name, the inputs, weights and node outputs with that name."""
     graph = parse_model(file).graph
-    made = (name for node in graph.node for name in node.output)
-    return Counter([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *made])
+    outputs = (name for node in graph.node for name in node.output)
+    return Counter([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *outputs])
 
 
 def quantize_with_ranges(
@@ -328,10 +328,12 @@ def _check_version() -> None:
     Raises:
         RuntimeUnavailableError: the quantizer of the installed onnxruntime cannot read ranges from a file.
     """
-    here = str(onnxruntime().__version__)
-    if parse_version(here) < parse_version(OLDEST):
+    installed = str(onnxruntime().__version__)
+    if parse_version(installed) < parse_version(OLDEST):
         fix = f"Upgrade it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
-        raise RuntimeUnavailableError(f"quantization needs onnxruntime {OLDEST} or newer, but {here} is installed", fix)
+        raise RuntimeUnavailableError(
+            f"quantization needs onnxruntime {OLDEST} or newer, but {installed} is installed", fix
+        )
 
 
 def chosen_params(
@@ -345,10 +347,10 @@ def chosen_params(
 
     def params_of(value: ir.Value) -> QuantParams | None:
         """Return the parameters of one tensor, or None."""
-        found = ranges.get(name_of(value))
-        if found is None or dtype not in LIMITS or found.high - found.low < _LEAST_WIDTH:
+        span = ranges.get(name_of(value))
+        if span is None or dtype not in LIMITS or span.high - span.low < _LEAST_WIDTH:
             return None
-        return activation_params(found, dtype, symmetric=symmetric)
+        return activation_params(span, dtype, symmetric=symmetric)
 
     return params_of
 
@@ -399,14 +401,14 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
             editor.constant(f"{name}/{channels}_times", np.full(channels, number))
             for name, number in parameters.items()
         ]
-        own = editor.node(
+        dequantized = editor.node(
             "DequantizeLinear",
             [maker.inputs[0], *repeated],
             f"{node.name}{_SUFFIX}",
             before=node,
             attributes={"axis": axis},
         )
-        node.replace_input_with(0, own)
+        node.replace_input_with(0, dequantized)
         changed += 1
         if not restored.uses() and not restored.is_graph_output():
             model.graph.remove(maker, safe=True)
@@ -426,9 +428,9 @@ def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tupl
     """Yield each named node that reads a dequantized tensor, together with the DequantizeLinear."""
     for node in model.graph:
         data = node.inputs[0] if node.name in names else None
-        made = data.producer() if data is not None else None
-        if made is not None and is_op(made, "DequantizeLinear"):
-            yield node, made
+        producer = data.producer() if data is not None else None
+        if producer is not None and is_op(producer, "DequantizeLinear"):
+            yield node, producer
 
 
 def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
@@ -444,7 +446,7 @@ def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
 
 
 def settle(
-    built: ir.Model, given: Mapping[str, str] | None = None, *, guard: bool = True
+    built: ir.Model, session_options: Mapping[str, str] | None = None, *, guard: bool = True
 ) -> tuple[dict[str, str], tuple[str, ...], bool]:
     """Make a quantized model correct and fast on ONNX Runtime's CPU kernels, in place.
 
@@ -452,23 +454,23 @@ def settle(
     options, which are stored in the model's metadata.
 
     Args:
-        given: options that are already set; the result includes them.
+        session_options: options that are already set; the result includes them.
         guard: whether the graph may be changed.
 
     Returns:
         The session options, the reason for each change, and whether the graph was changed.
     """
-    options = dict(given or {})
+    options = dict(session_options or {})
     disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
     notes = []
-    kept = float_compute_nodes(built)
-    guarded = guard_float_layers(built, kept) if guard else 0
+    float_layers = float_compute_nodes(built)
+    guarded = guard_float_layers(built, float_layers) if guard else 0
     if guarded:
         notes.append(
             f"compute nodes that stay in float: {guarded}, in a form that ONNX Runtime does not quantize at load"
         )
     unfused = guard_products(built) if guard else 0
-    at_risk = requantized_at_load(built, kept)
+    at_risk = requantized_at_load(built, float_layers)
     if at_risk:
         disabled.append(_REQUANTIZER)
         notes.append(
@@ -480,10 +482,10 @@ def settle(
         notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
     if disabled:
         options[_DISABLED] = ";".join(dict.fromkeys(disabled))
-    before = built.metadata_props.pop(CARRIED, None)
+    earlier_options = built.metadata_props.pop(CARRIED, None)
     if options:
         built.metadata_props[CARRIED] = json.dumps(options, sort_keys=True)
-    return options, tuple(notes), guarded + unfused > 0 or before != built.metadata_props.get(CARRIED)
+    return options, tuple(notes), guarded + unfused > 0 or earlier_options != built.metadata_props.get(CARRIED)
 
 
 def guard_products(model: ir.Model) -> int:
@@ -516,8 +518,8 @@ def _is_wide(product: ir.Value) -> bool:
     """
     node, shape = product.producer(), product.shape
     weight = node_input(node, 1) if node is not None and is_op(node, "MatMul") else None
-    known = shape is not None and len(shape) > 2 and all(isinstance(size, int) for size in shape)
-    return known and weight is not None and is_op(weight.producer(), "DequantizeLinear")
+    has_sizes = shape is not None and len(shape) > 2 and all(isinstance(size, int) for size in shape)
+    return has_sizes and weight is not None and is_op(weight.producer(), "DequantizeLinear")
 
 
 def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
@@ -528,10 +530,10 @@ def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return ()
     constants = computed_constants(model.graph)
-    found = []
+    names = []
     for node in model.graph:
         weight = node_input(node, 1) if node.op_type in _REQUANTIZED_AT_LOAD else None
         is_float = weight is not None and not is_op(weight.producer(), "DequantizeLinear")
         if is_float and name_of(weight) in constants:
-            found.append(str(node.name))
-    return tuple(found)
+            names.append(str(node.name))
+    return tuple(names)

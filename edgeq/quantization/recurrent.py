@@ -56,7 +56,7 @@ class IntegerWeights:
 
 
 def expand_grus(
-    model: ir.Model, how: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = LEAST_MACS
+    model: ir.Model, quantizer: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = LEAST_MACS
 ) -> tuple[str, ...]:
     """Replace GRUs of the main graph with Scans over integer products, in place, if this saves time.
 
@@ -70,7 +70,7 @@ def expand_grus(
     for node in model.graph:
         layer = None if node.name in exclude else _read(node, least_macs)
         if layer is not None:
-            layer.expand(how, model)
+            layer.expand(quantizer, model)
             replaced.append(str(node.name))
     if replaced:
         drop_unused_initializers(model.graph)
@@ -95,40 +95,40 @@ class _Layer:
     reset_last: bool
     directions: tuple[_Direction, ...]
 
-    def expand(self, how: IntegerWeights, model: ir.Model) -> None:
+    def expand(self, quantizer: IntegerWeights, model: ir.Model) -> None:
         """Replace the layer by nodes that compute its outputs, except outputs that nothing reads."""
-        made = _Maker(str(self.node.name), Editor(model), self.node)
-        states = self._initial_states(made)
+        maker = _Maker(str(self.node.name), Editor(model), self.node)
+        states = self._initial_states(maker)
         results = [
-            _scan(made.within(str(index)), self, direction, how, state)
+            _scan(maker.within(str(index)), self, direction, quantizer, state)
             for index, (direction, state) in enumerate(zip(self.directions, states, strict=True))
         ]
         # Y [steps, directions, batch, hidden] contains all states. Y_h [directions, batch, hidden] contains the last
         # states.
         for output, position, axis in zip(self.node.outputs, (1, 0), (1, 0), strict=False):
             if output.uses() or output.is_graph_output():
-                axes = made.integers(f"axis{axis}", [axis])
-                parts = [made.node("Unsqueeze", [result[position], axes]) for result in results]
-                whole = parts[0] if len(parts) == 1 else made.node("Concat", parts, axis=axis)
-                replace_value(output, whole, keep_name=True)
+                axes = maker.integers(f"axis{axis}", [axis])
+                parts = [maker.node("Unsqueeze", [result[position], axes]) for result in results]
+                joined = parts[0] if len(parts) == 1 else maker.node("Concat", parts, axis=axis)
+                replace_value(output, joined, keep_name=True)
         model.graph.remove(self.node, safe=True)
 
-    def _initial_states(self, made: _Maker) -> list[ir.Value]:
+    def _initial_states(self, maker: _Maker) -> list[ir.Value]:
         count = len(self.directions)
-        data, given = self.node.inputs[0], node_input(self.node, 5)
-        if given is not None:
-            axis = made.integers("axis0", [0])
+        data, initial_state = self.node.inputs[0], node_input(self.node, 5)
+        if initial_state is not None:
+            axis = maker.integers("axis0", [0])
             if count == 1:
-                return [made.node("Squeeze", [given, axis])]
-            split = made.nodes("Split", [given, made.integers("ones", [1] * count)], count, axis=0)
-            return [made.node("Squeeze", [part, axis]) for part in split]
-        batch = made.node("Gather", [made.node("Shape", [data]), made.integers("axis1", [1])], axis=0)
-        shape = made.node("Concat", [batch, made.integers("hidden", [self.hidden])], axis=0)
-        return [made.node("ConstantOfShape", [shape], value=ir.tensor(np.zeros(1, np.float32)))] * count
+                return [maker.node("Squeeze", [initial_state, axis])]
+            split = maker.nodes("Split", [initial_state, maker.integers("ones", [1] * count)], count, axis=0)
+            return [maker.node("Squeeze", [part, axis]) for part in split]
+        batch = maker.node("Gather", [maker.node("Shape", [data]), maker.integers("axis1", [1])], axis=0)
+        shape = maker.node("Concat", [batch, maker.integers("hidden", [self.hidden])], axis=0)
+        return [maker.node("ConstantOfShape", [shape], value=ir.tensor(np.zeros(1, np.float32)))] * count
 
 
 def _scan(
-    made: _Maker, layer: _Layer, direction: _Direction, how: IntegerWeights, state: ir.Value
+    maker: _Maker, layer: _Layer, direction: _Direction, quantizer: IntegerWeights, state: ir.Value
 ) -> Sequence[ir.Value]:
     """Return the last state [batch, hidden], and all states [steps, batch, hidden] in the order of the steps."""
     hidden = layer.hidden
@@ -136,31 +136,31 @@ def _scan(
     w_bias, r_bias = direction.w_bias.copy(), direction.r_bias.copy()
     w_bias[always] += r_bias[always]
     r_bias[always] = 0
-    halves = made.integers("zr+n", [2 * hidden, hidden])
-    projected = made.product(layer.node.inputs[0], direction.w.T, how, "W", w_bias)
-    x_zr, x_n = made.nodes("Split", [projected, halves], 2, axis=-1)
+    halves = maker.integers("zr+n", [2 * hidden, hidden])
+    projected = maker.product(layer.node.inputs[0], direction.w.T, quantizer, "W", w_bias)
+    x_zr, x_n = maker.nodes("Split", [projected, halves], 2, axis=-1)
 
     h, in_zr, in_n = (
-        _row(made.name(f"step/{name}"), size) for name, size in (("h", hidden), ("x_zr", 2 * hidden), ("x_n", hidden))
+        _row(maker.name(f"step/{name}"), size) for name, size in (("h", hidden), ("x_zr", 2 * hidden), ("x_n", hidden))
     )
-    body = made.body([h, in_zr, in_n])
+    body = maker.body([h, in_zr, in_n])
     if layer.reset_last:
-        h_zr, h_n = body.nodes("Split", [body.product(h, direction.r.T, how, "R", r_bias), halves], 2, axis=-1)
+        h_zr, h_n = body.nodes("Split", [body.product(h, direction.r.T, quantizer, "R", r_bias), halves], 2, axis=-1)
     else:
-        h_zr = body.product(h, direction.r[: 2 * hidden].T, how, "R_zr")
+        h_zr = body.product(h, direction.r[: 2 * hidden].T, quantizer, "R_zr")
     zr = body.node("Sigmoid", [body.node("Add", [in_zr, h_zr])])
-    z, r = body.nodes("Split", [zr, made.integers("z+r", [hidden, hidden])], 2, axis=-1)
+    z, r = body.nodes("Split", [zr, maker.integers("z+r", [hidden, hidden])], 2, axis=-1)
     if layer.reset_last:
         carried = body.node("Mul", [r, h_n])
     else:
-        carried = body.product(body.node("Mul", [r, h]), direction.r[2 * hidden :].T, how, "R_n")
+        carried = body.product(body.node("Mul", [r, h]), direction.r[2 * hidden :].T, quantizer, "R_n")
     n = body.node("Tanh", [body.node("Add", [in_n, carried])])
     new = body.node("Add", [n, body.node("Mul", [z, body.node("Sub", [h, n])])])
     for output in (new, body.node("Identity", [new])):
         output.shape, output.type = h.shape, h.type
         body.graph.outputs.append(output)
     backwards = [1 if direction.reverse else 0]
-    return made.nodes(
+    return maker.nodes(
         "Scan",
         [state, x_zr, x_n],
         2,
@@ -178,8 +178,8 @@ class _Maker:
         graph: graph that the nodes are added to: the main graph, or the body of a Scan that is not in the model yet.
     """
 
-    def __init__(self, prefix: str, constants: Editor, before: ir.Node | None, body: ir.Graph | None = None) -> None:
-        self._prefix, self._before = prefix, before
+    def __init__(self, prefix: str, constants: Editor, successor: ir.Node | None, body: ir.Graph | None = None) -> None:
+        self._prefix, self._before = prefix, successor
         self._constants = constants
         self._editor = constants if body is None else Editor(constants.model, body)
         self._count = 0
@@ -219,10 +219,10 @@ class _Maker:
         )
 
     def product(
-        self, x: ir.Value | None, matrix: Floats, how: IntegerWeights, local: str, bias: Floats | None = None
+        self, x: ir.Value | None, matrix: Floats, quantizer: IntegerWeights, local: str, bias: Floats | None = None
     ) -> ir.Value:
         """Return x [..., inputs] times matrix [inputs, outputs], plus bias [outputs]."""
-        integers, scale = how.quantize(matrix)
+        integers, scale = quantizer.quantize(matrix)
         inputs = [x, self._constant(local, integers), self._constant(f"{local}_scale", scale)]
         inputs.append(self._constant(f"{local}_zero", np.zeros(scale.shape, np.int8)))
         if bias is not None and bias.any():

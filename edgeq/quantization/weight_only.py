@@ -84,21 +84,21 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
     """
     editor = Editor(model)
     rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-    own = tied = 0
+    row_count = tied_count = 0
     for node in list(model.graph):
         table = table_of(node) if node.name not in exclude else None
         if table is None:
             continue
         product = _tied(table, products)
         if product is not None:
-            made, tied = _from_product(editor, node, product), tied + 1
+            output, tied_count = _from_product(editor, node, product), tied_count + 1
         else:
             if table not in rows:
                 rows[table] = _in_rows(editor, table)
-            made, own = _from_rows(editor, node, *rows[table]), own + 1
-        replace_node(node, made)
+            output, row_count = _from_rows(editor, node, *rows[table]), row_count + 1
+        replace_node(node, output)
     drop_unused_initializers(model.graph)
-    return own, tied
+    return row_count, tied_count
 
 
 def tables_note(count: int) -> str:
@@ -124,8 +124,8 @@ def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
     """
     values = constant_values(table)
     for product, matrix in products.items():
-        own = product.graph is table.graph and matrix.shape == values.shape[::-1] and _fills_rows(product)
-        if own and np.array_equal(values.T, matrix):
+        is_candidate = product.graph is table.graph and matrix.shape == values.shape[::-1] and _fills_rows(product)
+        if is_candidate and np.array_equal(values.T, matrix):
             return product
     return None
 
@@ -166,11 +166,11 @@ def _in_rows(editor: Editor, table: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 def _from_rows(editor: Editor, gather: ir.Node, integers: ir.Value, scales: ir.Value) -> ir.Value:
     name, indices = gather.name, gather.inputs[1]
-    found = editor.node("Gather", [integers, indices], f"{name}_Q8", before=gather)
+    gathered = editor.node("Gather", [integers, indices], f"{name}_Q8", before=gather)
     scale = editor.node("Gather", [scales, indices], f"{name}_scales", before=gather)
     to = {"to": int(ir.DataType.FLOAT)}
-    plain = editor.node("Cast", [found], f"{name}_float", before=gather, attributes=to)
-    return editor.node("Mul", [plain, scale], f"{name}_rows", before=gather)
+    floats = editor.node("Cast", [gathered], f"{name}_float", before=gather, attributes=to)
+    return editor.node("Mul", [floats, scale], f"{name}_rows", before=gather)
 
 
 _SINCE = {4: "1.17", 8: "1.22"}
@@ -194,18 +194,18 @@ def write_weight_only(
         ModelError: there is no constant matrix to quantize.
         DataError: ONNX Runtime refuses a sample.
     """
-    wanted = scheme.quantized_types or frozenset()
+    types = scheme.quantized_types or frozenset()
     model = prepared.model.clone()
-    if "Gemm" in wanted:
+    if "Gemm" in types:
         gemms_to_matmuls(model, scheme.exclude)
-    products = _to_blocks(model, scheme) if wanted.intersection(("MatMul", "Gemm")) else {}
+    products = _to_blocks(model, scheme) if types.intersection(("MatMul", "Gemm")) else {}
     if not products:
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Leave --weight-only out")
     if scheme.float_compute is None and samples is not None:
         compute = choose_compute(model, prepared, samples)
     else:
         compute = given_compute(model, scheme.float_compute)
-    _, tied = write_tables(model, products, scheme.exclude) if "Gather" in wanted else (0, 0)
+    _, tied = write_tables(model, products, scheme.exclude) if "Gather" in types else (0, 0)
     save_model(model, destination)
     if tied:
         return compute, (
@@ -255,7 +255,7 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
     matrices.
     """
     fitted: dict[tuple[ir.Value, int], BlockWeights] = {}
-    made: dict[ir.Node, NDArray[np.float32]] = {}
+    products: dict[ir.Node, NDArray[np.float32]] = {}
     for graph in model.graphs():
         editor = Editor(model, graph)
         for node in list(graph):
@@ -267,10 +267,10 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
             flat = np.asarray(values, np.float32).reshape(values.shape[-2:])
             if (matrix, bits) not in fitted:
                 fitted[matrix, bits] = fit_blocks(flat, bits, scheme.block_size, symmetric=scheme.weight_symmetric)
-            made[_replace_product(editor, node, matrix, fitted[matrix, bits])] = flat
+            products[_replace_product(editor, node, matrix, fitted[matrix, bits])] = flat
     for graph in model.graphs():
         drop_unused_initializers(graph)
-    return made
+    return products
 
 
 def _block_matrix(node: ir.Node) -> ir.Value | None:
@@ -289,14 +289,14 @@ def _block_matrix(node: ir.Node) -> ir.Value | None:
     shape = matrix.shape.numpy()
     if 0 in shape:
         return None
-    plain = len(shape) == 2
+    is_matrix = len(shape) == 2
     broadcast = len(shape) > 2 and set(shape[:-2]) == {1} and source.shape is not None
-    return matrix if plain or (broadcast and len(source.shape or ()) >= len(shape)) else None
+    return matrix if is_matrix or (broadcast and len(source.shape or ()) >= len(shape)) else None
 
 
 def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: BlockWeights) -> ir.Node:
     constants = (editor.constant(f"{matrix.name}_{key}", values) for key, values in operands(blocks).items())
-    made = editor.node(
+    output = editor.node(
         OPERATOR,
         [node.inputs[0], *constants],
         f"{node.name}_Q{blocks.bits}",
@@ -304,8 +304,8 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
         domain=DOMAIN,
         attributes=attributes(blocks),
     )
-    replace_node(node, made)
-    return maker(made)
+    replace_node(node, output)
+    return maker(output)
 
 
 # Operator types that onnxruntime's quantizer rewrites. The quantizer first replaces every plain Gemm by an Add and a
@@ -364,10 +364,10 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
     if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
         notes.append(tables_note(tables))
     if _OURS.intersection(scheme.quantized_types or ()):
-        how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
-        if names := expand_grus(model, how, exclude=scheme.exclude):
-            which = f"the recurrence of {', '.join(names)}"
-            notes.append(f"{which} is written out with integer products, because GRU has no integer kernel")
+        quantizer = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
+        if names := expand_grus(model, quantizer, exclude=scheme.exclude):
+            subject = f"the recurrence of {', '.join(names)}"
+            notes.append(f"{subject} is written out with integer products, because GRU has no integer kernel")
     return tuple(notes)
 
 
@@ -401,12 +401,12 @@ def quantize_types(
     from onnxruntime.quantization import quantize_dynamic
 
     nodes = prepared.model.graph
-    kept = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
-    kept |= standard_attentions(prepared.model)
+    float_nodes = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
+    float_nodes |= standard_attentions(prepared.model)
     if scheme.per_channel:
-        kept |= stacked_products(prepared.model)
+        float_nodes |= stacked_products(prepared.model)
     if _own_tables(scheme):
-        kept |= {str(node.name) for node in nodes if table_of(node) is not None}
+        float_nodes |= {str(node.name) for node in nodes if table_of(node) is not None}
     fix = "Keep the node in float with --exclude, or choose another scheme"
     with quantizer_files(source, target, prepared.source, fix) as files:
         quantize_dynamic(
@@ -415,7 +415,7 @@ def quantize_types(
             per_channel=scheme.per_channel,
             reduce_range=scheme.reduce_range,
             weight_type=quant_type(weight_type),
-            nodes_to_exclude=kept | {f"{name}{_GEMM_SUFFIX}" for name in kept},
+            nodes_to_exclude=float_nodes | {f"{name}{_GEMM_SUFFIX}" for name in float_nodes},
             # Shape inference does not know the outputs of ONNX Runtime's own operators.
             extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},
         )
@@ -456,16 +456,16 @@ def round_rows(
     remaining = columns.copy()
     integers = np.empty(columns.shape, np.int64)
     taps = columns.shape[1]
-    for first in range(0, taps, block):
-        last = min(first + block, taps)
-        errors = np.empty((len(columns), last - first, columns.shape[2]))
-        for column in range(first, last):
-            step, left = scale[:, column], remaining[:, column]
-            integers[:, column] = np.clip(np.rint(left / step), low[:, column], high[:, column])
-            error = (left - integers[:, column] * step) / upper[:, column, column, None]
-            errors[:, column - first] = error
-            remaining[:, column + 1 : last] -= upper[:, column, column + 1 : last, None] * error[:, None]
-        remaining[:, last:] -= upper[:, first:last, last:].transpose(0, 2, 1) @ errors
+    for start in range(0, taps, block):
+        stop = min(start + block, taps)
+        errors = np.empty((len(columns), stop - start, columns.shape[2]))
+        for column in range(start, stop):
+            step, target = scale[:, column], remaining[:, column]
+            integers[:, column] = np.clip(np.rint(target / step), low[:, column], high[:, column])
+            error = (target - integers[:, column] * step) / upper[:, column, column, None]
+            errors[:, column - start] = error
+            remaining[:, column + 1 : stop] -= upper[:, column, column + 1 : stop, None] * error[:, None]
+        remaining[:, stop:] -= upper[:, start:stop, stop:].transpose(0, 2, 1) @ errors
     return _columns(_descended(columns, metric, integers, low, high, scale, block))
 
 
@@ -490,21 +490,21 @@ def _descended(
     slope = metric @ (columns - scale * integers)
     taps = columns.shape[1]
     for _ in range(_SWEEPS):
-        for first in range(0, taps, block):
-            last = min(first + block, taps)
-            near = slope[:, first:last].copy()
-            moved = np.zeros(near.shape)
-            for column in range(first, last):
-                own = metric[:, column, column, None] * scale[:, column]
+        for start in range(0, taps, block):
+            stop = min(start + block, taps)
+            block_slope = slope[:, start:stop].copy()
+            moved = np.zeros(block_slope.shape)
+            for column in range(start, stop):
+                curvature = metric[:, column, column, None] * scale[:, column]
                 # The difference from the current integer is rounded, so a change of less than half a step does not move
                 # the integer.
-                steps = np.rint(near[:, column - first] / own).astype(np.int64)
+                steps = np.rint(block_slope[:, column - start] / curvature).astype(np.int64)
                 steps = np.clip(integers[:, column] + steps, low[:, column], high[:, column]) - integers[:, column]
                 if steps.any():
                     integers[:, column] += steps
-                    moved[:, column - first] = change = steps * scale[:, column]
-                    near -= metric[:, first:last, column, None] * change[:, None]
-            slope -= metric[:, :, first:last] @ moved
+                    moved[:, column - start] = change = steps * scale[:, column]
+                    block_slope -= metric[:, start:stop, column, None] * change[:, None]
+            slope -= metric[:, :, start:stop] @ moved
     return integers
 
 

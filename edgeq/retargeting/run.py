@@ -519,7 +519,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
 
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     changes: list[str] = []
-    graph = from_proto(load_model(path, external_data="all"), where=path)
+    graph = from_proto(load_model(path, external_data="all"), label=path)
     if not is_quantized(graph):
         raise ModelError(f"{path} is not quantized", "Use `edgeq quantize`")
     old = opset_of(graph)

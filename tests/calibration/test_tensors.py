@@ -66,7 +66,7 @@ def test_what_follows_from_others_is_not_fetched(tmp_path: Path) -> None:
 def test_a_tensor_is_fetched_when_its_source_is_not_wanted_or_it_is_needed_whole(tmp_path: Path) -> None:
     model = read_model(small_cnn(tmp_path / "m.onnx"))
     assert plan(model, ["clip1", "relu"]).fetched == ("clip1", "relu")
-    assert plan(model, ["conv1", "clip1"], whole=["clip1"]).fetched == ("conv1", "clip1")
+    assert plan(model, ["conv1", "clip1"], underived=["clip1"]).fetched == ("conv1", "clip1")
 
 
 def test_a_clip_whose_bounds_are_computed_is_fetched(tmp_path: Path) -> None:

@@ -39,14 +39,14 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
     lows = COARSE if search_low else np.ones(1)
     highs = COARSE if search_high else np.ones(1)
     share = np.array([(a, b) for a in lows for b in highs])
-    best, least = _least(moments, _promising(moments, share, low, high, grid), low, high, grid)
+    best, best_error = _least(moments, _promising(moments, share, low, high, grid), low, high, grid)
     for factor in REFINEMENTS:
         steps = np.array([factor, 1.0, 1.0 / factor])
         a = np.minimum(best[0] * steps, 1.0) if search_low else np.ones(1)
         b = np.minimum(best[1] * steps, 1.0) if search_high else np.ones(1)
         candidate, error = _least(moments, np.array([(x, y) for x in a for y in b]), low, high, grid)
-        if error < least:
-            best, least = candidate, error
+        if error < best_error:
+            best, best_error = candidate, error
     if grid.symmetric:
         return float(low * best[0]), float(high * best[0])
     return float(low * best[0]), float(high * best[1])
@@ -105,8 +105,8 @@ def _promising(moments: BinMoments, share: Float64s, low: float, high: float, gr
         return share
     clipped = clipped_errors(moments, grid.params(*_ends(share, low, high, grid)))
     _, error = _least(moments, share[np.argsort(clipped)[:TRIED]], low, high, grid)
-    kept: Float64s = share[clipped <= error + ROUNDING * moments.second[-1]]
-    return kept
+    candidates: Float64s = share[clipped <= error + ROUNDING * moments.second[-1]]
+    return candidates
 
 
 def _ends(share: Float64s, low: float, high: float, grid: Grid) -> tuple[Float64s, Float64s]:
@@ -119,22 +119,22 @@ def clipped_errors(moments: BinMoments, params: QuantParams) -> Float64s:
     """
     ends = (np.array([[params.low], [params.high]]) - params.zero_point) * params.scale
     place = np.ceil(ends / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
-    zeroth, first, second = (
+    count, total, square = (
         np.stack([sums[place[0]], sums[-1] - sums[place[1]]])
         for sums in (moments.zeroth, moments.first, moments.second)
     )
-    errors: Float64s = (second + ends * (ends * zeroth - 2 * first)).sum(axis=0)
+    errors: Float64s = (square + ends * (ends * count - 2 * total)).sum(axis=0)
     return errors
 
 
 def _between(sums: Float64s, inner: np.ndarray) -> Float64s:
     """Return the sum for each level, computed from running sums. The first and the last level extend to infinity."""
     at = sums[inner]
-    whole = np.empty((inner.shape[0], inner.shape[1] + 1))
-    whole[:, 0] = at[:, 0]
-    np.subtract(at[:, 1:], at[:, :-1], out=whole[:, 1:-1])
-    whole[:, -1] = sums[-1] - at[:, -1]
-    return whole
+    level_sums = np.empty((inner.shape[0], inner.shape[1] + 1))
+    level_sums[:, 0] = at[:, 0]
+    np.subtract(at[:, 1:], at[:, :-1], out=level_sums[:, 1:-1])
+    level_sums[:, -1] = sums[-1] - at[:, -1]
+    return level_sums
 
 
 def _running(values: Float64s) -> Float64s:
