@@ -49,7 +49,7 @@ def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
     return tuple(differences)
 
 
-def interchangeable(a: Signature, b: Signature) -> bool:
+def is_interchangeable(a: Signature, b: Signature) -> bool:
     """Return whether each model accepts the inputs of the other. Names and dtypes must be the same, and fixed sizes
     must not differ.
     """

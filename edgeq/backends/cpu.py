@@ -29,17 +29,17 @@ from edgeq.model.int8_prediction import (
     quantizable_operators,
     stacked_products,
 )
-from edgeq.model.load import is_quantized, read_model, read_own, save_model, share_model
+from edgeq.model.load import is_quantized, read_model, read_unchecked, save_model, share_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.quantization.block_weights import BlockCompute
-from edgeq.quantization.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
+from edgeq.quantization.qdq import check_fit, find_lasting_clamps, fitted_bounds, write_qdq
 from edgeq.quantization.quantizer import (
-    chosen_params,
+    fit_to_runtime,
     integer_type,
+    is_spread_thin,
     quant_type,
     quantize_with_ranges,
-    settle,
-    spreads_thin,
+    range_params,
 )
 from edgeq.quantization.weight_only import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.quantization.weight_only import (
@@ -186,7 +186,7 @@ class CpuBackend(Backend):
         notes.extend(changes)
         if not is_quantized(built) and not changes:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
-        session_options, why, settled = settle(built, scheme.session_options)
+        session_options, why, settled = fit_to_runtime(built, scheme.session_options)
         if settled or changes or scheme.mode == "static":
             save_model(built, destination)
         share_model(built, destination, prepared.graph)
@@ -202,8 +202,8 @@ class CpuBackend(Backend):
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
         """Return the artifact with other session options. See `Backend.with_options`."""
-        model = read_own(artifact.model)
-        options, _, _ = settle(model, scheme.session_options)
+        model = read_unchecked(artifact.model)
+        options, _, _ = fit_to_runtime(model, scheme.session_options)
         save_model(model, destination)
         return replace(artifact, model=destination, scheme=scheme, session_options=options)
 
@@ -262,12 +262,12 @@ def _static(
         return model
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
-    float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
+    float_nodes |= find_lasting_clamps(graph, range_params(ranges, dtype, symmetric=scheme.activation_symmetric))
     # In the QOperator format, onnxruntime's quantizer gives every Softmax the range 0..1.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
-    float_nodes |= {name for name, found in outputs.items() if found is not None and spreads_thin(found)}
+    float_nodes |= {name for name, found in outputs.items() if found is not None and is_spread_thin(found)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
-    return read_own(destination)
+    return read_unchecked(destination)
 
 
 def _write_operators(

@@ -27,8 +27,8 @@ from edgeq_device.measure.pairs import visible_elements
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
-from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Seen
-from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan, plan, quantizable_tensors
+from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Tally
+from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan, plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
@@ -43,7 +43,7 @@ from edgeq.model.shapes import element_types
 from edgeq.model.tensors import float_constant
 from edgeq.util.display import SILENT, Progress
 
-_MOST_BYTES = 2**26
+_MAX_STORED_BYTES = 2**26
 _LARGEST_ELEMENT = 8
 
 
@@ -61,7 +61,7 @@ class FloatOutputs:
 
     def __init__(self, model: ir.Model, total: int) -> None:
         outputs = model.graph.outputs
-        fits = total * sum(map(_most_bytes, outputs)) <= _MOST_BYTES
+        fits = total * sum(map(_bound_bytes, outputs)) <= _MAX_STORED_BYTES
         self.names = tuple(map(name_of, outputs)) if fits else ()
         self._total = total
         self._by_place: dict[int, Mapping[str, NDArray[Any]]] = {}
@@ -77,7 +77,7 @@ class FloatOutputs:
         return tuple(self._by_place[place] for place in range(self._total))
 
 
-def _most_bytes(output: ir.Value) -> float:
+def _bound_bytes(output: ir.Value) -> float:
     """Return an upper bound of an output's size for one sample, in bytes. Return infinity if the size is not known, or
     if an axis other than the first is free.
     """
@@ -143,9 +143,9 @@ class FloatPass:
         for place, sample in samples:
             self._pending.add(self._pool.submit(self.observe, sample, place))
             while len(self._pending) >= self._limit:
-                yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+                yield from self._await(wait(self._pending, return_when=FIRST_COMPLETED).done)
         while self._pending:
-            yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+            yield from self._await(wait(self._pending, return_when=FIRST_COMPLETED).done)
 
     def so_far(self) -> dict[str, TensorStatistics]:
         """Finish the samples that are running, and return statistics of all samples so far.
@@ -179,7 +179,7 @@ class FloatPass:
         """
         if self._failure is not None:
             raise self._failure
-        statistics = {name: self._observers[name].freeze(release=release) for name in self._plan.counted}
+        statistics = {name: self._observers[name].freeze(release=release) for name in self._plan.counted_names}
         nonfinite = {name: observer.nonfinite for name, observer in self._observers.items()}
         histograms = (
             self._plan.histograms({n: tensor.histogram for n, tensor in statistics.items()}, nonfinite)
@@ -196,7 +196,7 @@ class FloatPass:
         """
         self._pool.shutdown(cancel_futures=True)
 
-    def _finished(self, futures: set[Future[None]]) -> Iterator[int]:
+    def _await(self, futures: set[Future[None]]) -> Iterator[int]:
         for future in futures:
             self._pending.discard(future)
             future.result()
@@ -234,7 +234,7 @@ class FloatPass:
                 self._counting.release()
 
     def _count(self, sample: Sample, place: int, arrays: _Arrays) -> None:
-        tallies: dict[str, Seen] = {}
+        tallies: dict[str, Tally] = {}
         while arrays:
             # Pop the arrays, so that each is freed as soon as it is counted.
             name, values = arrays.pop()
@@ -275,14 +275,14 @@ class FloatPass:
         return arrays[::-1]
 
 
-def _refusal(name: str, sample: Sample, tally: Seen) -> CalibrationError:
+def _refusal(name: str, sample: Sample, tally: Tally) -> CalibrationError:
     return CalibrationError(
         f"tensor {name!r} in sample {sample.name}: it contains {tally.nonfinite}",
         "Check the sample and its preprocessing",
     )
 
 
-def _derive(derived: DerivedTensor, sources: list[Seen]) -> Seen:
+def _derive(derived: DerivedTensor, sources: list[Tally]) -> Tally:
     count = sum(s.count for s in sources)
     low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
     nonfinite = sum((s.nonfinite for s in sources), start=FINITE)
@@ -292,7 +292,7 @@ def _derive(derived: DerivedTensor, sources: list[Seen]) -> Seen:
         low, high = min((low, *(bound for _, bound in moved))), max((high, *(bound for _, bound in moved)))
         if count:
             low, high = (min(max(v, derived.low), derived.high) + 0.0 for v in (low, high))
-    return Seen(count, low, high, sources[0].dtype, nonfinite)
+    return Tally(count, low, high, sources[0].dtype, nonfinite)
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class CalibrationJob:
         """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.WorkerJob`."""
         model = read_model(self.model.place(stack))
         graph = GraphIndex(model)
-        steps, padding = plan(model, self.names, self.channels), find_padding(graph)
+        steps, padding = plan_statistics(model, self.names, self.channels), find_padding(graph)
         every = self.every_element
         fetched = InstrumentedModel(
             graph,
@@ -354,7 +354,7 @@ def observe_on(
         yield from workers.map(job, samples.shards(start))
 
 
-class Merged:
+class ShardMerger:
     """Merge the statistics of shards as they arrive. Histogram counts are summed in tables, and derived histograms are
     computed once, at the end.
 
@@ -366,7 +366,7 @@ class Merged:
     def __init__(self, steps: StatisticsPlan, state: Mapping[str, TensorStatistics]) -> None:
         self._plan = steps
         self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
-        self._counters = {name: Counter(state[name].histogram) for name in steps.counted}
+        self._counters = {name: Counter(state[name].histogram) for name in steps.counted_names}
         self._whole = True
 
     def run(self, parts: Iterable[Mapping[str, TensorStatistics]]) -> Iterator[int]:
@@ -403,7 +403,7 @@ class Merged:
         return self.so_far() if self._whole else {}
 
 
-MOST_AT_ONCE = 4
+MAX_CONCURRENT = 4
 """Largest number of samples that run at once. A larger number is not faster, because only one sample is counted at a
 time."""
 
@@ -466,11 +466,11 @@ def collect(
     channels = dict(channels or {})
     graph = indexed(model)
     model = graph.model
-    names = _known_floats(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
+    names = _float_names(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
     threads = threads or (1 if workers is not None else usable_threads())
-    at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
+    at_once = 1 if workers is not None else min(MAX_CONCURRENT, threads)
     passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
     output_store = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
@@ -486,11 +486,11 @@ def collect(
 
     sharded = Sharded(samples, workers) if workers is not None else None
     padding = find_padding(graph)
-    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _weights_named(model):
+    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _name_weights(model):
         for partition in passes:
             position = state[partition[0]].samples
             advance(position)
-            steps = plan(model, partition, channels)
+            steps = plan_statistics(model, partition, channels)
             if workers is not None and sharded is not None:
                 parts = observe_on(
                     workers,
@@ -502,7 +502,7 @@ def collect(
                     every_element=every_element,
                     start=position,
                 )
-                merged = Merged(steps, state)
+                merged = ShardMerger(steps, state)
                 _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
                 continue
             sample_threads = max(1, threads // at_once)
@@ -532,7 +532,7 @@ def collect(
 
 
 @contextmanager
-def _weights_named(model: ir.Model) -> Iterator[None]:
+def _name_weights(model: ir.Model) -> Iterator[None]:
     """If a tensor contains NaN because a weight contains NaN, name the weight in the error instead of blaming the
     sample. Infinite weights are not named, because they may be masks.
     """
@@ -585,7 +585,7 @@ def _passes(
 
 def _collect(
     counts: Iterable[int],
-    statistics: FloatPass | Merged,
+    statistics: FloatPass | ShardMerger,
     state: dict[str, TensorStatistics],
     advance: Callable[[int], None],
     save: Callable[[], None],
@@ -626,7 +626,7 @@ def _initial(
     return dict(start.tensors)
 
 
-def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
+def _float_names(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
     """Return `names`, leaving out tensors that are not floats. Sometimes only ONNX Runtime can infer a type.
 
     Raises:

@@ -39,8 +39,8 @@ from edgeq.calibration.statistics import (
     Statistics,
     TensorStatistics,
     from_order,
+    is_sound,
     order_of,
-    sound,
 )
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError, OutputError, one_line
@@ -241,7 +241,7 @@ def _statistics(described: _Description, arrays: Mapping[str, NDArray[Any]]) -> 
             None if axis is None else ChannelExtrema(axis, splits["channel_minimum"][i], splits["channel_maximum"][i]),
             described.nonfinite.get(entry.name, FINITE),
         )
-        if not sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry.name in tensors:
+        if not is_sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry.name in tensors:
             raise ValueError(f"tensor {entry.name!r} has contradictory numbers")
         if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
             raise ValueError(f"tensor {entry.name!r} has the extrema {tensor.minimum}..{tensor.maximum}")

@@ -88,7 +88,7 @@ from edgeq.model.tensors import float_constant, output_channels
 
 LEVELS = 255
 """Number of steps of an 8-bit range."""
-FEWEST = 16
+MIN_LEVELS = 16
 """Smallest number of levels that a tensor needs. With fewer levels, it has lost more than four of its eight bits."""
 _SMALL = 0.01
 
@@ -149,7 +149,7 @@ class Spread:
         return int(self.counts.sum()) + self.zeros
 
     @property
-    def least(self) -> float:
+    def smallest(self) -> float:
         """Return the smallest nonzero magnitude; infinity if all values are zero."""
         return float(self.magnitudes[0]) if self.magnitudes.size else math.inf
 
@@ -220,7 +220,7 @@ _RELATIVE = 0.02
 activation."""
 _RADIANS = 0.01
 _OF_INDEX = 0.01
-_LEAST_ROOT_SNR = 1e3
+_MIN_ROOT_SNR = 1e3
 _CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
 _SIGNS = frozenset({"Abs", "Cast", "Ceil", "Floor", "Neg", "Round"})
 _CHOICES = frozenset({"Add", "Concat", "Sub", "Sum", "Where"})
@@ -249,7 +249,7 @@ def find_precise(measured: ModelSpreads) -> Mapping[str, str]:
     reasons: dict[str, str] = {}
     for node in measured.model.graph:
         for need in _arguments(node, measured):
-            path, norm = _follow(need, measured)
+            path, norm = _follow_upstream(need, measured)
             names = [name for name, coarse in path.items() if coarse or norm]
             if names and need.reason == DIVISOR and _inverts(node, measured):
                 names.append(name_of(node.outputs[0]))
@@ -283,7 +283,7 @@ def _arguments(node: ir.Node, measured: ModelSpreads) -> Iterator[_Need]:
         yield from _near_zero(argument, DIVISOR, measured)
     elif argument is not None and power is not None and 0 < power < 1 and not _divides(node.outputs[0], measured):
         spread = measured.spread(argument)
-        if spread is not None and root_snr(spread, power) < _LEAST_ROOT_SNR:
+        if spread is not None and root_snr(spread, power) < _MIN_ROOT_SNR:
             # With this error, the root of a small value is wrong by a fiftieth of the mean of all roots.
             mean = float(np.sum(spread.counts * spread.magnitudes**power)) / max(1, spread.count)
             yield _Need(argument, _RELATIVE * mean / power * spread.small ** (1 - power), ROOT)
@@ -293,7 +293,7 @@ def _near_zero(value: ir.Value | None, reason: str, measured: ModelSpreads) -> I
     spread = measured.spread(value)
     if value is not None and spread is not None and spread.magnitudes.size:
         # Values below half a step are rounded to zero, and dividing by zero gives infinity.
-        yield _Need(value, min(_RELATIVE * spread.small, spread.least / math.sqrt(12)), reason)
+        yield _Need(value, min(_RELATIVE * spread.small, spread.smallest / math.sqrt(12)), reason)
 
 
 def _divides(value: ir.Value, measured: ModelSpreads) -> bool:
@@ -321,7 +321,7 @@ def root_snr(spread: Spread, power: float = 0.5) -> float:
     return float(np.sum(spread.counts * roots**2)) / error if error else math.inf
 
 
-def _follow(need: _Need, measured: ModelSpreads) -> tuple[dict[str, bool], bool]:
+def _follow_upstream(need: _Need, measured: ModelSpreads) -> tuple[dict[str, bool], bool]:
     """Follow a permitted error upstream.
 
     Returns:
@@ -351,12 +351,12 @@ def _follow(need: _Need, measured: ModelSpreads) -> tuple[dict[str, bool], bool]
             continue
         waiting.extend(
             replace(at, value=value, error=error, layers=at.layers + _is_layer(node))
-            for value, error in _behind(node, at.error, measured)
+            for value, error in _upstream_errors(node, at.error, measured)
         )
     return path, norm
 
 
-def _behind(node: ir.Node, error: float, measured: ModelSpreads) -> Iterator[tuple[ir.Value, float]]:
+def _upstream_errors(node: ir.Node, error: float, measured: ModelSpreads) -> Iterator[tuple[ir.Value, float]]:
     """Yield the inputs through which errors reach a node's output, each with the error that it may have if the output
     may have `error`.
     """
@@ -438,8 +438,8 @@ JOINED = "joins values of unlike ranges: 8 bits would leave the narrowest too fe
 COLUMNS = "has columns of unlike ranges: 8 bits would leave the narrowest too few of 256 levels"
 TAIL = "leads to or from a join of unlike ranges after the last layer, where 8 bits gain nothing"
 
-_FEWEST_INSIDE = FEWEST / 4
-_MOST_NOISE = 0.05
+_MIN_INNER_LEVELS = MIN_LEVELS / 4
+_MAX_NOISE = 0.05
 _FEW_COLUMNS = 0.05
 """Share of the columns that may be narrow. In a layer with many features, some are always narrow."""
 _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
@@ -460,10 +460,10 @@ def find_joins(measured: ModelSpreads) -> Mapping[str, str]:
             # Whether this layer is the only layer, so that nothing else could be quantized.
             alone = layers == 1 and bool(operator_of(node).mac_rule)
             columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
-            if joined < FEWEST or columns < FEWEST:
+            if joined < MIN_LEVELS or columns < MIN_LEVELS:
                 tail = dict.fromkeys(_tail(node, measured.model, leading), TAIL)
-                reasons = {**tail, **reasons, name_of(output): JOINED if joined < FEWEST else COLUMNS}
-        elif joined < _FEWEST_INSIDE and _is_lost(output, measured):
+                reasons = {**tail, **reasons, name_of(output): JOINED if joined < MIN_LEVELS else COLUMNS}
+        elif joined < _MIN_INNER_LEVELS and _is_lost(output, measured):
             reasons.update((name_of(value), JOINED) for value in (output, *_moved(output)))
     return reasons
 
@@ -570,7 +570,7 @@ def _is_lost(value: ir.Value, measured: ModelSpreads) -> bool:
                 return True
             channels = output_channels(reader, weights.shape[-2:] if is_op(reader, "MatMul") else weights.shape)
             output_noise = noise * math.sqrt(float(np.sum(weights**2)) / channels)
-            if output_noise > _MOST_NOISE * measured.rms(reader.outputs[0]):
+            if output_noise > _MAX_NOISE * measured.rms(reader.outputs[0]):
                 return True
     return False
 
@@ -584,7 +584,7 @@ NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 b
 _CLUSTER = 4.0
 """Largest ratio between two magnitudes in a cluster. It is not 1, because a mask may be added twice."""
 _GAP = 4.0
-_STEPS, _MOST_NUMBERS = 16, 4
+_STEPS, _MAX_NUMBERS = 16, 4
 """Largest number of different numbers in a cluster, counted in sixteenths of an octave. Boxes in pixels next to scores
 are a cluster too, but they fill it."""
 _CARRYING = DATA_MOVEMENT | {
@@ -599,7 +599,7 @@ def find_nothing(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for tensors that contain elements without meaning."""
     reasons: dict[str, str] = {}
     reach: dict[str, float] = {}
-    for value, sentinel in _far_values(measured, reach):
+    for value, sentinel in _find_sentinels(measured, reach):
         if math.isinf(sentinel):
             reasons[name_of(value)] = NONFINITE
         else:
@@ -608,7 +608,7 @@ def find_nothing(measured: ModelSpreads) -> Mapping[str, str]:
     return reasons
 
 
-def _far_values(measured: ModelSpreads, reach: dict[str, float]) -> Iterator[tuple[ir.Value, float]]:
+def _find_sentinels(measured: ModelSpreads, reach: dict[str, float]) -> Iterator[tuple[ir.Value, float]]:
     """Yield each tensor that contains numbers that mean "nothing", with the outermost of these numbers. It is infinity
     if the tensor contains NaN or infinities.
 
@@ -616,7 +616,7 @@ def _far_values(measured: ModelSpreads, reach: dict[str, float]) -> Iterator[tup
         reach: is filled with the largest magnitude that constants can bring into each tensor.
     """
     graph = measured.model.graph
-    reach.update((name_of(value), _given(measured.spread(value))) for value in graph.inputs)
+    reach.update((name_of(value), _sentinel_magnitude(measured.spread(value))) for value in graph.inputs)
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs if output.name)):
         node, spread, name = value.producer(), measured.spread(value), name_of(value)
         if node is not None and node.op_type in _CARRYING and node.domain in MAIN_DOMAINS:
@@ -624,7 +624,7 @@ def _far_values(measured: ModelSpreads, reach: dict[str, float]) -> Iterator[tup
         elif node is not None and (bias := node_input(node, operator_of(node).bias)) is not None:
             # A sum with a mask may have become the bias of a layer. A constant bias is not a mask.
             reach[name] = reach.get(name_of(bias), 0.0)
-        sentinel = far_value(spread, _fewest(value)) if spread is not None else 0.0
+        sentinel = find_sentinel(spread, _required_levels(value)) if spread is not None else 0.0
         if spread is not None and spread.nonfinite:
             yield value, math.inf
         elif sentinel and reach.get(name, 0.0) >= abs(sentinel) / _CLUSTER:
@@ -639,7 +639,7 @@ def find_limits(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping
     """
     measured = ModelSpreads(indexed(model), statistics)
     limits = {}
-    for value, sentinel in _far_values(measured, {}):
+    for value, sentinel in _find_sentinels(measured, {}):
         spread = measured.spread(value)
         if math.isfinite(sentinel):
             limits[name_of(value)] = abs(sentinel) / _CLUSTER
@@ -649,8 +649,8 @@ def find_limits(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping
 
 
 def _masks(node: ir.Node | None, sentinel: float, reach: Mapping[str, float], measured: ModelSpreads) -> Iterator[str]:
-    """Yield the operands that bring the number `sentinel` into a node's output. Some of these operands contain no numbers
-    other than `sentinel` and zero.
+    """Yield the operands that bring the number `sentinel` into a node's output. Some of these operands contain no
+    numbers other than `sentinel` and zero.
     """
     for value in node.inputs if node is not None else ():
         spread = measured.spread(value)
@@ -658,14 +658,14 @@ def _masks(node: ir.Node | None, sentinel: float, reach: Mapping[str, float], me
             yield name_of(value)
 
 
-def _fewest(value: ir.Value) -> int:
+def _required_levels(value: ir.Value) -> int:
     """Return the number of levels that a tensor needs. The number is larger if no layer reads the tensor, because
     operators other than layers cost little in float.
     """
-    return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
+    return MIN_LEVELS if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * MIN_LEVELS
 
 
-def far_value(spread: Spread, fewest: int = FEWEST) -> float:
+def find_sentinel(spread: Spread, fewest: int = MIN_LEVELS) -> float:
     """Return the outermost number beyond the gap of a histogram. Return 0 if there is no gap, or if the range leaves at
     least `fewest` levels for the values before the gap.
     """
@@ -675,7 +675,7 @@ def far_value(spread: Spread, fewest: int = FEWEST) -> float:
     bulk_end, cluster = spread.magnitudes[beyond - 1], spread.magnitudes[beyond:]
     if cluster[0] < _GAP * bulk_end or spread.levels(2 * bulk_end) >= fewest:
         return 0.0
-    if len(np.unique(np.floor(_STEPS * np.log2(cluster)))) > _MOST_NUMBERS:  # a quantity with another unit
+    if len(np.unique(np.floor(_STEPS * np.log2(cluster)))) > _MAX_NUMBERS:  # a quantity with another unit
         return 0.0
     return spread.high if spread.high > -spread.low else spread.low
 
@@ -686,14 +686,14 @@ def _beyond(spread: Spread) -> int:
     return int(np.searchsorted(spread.magnitudes, largest / _CLUSTER))
 
 
-def _given(spread: Spread | None) -> float:
+def _sentinel_magnitude(spread: Spread | None) -> float:
     """Return the magnitude of a number in an input that may mean "nothing"; 0 if there is no such number. The number
     must occur more than once, because otherwise it may be an outlier. There must be a gap before it, or all other
     values must be zero, as in a mask.
     """
     if spread is None or not spread.magnitudes.size or spread.counts[-1] < 2:
         return 0.0
-    alone = _beyond(spread) == spread.magnitudes.size - 1 and (spread.magnitudes.size == 1 or far_value(spread))
+    alone = _beyond(spread) == spread.magnitudes.size - 1 and (spread.magnitudes.size == 1 or find_sentinel(spread))
     return float(spread.magnitudes[-1]) if alone else 0.0
 
 
@@ -731,7 +731,7 @@ def find_unseen(measured: ModelSpreads) -> Mapping[str, str]:
             if (behind and len(behind) == len(operands)) or (_is_empty(measured.spread(output)) and behind):
                 unseen[name] = unseen[name_of(behind[0])]
             elif _is_empty(measured.spread(output)) and inputs and not _makes_zeros(node, measured):
-                unseen[name] = _least_seen(inputs, measured)
+                unseen[name] = _likely_cause(inputs, measured)
             elif behind and is_op(node, *_SUMS):
                 partly[name] = unseen[name_of(behind[0])]
             elif not (operator_of(node).mac_rule or is_op(node, *_NORMALIZED)):
@@ -760,7 +760,7 @@ def _makes_zeros(node: ir.Node, measured: ModelSpreads) -> bool:
     return clamp_bounds(node) is not None and spread is not None and bool(spread.magnitudes.size)
 
 
-def _least_seen(names: Mapping[str, None], measured: ModelSpreads) -> str:
+def _likely_cause(names: Mapping[str, None], measured: ModelSpreads) -> str:
     """Return the input that is the likely cause of zeros: an empty one, else one without statistics, such as a mask of
     integers, else the first one.
     """
@@ -781,14 +781,14 @@ def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mappin
     return {**find_joins(measured), **find_precise(measured), **find_nothing(measured), **unseen}
 
 
-def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
+def with_hazards(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
     """Return a copy of a prepared model, with its hazards and its unseen inputs."""
     measured = ModelSpreads(prepared.graph, statistics)
     unseen = tuple(name for name in prepared.graph.inputs if _is_empty(measured.spread_of(name)))
     return replace(prepared, hazards=find_hazards(prepared.graph, statistics), unseen=unseen)
 
 
-def behind_layers(graph: GraphIndex, hazards: Mapping[str, str]) -> Mapping[str, str]:
+def hazards_behind_layers(graph: GraphIndex, hazards: Mapping[str, str]) -> Mapping[str, str]:
     """Return the hazards that cost no layer in float: tensors that only nodes after the last layers write and read."""
     leading = before_layers(graph.model)
 
@@ -805,8 +805,10 @@ def hazard_notes(hazards: Mapping[str, str], prefix: str) -> tuple[str, ...]:
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in hazards.items():
         names_by_reason.setdefault(reason, []).append(name)
-    return tuple(f"{prefix}: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in names_by_reason.items())
+    return tuple(
+        f"{prefix}: tensor {names[0]!r}{_more_note(names)} {reason}" for reason, names in names_by_reason.items()
+    )
 
 
-def _others(names: list[str]) -> str:
+def _more_note(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -59,7 +59,7 @@ _BLOCKED = "com.microsoft.nchwc"
 _WIDEST_BLOCK = 16
 _LARGEST = 2**29
 """Largest size of a model's weights, in bytes, for which the optimised graph is written to the temporary folder."""
-_WEIGHTS_BESIDE = {
+_EXTERNAL_WEIGHTS = {
     "session.optimized_model_external_initializers_file_name": "optimised.onnx.data",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
 }
@@ -114,7 +114,7 @@ class InstrumentedModel:
         self.folder, remove = make_scratch("edgeq-calibrate-")
         weakref.finalize(self, remove)
         path = self.folder / "optimised.onnx"
-        self._session = observed.open(replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=path))
+        self._session = observed.open(replace(settings, config=_EXTERNAL_WEIGHTS, save_optimized_to=path))
         self.optimised = onnx.load(path, load_external_data=False)
         blocked = without_conversions(self.optimised.graph, names, keep_layout)
         if blocked:
@@ -160,11 +160,11 @@ class InstrumentedModel:
         Raises:
             DataError: ONNX Runtime refuses the sample.
         """
-        small = self._reduced.run(inputs) if self._reduced is not None and place >= FIRST else None
+        small = self._reduced.run(inputs) if self._reduced is not None and place >= FIRST_PARTIAL else None
         if small is not None:
             return small
         values = self.run(inputs, sample)
-        possible = self.optimised is not None and not self._every_element and place >= FIRST
+        possible = self.optimised is not None and not self._every_element and place >= FIRST_PARTIAL
         if possible and self._building.acquire(blocking=False):
             # The lock is never released, because one reduced model is enough: either nearly all samples have the shapes
             # of this sample, or no shapes repeat.
@@ -214,7 +214,7 @@ def without_conversions(
         blocked_names.add(blocked[name])
     if blocked:
         outputs = dict.fromkeys(blocked.get(name, name) for name in names)
-        _forget(graph, outputs)  # The shapes in the file are those of the plain layout.
+        _drop_shapes(graph, outputs)  # The shapes in the file are those of the plain layout.
         del graph.output[:]
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         links = Links(graph)
@@ -235,14 +235,14 @@ def _unwrap_clips(graph: onnx.GraphProto) -> None:
             continue
         if all(_converts_to_blocked(reader) for reader in readers):
             node.input[0] = source.input[0]
-            _forget(graph, [clipped])
+            _drop_shapes(graph, [clipped])
             for reader in readers:
                 for user in links.readers.get(reader.output[0], []):
                     user.input[:] = [clipped if name == reader.output[0] else name for name in user.input]
                 graph.node.remove(reader)
 
 
-def _forget(graph: onnx.GraphProto, names: Collection[str]) -> None:
+def _drop_shapes(graph: onnx.GraphProto, names: Collection[str]) -> None:
     """Remove the stated shapes of tensors from a graph, in place."""
     infos = [value for value in graph.value_info if value.name not in names]
     del graph.value_info[:]
@@ -285,7 +285,7 @@ fetched."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class Tally:
     """Hold the number, extrema and dtype of the finite elements of one tensor in one sample, and the numbers of NaN and
     infinite elements.
     """
@@ -328,7 +328,9 @@ class Observer:
         self._sums = (start.minimum_sum, start.maximum_sum)
         self._nonfinite = start.nonfinite
 
-    def observe(self, values: NDArray[Any] | Part, place: int = 0, *, visible: NDArray[np.bool_] | None = None) -> Seen:
+    def observe(
+        self, values: NDArray[Any] | Part, place: int = 0, *, visible: NDArray[np.bool_] | None = None
+    ) -> Tally:
         """Count one sample's finite values (float32 or float16, any shape) and update the extrema.
 
         Args:
@@ -342,7 +344,7 @@ class Observer:
         if isinstance(values, Part):
             with self._lock:
                 counter.add(values.values, values.stride)
-            tally = Seen(values.size, values.minimum + 0.0, values.maximum + 0.0, dtype_name(values.values))
+            tally = Tally(values.size, values.minimum + 0.0, values.maximum + 0.0, dtype_name(values.values))
         else:
             visible_values = values if visible is None else values[np.broadcast_to(visible, values.shape)]
             tally = self._add(visible_values, place, counter)
@@ -351,7 +353,7 @@ class Observer:
         self.note(tally)
         return tally
 
-    def _add(self, values: NDArray[Any], place: int, counter: Counter) -> Seen:
+    def _add(self, values: NDArray[Any], place: int, counter: Counter) -> Tally:
         flat = np.ascontiguousarray(values).reshape(-1)
         plenty = flat.size > ALL_COUNTED and place * flat.size >= PLENTY
         stride = spread_stride(values.shape) if plenty and not self._every else 1
@@ -372,9 +374,9 @@ class Observer:
             with self._lock:
                 counter.add(part, step)
         count = flat.size - nonfinite.nan - nonfinite.below - nonfinite.above
-        return Seen(count, low + 0.0, high + 0.0, dtype_name(values), nonfinite)
+        return Tally(count, low + 0.0, high + 0.0, dtype_name(values), nonfinite)
 
-    def note(self, tally: Seen) -> None:
+    def note(self, tally: Tally) -> None:
         """Add the figures of one sample without its values. This is enough for tensors whose histogram is derived."""
         with self._lock:
             self._dtype = tally.dtype
@@ -454,9 +456,9 @@ def _nonfinite(part: NDArray[np.float32]) -> Nonfinite:
     return Nonfinite(*(int(np.count_nonzero(mask)) for mask in (np.isnan(part), part == -np.inf, part == np.inf)))
 
 
-FIRST = PLENTY // LARGE
+FIRST_PARTIAL = PLENTY // LARGE
 """Index of the first sample in which every large tensor is counted only in part."""
-MODERATE, MOST_WEIGHT = 1e30, 1e6
+MODERATE, MAX_WEIGHT = 1e30, 1e6
 """Limits under which the output of a layer is finite: the largest magnitude of an activation, and the largest sum of
 the magnitudes of a layer's weights or of its bias. The product of the limits is far inside the range of float32."""
 _ROW = (96, 192, 768)
@@ -548,7 +550,7 @@ class Bounds:
             data = list(node.input)
         elif node.op_type == "Conv" and _attributes(node).get("activation", b"") in (b"", b"Relu"):
             constants = [self._constant(value) for value in node.input[1:3] if value]
-            if any(c is None or not np.abs(c).sum(dtype=np.float64) <= MOST_WEIGHT for c in constants):
+            if any(c is None or not np.abs(c).sum(dtype=np.float64) <= MAX_WEIGHT for c in constants):
                 return None
             data = [node.input[0], *node.input[3:]]
         else:

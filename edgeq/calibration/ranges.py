@@ -37,12 +37,12 @@ class Range:
     """Hold the range of real values that an integer type must cover; low ≤ 0 ≤ high.
 
     Attributes:
-        kept: whether the step must not change because it comes from a model that was already quantized.
+        fixed_step: whether the step must not change because it comes from a model that was already quantized.
     """
 
     low: float
     high: float
-    kept: bool = False
+    fixed_step: bool = False
 
     @property
     def bound(self) -> float:
@@ -170,8 +170,8 @@ class DerivedTensor:
     high: float = float("inf")
 
     def histogram(self, histograms: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
-        """Return the histogram of the tensor. `histograms` contains the histograms of its sources, and `nonfinite` contains
-        the numbers of NaN and infinite elements in them.
+        """Return the histogram of the tensor. `histograms` contains the histograms of its sources, and `nonfinite`
+        contains the numbers of NaN and infinite elements in them.
         """
         union = reduce(Histogram.merge, (histograms[source] for source in self.sources))
         if self.kind == "union":
@@ -211,20 +211,22 @@ class StatisticsPlan:
     outputs: tuple[str, ...] = ()
 
     @property
-    def counted(self) -> tuple[str, ...]:
+    def counted_names(self) -> tuple[str, ...]:
         """Return the tensors whose elements are counted."""
         return (*self.inputs, *self.fetched)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return all tensors of the plan, each after its sources."""
-        return (*self.counted, *(tensor.name for tensor in self.derived))
+        return (*self.counted_names, *(tensor.name for tensor in self.derived))
 
-    def histograms(self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> dict[str, Histogram]:
+    def histograms(
+        self, counted_histograms: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]
+    ) -> dict[str, Histogram]:
         """Return the histograms of all tensors, given the histograms of the counted tensors. `nonfinite` contains, for
         every tensor, the numbers of NaN and infinite elements.
         """
-        histograms = dict(counted)
+        histograms = dict(counted_histograms)
         for tensor in self.derived:
             histograms[tensor.name] = tensor.histogram(histograms, nonfinite)
         return histograms
@@ -250,7 +252,7 @@ def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
     )
 
 
-def plan(model: ir.Model, requested: Collection[str], underived: Collection[str] = ()) -> StatisticsPlan:
+def plan_statistics(model: ir.Model, requested: Collection[str], underived: Collection[str] = ()) -> StatisticsPlan:
     """Plan how to get the statistics of `requested` with the fewest fetched tensors.
 
     If the input of a Relu or Clip is wanted as well, the statistics of its output are derived from those of its input.

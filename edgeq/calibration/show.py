@@ -27,7 +27,7 @@ from edgeq.util.registry import METHODS
 
 
 @dataclass(frozen=True)
-class Shown:
+class RangeComparison:
     """Pair statistics with the ranges that every method would choose.
 
     Attributes:
@@ -61,24 +61,24 @@ class Shown:
         }
 
 
-def show_statistics(
+def compare_ranges(
     statistics: Statistics,
     names: Sequence[str] = (),
     *,
     activation_type: IntegerType = "uint8",
     symmetric: bool = False,
-) -> Shown:
+) -> RangeComparison:
     """Return the ranges of every method, for the tensors `names` or for all tensors."""
     selection = statistics.select(names) if names else statistics
-    return Shown(
+    return RangeComparison(
         selection,
         {m: derive_ranges(selection, m, activation_type=activation_type, symmetric=symmetric) for m in METHODS.names()},
     )
 
 
-def open_shown(
+def open_calibration(
     path: Path, names: Sequence[str] = (), activation_type: IntegerType = "uint8", *, symmetric: bool = False
-) -> Shown | dict[str, Any]:
+) -> RangeComparison | dict[str, Any]:
     """Open a statistics directory or a calibration table.
 
     Returns:
@@ -86,7 +86,7 @@ def open_shown(
         ONNX Runtime's three files, or a bundle's calibration.zip.
     """
     if path.is_dir() and not (path / FLATBUFFERS).exists():
-        return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
+        return compare_ranges(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
     if path.is_file() and is_zipfile(path):
         with scratch_folder("edgeq-tables-") as folder:
             unpack_tables(path, Path(folder))
@@ -123,7 +123,7 @@ _COLOURS = ("#000000", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#
 _WIDTH, _HEIGHT, _PANEL = 720, 120, 210
 
 
-def sparkline(comparison: Shown, name: str, width: int = 24) -> str:
+def sparkline(comparison: RangeComparison, name: str, width: int = 24) -> str:
     """Draw the histogram of a tensor in one line, from minimum to maximum, with counts on a logarithmic scale."""
     tensor = comparison.statistics.tensors[name]
     if not tensor.count:
@@ -132,7 +132,7 @@ def sparkline(comparison: Shown, name: str, width: int = 24) -> str:
     return "".join(_BLOCKS[round(float(top) * (len(_BLOCKS) - 1))] for top in tops)
 
 
-def text_plot(comparison: Shown, name: str, width: int = 72, height: int = 8) -> list[str]:
+def text_plot(comparison: RangeComparison, name: str, width: int = 72, height: int = 8) -> list[str]:
     """Return the lines of a plot: title, histogram, and a ruler for each method with the range that it chooses."""
     tensor = comparison.statistics.tensors[name]
     lines = [f"{name}  {tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}"]
@@ -149,7 +149,7 @@ def text_plot(comparison: Shown, name: str, width: int = 72, height: int = 8) ->
     return lines
 
 
-def svg_plot(comparison: Shown) -> str:
+def svg_plot(comparison: RangeComparison) -> str:
     """Return an SVG with one panel for each tensor. The panels are stacked vertically."""
     names = list(comparison.statistics.tensors)
     total = _PANEL * len(names) + 40
@@ -169,19 +169,19 @@ def svg_plot(comparison: Shown) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def write_svg(comparison: Shown | Mapping[str, Any], path: Path, *, force: bool = False) -> None:
+def write_svg(comparison: RangeComparison | Mapping[str, Any], path: Path, *, force: bool = False) -> None:
     """Write `svg_plot` to a file.
 
     Raises:
         UsageError: `comparison` is a table, which contains no histograms.
     """
-    if not isinstance(comparison, Shown):
+    if not isinstance(comparison, RangeComparison):
         raise UsageError("a calibration table contains no histograms to plot", "Give the statistics directory")
     with output_file(path, force=force) as draft:
         draft.write_text(svg_plot(comparison), "utf-8")
 
 
-def _panel(comparison: Shown, name: str) -> Iterator[str]:
+def _panel(comparison: RangeComparison, name: str) -> Iterator[str]:
     tensor = comparison.statistics.tensors[name]
     yield f'<text y="14" font-weight="bold">{escape(name)}</text>'
     if not tensor.count:
@@ -211,7 +211,7 @@ def _colour(number: int) -> str:
     return _COLOURS[number % len(_COLOURS)]
 
 
-def _extent(comparison: Shown, name: str) -> tuple[float, float]:
+def _extent(comparison: RangeComparison, name: str) -> tuple[float, float]:
     """Return the interval that a plot covers: all values, zero, and all ranges."""
     tensor = comparison.statistics.tensors[name]
     spans = [ranges[name] for ranges in comparison.ranges.values()]

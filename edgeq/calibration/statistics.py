@@ -40,8 +40,8 @@ Int64s = NDArray[np.int64]
 CHUNK = 1 << 16
 """Number of values that are counted at a time. The number is small enough for the caches, and large enough to make the
 cost of a call negligible."""
-_FEW = 1 << 10
-_MOST = 2**32 - 1
+_SMALL_BUFFER = 1 << 10
+_MAX_COUNT = 2**32 - 1
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -128,17 +128,17 @@ class Counter:
     """
 
     def __init__(self, start: Histogram = EMPTY) -> None:
-        self._kept = start
+        self._merged = start
         self._counts: NDArray[np.uint32] | None = None
-        self._room = _MOST
-        self._waiting: NDArray[np.uint32] = np.empty(_FEW, np.uint32)
+        self._room = _MAX_COUNT
+        self._waiting: NDArray[np.uint32] = np.empty(_SMALL_BUFFER, np.uint32)
         self._filled = 0
         self._weight = 1
 
     def add(self, values: Float32s, weight: int = 1) -> None:
         """Count at most CHUNK finite values, each `weight` times."""
         filled = self._filled + values.size
-        if weight != self._weight or filled > CHUNK or filled * weight > _MOST:
+        if weight != self._weight or filled > CHUNK or filled * weight > _MAX_COUNT:
             self._count()
             self._weight = weight
         size = self._filled + values.size
@@ -155,8 +155,8 @@ class Counter:
         table.
         """
         total = histogram.total
-        if histogram.keys.size <= _FEW or total > _MOST:
-            self._kept = self._kept.merge(histogram)
+        if histogram.keys.size <= _SMALL_BUFFER or total > _MAX_COUNT:
+            self._merged = self._merged.merge(histogram)
         else:
             table = self._table(total)
             table[histogram.keys] += histogram.counts.astype(np.uint32)
@@ -172,9 +172,9 @@ class Counter:
             self._counts = _zeros()
         self._room -= more
         if self._room < 0:
-            self._kept = _read(self._counts, -_LARGEST, _LARGEST).merge(self._kept)
+            self._merged = _read_table(self._counts, -_LARGEST, _LARGEST).merge(self._merged)
             self._counts = _zeros()
-            self._room = _MOST - more
+            self._room = _MAX_COUNT - more
         return self._counts
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
@@ -183,12 +183,12 @@ class Counter:
         """
         if self._counts is None:
             keys, counts = np.unique(self._waiting[: self._filled], return_counts=True)
-            return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._kept)
+            return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._merged)
         self._count()
-        return _read(self._counts, minimum, maximum).merge(self._kept)
+        return _read_table(self._counts, minimum, maximum).merge(self._merged)
 
 
-def _read(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
+def _read_table(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
     """Return the histogram that a table contains, from `minimum` to `maximum`."""
     lowest_key, highest_key = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
     positive = table[: highest_key + 1 if maximum >= 0 else 0]
@@ -226,7 +226,7 @@ def repeated(value: float, count: int) -> Histogram:
     return Histogram(_keys_of(np.array([value + 0.0], np.float32)), np.array([count], np.int64))
 
 
-def sound(histogram: Histogram) -> bool:
+def is_sound(histogram: Histogram) -> bool:
     """Return whether a histogram from a file is valid: the keys are finite, sorted and unique, and the counts are
     positive.
     """

@@ -230,7 +230,7 @@ def unpack_tables(path: Path, folder: Path) -> None:
 
 def read_table(path: Path) -> Table:
     """Read a calibration table in any of the four forms. The content and the suffix of the file determine the form."""
-    content = _read(path)
+    content = _read_file(path)
     if content.startswith(b"TRT-"):
         return read_native(path)
     if path.suffix == ".json" or content[:1] == b"{":
@@ -266,7 +266,7 @@ def read_flatbuffers(path: Path) -> Table:
         CalibrationError: the file is damaged, or has another form.
     """
     try:
-        pairs = decode_table(_read(path))
+        pairs = decode_table(_read_file(path))
     except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path} is not a calibration table: {error}", "Write it again") from error
     names = [name.encode() for name, _ in pairs]
@@ -282,7 +282,7 @@ def read_json(path: Path) -> Table:
         CalibrationError: the file is damaged, or has another form.
     """
     try:
-        pairs = json.loads(_read(path), object_pairs_hook=list)
+        pairs = json.loads(_read_file(path), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
         raise CalibrationError(f"{path} is not JSON: {error}", "Write it again") from error
     if not isinstance(pairs, list) or not all(isinstance(p, tuple) and isinstance(p[1], str) for p in pairs):
@@ -385,12 +385,12 @@ def _check(path: Path, name: str, value: float) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return _read(path).decode()
+        return _read_file(path).decode()
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{path} is not text", "Give a calibration table") from error
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         if is_longer(path, MAX_BYTES):
             raise CalibrationError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Give a calibration table")

@@ -31,7 +31,7 @@ from edgeq.model.load import (
     read_model,
     save_model,
 )
-from edgeq.model.prepare import optimize_basic, settle
+from edgeq.model.prepare import normalise, optimize_basic
 from edgeq.model.rewrites import widen_half
 from edgeq.model.shapes import SymbolicOptions, check_sizes, unknown_shapes, write_shapes
 from edgeq.model.tensors import save_external, weight_bytes
@@ -209,7 +209,7 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
     save_model(model, raw)
     optimize_basic(raw, optimized, source=source, external=weight_bytes(model) > INLINE_LIMIT)
     result = ir.load(optimized)
-    settle(result, model)
+    normalise(result, model)
     return result
 
 

@@ -20,7 +20,7 @@ from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.repair import Repairer
 from edgeq.measure.task import Task
 from edgeq.model.clean import check_model_name
-from edgeq.model.load import data_beside, model_bytes, path_of
+from edgeq.model.load import data_names, model_bytes, path_of
 from edgeq.prove.block_race import must_race, race_compute
 from edgeq.prove.builds import Builds, check_measurable, finished, must_decide, runtime_requirements, simulated_proof
 from edgeq.prove.job import Builder, Built, Job, Request, collect_statistics
@@ -181,7 +181,7 @@ def quantize(
             output,
             force=force,
             ours=lambda place: any(backend.owns(place) for _, backend in REGISTRY.items()),
-            beside=data_beside(output, request.model),
+            beside=data_names(output, request.model),
         ) as draft,
         open_workers(workers) if workers is not None else nullcontext() as pool,
     ):

@@ -34,7 +34,7 @@ from edgeq.measure.baseline import BaselineMargin, BaselineSums
 from edgeq.measure.bench import is_bundle, open_model, race
 from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import Task, TaskOptions, as_task, doubts, loss_interval, make_task
-from edgeq.model.load import model_files, own_signature, path_of
+from edgeq.model.load import model_files, path_of, unchecked_signature
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Advance, Displayed, Progress
 from edgeq.util.records import Count, Finite
@@ -535,7 +535,7 @@ def evaluate(
         signature, preprocess, beside = None, None, None
         if isinstance(model, bytes):
             session = open_session(model, how)
-            signature = None if isinstance(samples, Samples) else own_signature(model, Path(name))
+            signature = None if isinstance(samples, Samples) else unchecked_signature(model, Path(name))
         elif isinstance(model, (str, os.PathLike)) or not hasattr(model, "get_outputs"):
             loaded = stack.enter_context(open_model(path_of(model), how))
             name, how, session = loaded.name, loaded.settings, loaded.session

@@ -30,13 +30,13 @@ from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
     check_declared_sizes,
     data_folder,
-    in_memory,
     load_runnable,
+    load_unchecked,
     model_signature,
-    own_runnable,
-    own_signature,
     path_of,
     signature_of,
+    to_memory,
+    unchecked_signature,
 )
 from edgeq.run.draws import random_names
 from edgeq.run.engines import EngineChoice, as_engines
@@ -147,7 +147,7 @@ def open_model(
         yield LoadedModel(
             path=path,
             model=path,
-            graph=in_memory(proto, data_folder(proto, path), label=path),
+            graph=to_memory(proto, data_folder(proto, path), label=path),
             variant=None,
             signature=signature_of(proto, path),
             settings=settings,
@@ -172,7 +172,7 @@ def _open_variant(
             chosen = next(variant for variant in bundle.components[MAIN] if variant.name == taken)
         assert chosen.model is not None, "select() returns only variants that ONNX Runtime runs"
         # The bundle's files were checked when it was opened. External weights may be in another folder of the bundle.
-        model = own_runnable(chosen.model)
+        model = load_unchecked(chosen.model)
         settings = variant_settings(chosen, settings)
         with Engines() as engines:
             if opener is None and random_names(chosen.model) and (settings.engine or not chosen.provider_options):
@@ -180,7 +180,7 @@ def _open_variant(
             yield LoadedModel(
                 path=path,
                 model=chosen.model,
-                graph=in_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), label=path),
+                graph=to_memory(model, Path(settings.config.get(EXTERNAL_FOLDER, chosen.model.parent)), label=path),
                 variant=chosen.name,
                 signature=signature_of(model, path),
                 settings=settings,
@@ -199,7 +199,7 @@ def check_models(bundle: Bundle) -> None:
     variants = [variant for variants in bundle.components.values() for variant in variants]
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
     for model, folder in places.items():
-        check_declared_sizes(own_runnable(model), folder, bundle.source)
+        check_declared_sizes(load_unchecked(model), folder, bundle.source)
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
@@ -378,7 +378,7 @@ def _bench_bundle(
             if chosen is None or chosen.model is None:
                 raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
             # The model's external weights may be in another folder of the bundle, but only names and shapes are needed.
-            signature = own_signature(chosen.model, path)
+            signature = unchecked_signature(chosen.model, path)
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(chosen))
             samples = _samples(data, signature, chosen.model, progress)

@@ -31,7 +31,7 @@ from edgeq.model.graph import (
     name_of,
 )
 from edgeq.model.int8_prediction import NodePrediction
-from edgeq.model.products import node_macs, sized
+from edgeq.model.products import node_macs, with_sizes
 from edgeq.run.engines import Engine, ExecutionGraph, described
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import Displayed
@@ -405,7 +405,7 @@ def _macs_from_shapes(
 
 def sized_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Return `node_macs` for an inference on `feed`."""
-    return node_macs(sized(source, {name: array.shape for name, array in feed.items()}))
+    return node_macs(with_sizes(source, {name: array.shape for name, array in feed.items()}))
 
 
 Basis = Literal["", "native", "emulated", "modelled", "forecast", "unknown"]

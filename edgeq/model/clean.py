@@ -82,10 +82,10 @@ def _does_nothing(node: ir.Node) -> bool:
     if node.op_type == "Pad":
         pads = constant(node_input(node, 1))
         return pads is not None and not pads.any()
-    return node.op_type == "Dropout" and not _mask_used(node) and not is_random(node)
+    return node.op_type == "Dropout" and not _is_mask_used(node) and not is_random(node)
 
 
-def _mask_used(node: ir.Node) -> bool:
+def _is_mask_used(node: ir.Node) -> bool:
     return any(o.uses() or o.is_graph_output() for o in node.outputs[1:])
 
 
@@ -218,7 +218,7 @@ def _is_text(head: bytes) -> bool:
 
 # Suffixes that quantizers append to a tensor's name. They name its scale, its integers and the outputs of its Q/DQ
 # pair.
-_MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|DequantizeLinear)")
+_DERIVED_NAME = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|DequantizeLinear)")
 
 
 def name_nodes(model: ir.Model) -> int:
@@ -254,7 +254,7 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
             output = next((output.name for output in node.outputs if output.name), "")
             name = output if output not in used_names else ""
         if name in assigned_names:
-            name = _free(name or node.op_type, position, used_names)
+            name = _find_free_name(name or node.op_type, position, used_names)
             used_names.add(name)
         assigned_names.add(name)
         names[node] = name
@@ -269,7 +269,7 @@ def clashing_names(names: Iterable[str]) -> dict[str, str]:
     return {
         name: name[: match.start()]
         for name in sorted(present_names)
-        for match in _MADE.finditer(name)
+        for match in _DERIVED_NAME.finditer(name)
         if "/" not in name[match.end() :] and name[: match.start()] in present_names
     }
 
@@ -325,7 +325,7 @@ def _layers_with_bias(value: ir.Value) -> int:
     return sum(place == operator_of(node).bias for node, place in value.uses())
 
 
-def _free(stem: str, position: int, used_names: set[str]) -> str:
+def _find_free_name(stem: str, position: int, used_names: set[str]) -> str:
     name = f"{stem}_{position}"
     while name in used_names:
         name += "_"

@@ -101,8 +101,8 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
     like = architecture if architecture in versions.probed else next(iter(versions.probed))
     opset = opset_of(model) or 1
     requirements = [
-        Requirement(f"opset {opset}", _since(versions.opset[like], opset, "opset")),
-        Requirement(f"IR version {model.ir_version}", _since(versions.ir[like], model.ir_version, "IR version")),
+        Requirement(f"opset {opset}", _find_oldest(versions.opset[like], opset, "opset")),
+        Requirement(f"IR version {model.ir_version}", _find_oldest(versions.ir[like], model.ir_version, "IR version")),
     ]
     for kernel in dict.fromkeys(_kernels(model)):
         since = versions.kernels[like].get(kernel)
@@ -119,14 +119,14 @@ def _kernels(model: ir.Model) -> Iterator[str]:
     for node in every_node(model):
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             yield f"{node.op_type} {node.attributes.get_int('bits', 4)}"
-        elif groups := _typed_by(node):
+        elif groups := _type_groups(node):
             kinds = [_short_type(group) for group in groups]
             contrib = " contrib" if node.op_type == "DequantizeLinear" and node.domain else ""
             if all(kinds):
                 yield f"{node.op_type} {''.join(kinds)}{contrib}"
 
 
-def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
+def _type_groups(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
     """Return groups of values that determine the kernel of an integer operator; [] for other operators. Each group
     determines one type in the kernel's name, in this order.
 
@@ -149,7 +149,7 @@ def _short_type(values: tuple[ir.Value | None, ...]) -> str:
     return _SHORT.get(types[0], "") if types else "u8"
 
 
-def _since(highest_by_release: Mapping[str, int], number: int, noun: str) -> str:
+def _find_oldest(highest_by_release: Mapping[str, int], number: int, noun: str) -> str:
     for version, highest in sorted(highest_by_release.items(), key=lambda item: parse_version(item[0])):
         if highest >= number:
             return version

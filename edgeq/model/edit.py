@@ -311,7 +311,7 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, label: objec
         text = one_line(cause, most=300) or type(cause).__name__
         raise ModelError(f"{label} cannot be read: {text}", "Export the model again") from error
     if base is not None:
-        _read_from(model, base)
+        _relocate_tensors(model, base)
     return model
 
 
@@ -359,7 +359,7 @@ class DataTensor(ir.ExternalTensor):
         self.__dict__.pop("_file", None)
 
 
-def _read_from(model: ir.Model, base: Path) -> None:
+def _relocate_tensors(model: ir.Model, base: Path) -> None:
     """Let all external tensors of a model read from data files in the folder `base`, in place."""
 
     def moved(tensor: Any) -> Any:

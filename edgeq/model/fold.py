@@ -33,7 +33,7 @@ from edgeq.model.tensors import (
 )
 
 _LISTED = 4
-_NONE_BEFORE = "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
+_NO_LAYER = "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
 _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
@@ -78,7 +78,7 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     if source is not None and layer is not None and is_op(layer, "Reshape"):
         return _fold_through(norm, layer, editor)
     if source is None or layer is None or not is_op(layer, *_LINEAR):
-        return _NONE_BEFORE
+        return _NO_LAYER
     if only_reader(source) is not norm:
         return f"the result of {layer.name!r} is used elsewhere too"
     factors = norm_factors(norm)
@@ -99,7 +99,7 @@ def _fold_through(norm: ir.Node, reshape: ir.Node, editor: Editor) -> str:
     product = reshape.inputs[0]
     layer = product.producer() if product is not None else None
     if product is None or layer is None or not is_op(layer, "MatMul"):
-        return _NONE_BEFORE
+        return _NO_LAYER
     weight, shape = float_constant(layer.inputs[1]), reshape.outputs[0].shape
     if only_reader(product) is not reshape or only_reader(reshape.outputs[0]) is not norm:
         return f"the result of {layer.name!r} is used elsewhere too"
@@ -152,10 +152,10 @@ def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> st
     weight = float_constant(layer.inputs[1])
     if weight is None:
         return f"the weights of {layer.name!r} are not constant"
-    bias = _bias(layer, len(factor))
+    bias = _read_bias(layer, len(factor))
     if bias is None:
         return f"the bias of {layer.name!r} is not one constant per channel"
-    scaled = _scaled(layer, weight, factor)
+    scaled = _scale_weight(layer, weight, factor)
     if scaled is None:
         return "its channels do not match the layer's"
     beta = layer.attributes.get_float("beta", 1.0)  # Gemm: Y = alpha A B + beta C
@@ -167,7 +167,7 @@ def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> st
     return ""
 
 
-def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
+def _scale_weight(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
     """Return the weights times the factors of their output channels; None if the numbers of channels differ."""
     convolves = layer.op_type in ("Conv", "ConvTranspose")
     if (not convolves and weight.ndim != 2) or output_channels(layer, weight.shape) != len(factor):
@@ -182,7 +182,7 @@ def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
     return weight * (factor[:, None] if layer.attributes.get_int("transB", 0) else factor)
 
 
-def _bias(layer: ir.Node, channels: int) -> Array | None:
+def _read_bias(layer: ir.Node, channels: int) -> Array | None:
     """Return the bias of a layer as [channels], or zeros if it has none. Return None if the bias is not one constant
     per channel.
     """
@@ -218,7 +218,7 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
             if key in sizes:
                 stack.pop()
                 continue
-            calls = [c for c in _calls(functions[key].node) if c in functions]
+            calls = [c for c in _list_calls(functions[key].node) if c in functions]
             pending = [c for c in calls if c not in sizes]
             if pending and key not in open_calls:
                 open_calls.add(key)
@@ -251,7 +251,7 @@ def inline_functions(model: ir.Model, path: Path) -> None:
         raise ModelError(f"{path}: a function cannot be inlined: {text}", "Export the model again") from error
 
 
-def _calls(nodes: Collection[onnx.NodeProto]) -> list[tuple[str, str]]:
+def _list_calls(nodes: Collection[onnx.NodeProto]) -> list[tuple[str, str]]:
     inside = [node for graph in inner_graphs(nodes) for node in graph.node]
     return [(node.domain, node.op_type) for node in (*nodes, *inside)]
 
@@ -367,11 +367,11 @@ def make_dense(model: onnx.ModelProto, path: Path) -> None:
         ModelError: the values and the indices of a tensor do not match.
     """
     for graph in all_graphs(model):
-        graph.initializer.extend([_dense(sparse, path) for sparse in graph.sparse_initializer])
+        graph.initializer.extend([_to_dense(sparse, path) for sparse in graph.sparse_initializer])
         del graph.sparse_initializer[:]
 
 
-def _dense(sparse: onnx.SparseTensorProto, path: Path) -> onnx.TensorProto:
+def _to_dense(sparse: onnx.SparseTensorProto, path: Path) -> onnx.TensorProto:
     try:
         values, places = (numpy_helper.to_array(part, str(path.parent)) for part in (sparse.values, sparse.indices))
         dense = np.zeros(tuple(sparse.dims), values.dtype)

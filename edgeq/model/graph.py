@@ -248,7 +248,7 @@ def random_nodes(model: ir.Model) -> tuple[ir.Node, ...]:
     return tuple(filter(is_random, every_node(model)))
 
 
-def drawn(graph: ir.Graph) -> frozenset[str]:
+def random_tensors(graph: ir.Graph) -> frozenset[str]:
     """Return the names of the tensors of a main graph whose values depend on random numbers. The shape of a tensor does
     not count as a value.
     """

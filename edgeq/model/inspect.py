@@ -19,7 +19,7 @@ from edgeq.model.graph import MAIN_DOMAINS, constant_tensor, every_node, opset_o
 from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8, rules_title
 from edgeq.model.load import data_folder, is_quantized, load_model, model_digest, model_files, signature_of
 from edgeq.model.prepare import prepare_model
-from edgeq.model.products import assumed_shapes, node_macs, sized
+from edgeq.model.products import assumed_shapes, node_macs, with_sizes
 from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Page, Progress
@@ -195,7 +195,7 @@ def inspect_model(
         with scratch_folder("edgeq-") as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
-            sized_model = sized(prepared.model, assumed)
+            sized_model = with_sizes(prepared.model, assumed)
             sized_macs = node_macs(sized_model)
             refused = {
                 name: _refused(refuse, prepared.model, sized_model, path) for name, refuse in (refusals or {}).items()
@@ -206,7 +206,7 @@ def inspect_model(
                 )
                 for name, backend, r, scheme in rules
             )
-    macs = node_macs(sized(model, assumed))
+    macs = node_macs(with_sizes(model, assumed))
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value]
     constants = (constant_tensor(node.outputs[0]) for node in every_node(model) if node.op_type == "Constant")
     weights += [tensor for tensor in constants if tensor is not None]

@@ -29,7 +29,7 @@ from edgeq.model.graph import (
     operator_of,
     readers,
 )
-from edgeq.model.products import REASON as MASKED
+from edgeq.model.products import MASK_REASON as MASKED
 from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
 from edgeq.util.records import read_toml
@@ -320,14 +320,14 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Int8Rul
     Raises:
         HardwareError: the backend does not exist, or its file is malformed.
     """
-    content, path = _read(backend, folder)
+    content, path = _read_rules(backend, folder)
     if content.default is None and not content.extends:
         raise HardwareError(f"{path}: default is missing", "Add it, or extend a backend that has it")
     rules: dict[str, Int8Rule] = {}
     if content.default is not None:
         rules[DEFAULT] = Int8Rule(False, "", content.default.reason, content.default.source)
     for entry in content.rule:
-        rule = _rule(entry, path)
+        rule = _parse_rule(entry, path)
         for op_type in entry.operators:
             if op_type in rules:
                 raise HardwareError(f"{path}: {op_type} has two rules", "Remove one")
@@ -346,7 +346,7 @@ def slow_fusions(backend: str, model: ir.Model, folder: Path | None = None) -> t
     Raises:
         HardwareError: the backend does not exist, or its file is malformed.
     """
-    content, _ = _read(backend, folder)
+    content, _ = _read_rules(backend, folder)
     present = {node.op_type for node in model.graph}
     return tuple(f for f in content.slow_fusion if any(group <= present for group in f.where))
 
@@ -443,7 +443,7 @@ def explain_float(
     return ""
 
 
-def _read(backend: str, folder: Path | None) -> tuple[_RulesFile, Path]:
+def _read_rules(backend: str, folder: Path | None) -> tuple[_RulesFile, Path]:
     paths = [path for place in _folders(folder) if (path := place / f"{backend}.toml").is_file()]
     if not paths:
         names = ", ".join(backends(folder))
@@ -454,7 +454,7 @@ def _read(backend: str, folder: Path | None) -> tuple[_RulesFile, Path]:
     return read_toml(path, _RulesFile, HardwareError, "Correct the file", unknown_keys=True), path
 
 
-def _rule(entry: _RuleEntry, path: Path) -> Int8Rule:
+def _parse_rule(entry: _RuleEntry, path: Path) -> Int8Rule:
     subject = f"{path}: rule for {', '.join(entry.operators)}"
     if bool(entry.only_if) != (entry.int8 == "only-if"):
         raise HardwareError(f'{subject}: only_if goes with int8 = "only-if"', "Give both or neither")
@@ -616,7 +616,7 @@ def _judge_under(
     if node.name in scheme.exclude:
         return "float", scheme.excluded[node.name]
     if types is not None and node.op_type not in types:
-        return "float", foreign(node.op_type)
+        return "float", foreign_type_reason(node.op_type)
     if scheme.mode == "static":
         if verdict == "int8" and scheme.per_channel and node.name in stacked:
             return "float", _STACKED
@@ -628,7 +628,7 @@ def _judge_under(
     return "int8", f"{scheme.mode} quantization covers it"
 
 
-def foreign(op_type: str) -> str:
+def foreign_type_reason(op_type: str) -> str:
     """Return the reason for a node whose operator type the scheme leaves in float."""
     return f"{op_type} is not among the operator types that the scheme quantizes"
 

@@ -80,13 +80,13 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
     total = check_external(filter(is_external, iter_tensors(model)), path)
     for graph in iter_graphs(model.graph):
         sort_nodes(graph, path)
-        _free_sizes(graph)
+        _clear_placeholders(graph)
         _refuse_references(graph, path)
     check_functions(model, path)
     check_valid(model, path)
     settle_constants(model, path)
     make_dense(model, path)
-    _on_one_device(model)
+    _drop_devices(model)
     if external_data == "all" or (external_data == "small" and total <= SMALL_EXTERNAL):
         for tensor in iter_tensors(model):
             if is_external(tensor):
@@ -113,7 +113,7 @@ def read_model(path: Path) -> ir.Model:
         ModelError: for the same reasons as `load_model`.
     """
     model = load_model(path, external_data="none")
-    return in_memory(model, data_folder(model, path), label=path)
+    return to_memory(model, data_folder(model, path), label=path)
 
 
 def data_folder(model: onnx.ModelProto, path: Path) -> Path:
@@ -136,7 +136,7 @@ def data_folder(model: onnx.ModelProto, path: Path) -> Path:
     return folder
 
 
-def read_own(path: Path, folder: Path | None = None) -> ir.Model:
+def read_unchecked(path: Path, folder: Path | None = None) -> ir.Model:
     """Read a model like `read_model`, but without checks. Use it for files that edgeq just wrote from a checked model,
     and for files of a bundle that was checked when it was opened.
 
@@ -146,10 +146,10 @@ def read_own(path: Path, folder: Path | None = None) -> ir.Model:
     Raises:
         ModelError: the model contains something undefined.
     """
-    return in_memory(onnx.load(path, load_external_data=False), folder or path.parent, label=path)
+    return to_memory(onnx.load(path, load_external_data=False), folder or path.parent, label=path)
 
 
-def in_memory(model: onnx.ModelProto, base: Path, *, label: object = "the model") -> ir.Model:
+def to_memory(model: onnx.ModelProto, base: Path, *, label: object = "the model") -> ir.Model:
     """Return the in-memory form of a loaded model. Old models also list initializers as inputs; in the result,
     initializers are not inputs.
 
@@ -180,7 +180,7 @@ def check_declared_sizes(model: onnx.ModelProto, folder: Path, path: Path) -> No
     Raises:
         ModelError: for the same reasons as `describe`.
     """
-    describe(in_memory(model, folder, label=path), path, proto_skeleton(model))
+    describe(to_memory(model, folder, label=path), path, proto_skeleton(model))
 
 
 def model_signature(path: Path) -> Signature:
@@ -207,10 +207,10 @@ def load_runnable(path: Path) -> onnx.ModelProto:
         ModelError: for the same reasons as `load_model`, or if a file in an engine's own format does not declare its
             inputs and outputs.
     """
-    return _stated(path) or load_model(path, external_data="none")
+    return _read_stated(path) or load_model(path, external_data="none")
 
 
-def _stated(path: Path) -> onnx.ModelProto | None:
+def _read_stated(path: Path) -> onnx.ModelProto | None:
     """Return a model with the inputs and outputs that the file declares, if the file is in an engine's own format.
     Return None if `path` is an ONNX file.
     """
@@ -234,19 +234,19 @@ def _stated(path: Path) -> onnx.ModelProto | None:
     return onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
 
 
-def own_runnable(path: Path) -> onnx.ModelProto:
-    """Load a model like `load_runnable`, but without checks. Use it for the same files as `read_own`."""
-    return _stated(path) or onnx.load(path, load_external_data=False)
+def load_unchecked(path: Path) -> onnx.ModelProto:
+    """Load a model like `load_runnable`, but without checks. Use it for the same files as `read_unchecked`."""
+    return _read_stated(path) or onnx.load(path, load_external_data=False)
 
 
-def own_signature(model: Path | bytes, path: Path) -> Signature:
+def unchecked_signature(model: Path | bytes, path: Path) -> Signature:
     """Return the signature of a file, or of the content of a file, without checks. Use it for the same files as
-    `read_own`.
+    `read_unchecked`.
 
     Args:
         path: the file's name in messages.
     """
-    return signature_of(onnx.load_model_from_string(model) if isinstance(model, bytes) else own_runnable(model), path)
+    return signature_of(onnx.load_model_from_string(model) if isinstance(model, bytes) else load_unchecked(model), path)
 
 
 def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
@@ -285,7 +285,7 @@ def data_name(output: Path) -> str:
     return f"{output.name}.data"
 
 
-def data_beside(output: Path, model: Path) -> tuple[str, ...]:
+def data_names(output: Path, model: Path) -> tuple[str, ...]:
     """Return the names of extra files that a model at `output` may need if it is made from `model`. Pass them to
     `edgeq.util.outputs.output_file`.
 
@@ -309,7 +309,7 @@ def model_digest(path: Path, folder: Path | None = None) -> str:
     return digest.hexdigest()
 
 
-_SHARED_AT_MOST = 2
+_MAX_SHARED = 2
 
 
 def share_model(model: ir.Model, path: Path, origin: GraphIndex) -> GraphIndex:
@@ -320,12 +320,12 @@ def share_model(model: ir.Model, path: Path, origin: GraphIndex) -> GraphIndex:
         origin: the prepared model that the model was made from. It keeps the last few models that were made from it,
             and frees them when it is freed itself.
     """
-    models = _made_of(origin)
+    models = _shared_models(origin)
     models.pop(path, None)
-    while len(models) >= _SHARED_AT_MOST:
+    while len(models) >= _MAX_SHARED:
         models.pop(next(iter(models)))
     graph = GraphIndex(model, path)
-    models[path] = _state(path), graph
+    models[path] = _file_state(path), graph
     return graph
 
 
@@ -336,17 +336,19 @@ def shared_model(path: Path, origin: GraphIndex) -> GraphIndex:
         origin: the prepared model that the model was made from; see `share_model`.
 
     Raises:
-        ModelError: for the same reasons as `read_own`.
+        ModelError: for the same reasons as `read_unchecked`.
     """
-    state, graph = _made_of(origin).get(path, ((), None))
-    return graph if graph is not None and state == _state(path) else share_model(read_own(path), path, origin)
+    state, graph = _shared_models(origin).get(path, ((), None))
+    return (
+        graph if graph is not None and state == _file_state(path) else share_model(read_unchecked(path), path, origin)
+    )
 
 
-def _made_of(source: GraphIndex) -> dict[Path, tuple[tuple[int, ...], GraphIndex]]:
+def _shared_models(source: GraphIndex) -> dict[Path, tuple[tuple[int, ...], GraphIndex]]:
     return source.once("files that were made of it", dict)
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def _file_state(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
@@ -446,7 +448,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) ->
     return TensorSpec(value.name, dtype, shape)
 
 
-def _free_sizes(graph: onnx.GraphProto) -> None:
+def _clear_placeholders(graph: onnx.GraphProto) -> None:
     """Clear sizes with placeholder names, in place. If placeholders were symbols, all sizes with the same placeholder
     would have to be equal.
     """
@@ -456,7 +458,7 @@ def _free_sizes(graph: onnx.GraphProto) -> None:
                 dim.Clear()
 
 
-def _on_one_device(model: onnx.ModelProto) -> None:
+def _drop_devices(model: onnx.ModelProto) -> None:
     """Remove, in place, the description of how a model is spread over several devices (IR version 11). edgeq deploys to
     one device, and an incomplete description would prevent writing the in-memory model.
     """
@@ -482,7 +484,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
-    tensor.raw_data = external_span(tensor, path).read()
+    tensor.raw_data = external_span(tensor, path).read_bytes()
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")
 
@@ -593,6 +595,6 @@ def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def in_engine(digest: str, engine: str) -> str:
+def with_engine(digest: str, engine: str) -> str:
     """Return a structure or content digest that also depends on the engine. "" means onnxruntime's own kernels."""
     return hashlib.sha256((digest + engine).encode()).hexdigest() if engine else digest

@@ -18,7 +18,15 @@ from edgeq.model.compatibility import fix_sizes
 from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
 from edgeq.model.einsum import write_einsums
 from edgeq.model.fold import fold_batch_norms, inline_functions, raise_opset
-from edgeq.model.graph import GraphIndex, computed_constants, drawn, every_node, name_of, opset_of, random_nodes
+from edgeq.model.graph import (
+    GraphIndex,
+    computed_constants,
+    every_node,
+    name_of,
+    opset_of,
+    random_nodes,
+    random_tensors,
+)
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
@@ -82,7 +90,7 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
         ) from error
 
 
-def settle(model: ir.Model, original: ir.Model) -> None:
+def normalise(model: ir.Model, original: ir.Model) -> None:
     """Normalise a model that ONNX Runtime wrote, in place. The model gets the producer and metadata of `original`, and
     keeps only the operator sets that it uses. Its weights are listed in the order in which nodes use them, because ONNX
     Runtime lists them in the order of a hash table.
@@ -190,26 +198,26 @@ def prepare_model(
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
-        model = _named(source, loaded, notes)
+        model = _load_named(source, loaded, notes)
         if fix:
             fix_sizes(model, fix, source)
             notes.append(f"sizes fixed: {', '.join(f'{name} = {size}' for name, size in fix.items())}")
         external = weight_bytes(model) > inline_limit
         advance(1)
         forget_origin(model)
-        _apply(_BEFORE, model, notes, simplify=simplify)
+        _apply(_EARLY_PASSES, model, notes, simplify=simplify)
         advance(1)
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
             original, operators = model, Counter(node.op_type for node in every_node(model))
             if simplify:
-                model = _optimized(model, Path(scratch), source, inline_limit, external=external)
+                model = _optimize(model, Path(scratch), source, inline_limit, external=external)
             advance(1)
-            _apply(_BEHIND, model, notes, simplify=simplify)
-            settle(model, original)
+            _apply(_LATE_PASSES, model, notes, simplify=simplify)
+            normalise(model, original)
             name_nodes(model)
-            proto = _with_shapes(model, notes, source)
-            notes.extend(_difference(operators, model))
+            proto = _add_shapes(model, notes, source)
+            notes.extend(_difference_notes(operators, model))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
             save_model(model, path, inline_limit=inline_limit, proto=proto)
@@ -223,7 +231,7 @@ def prepare_model(
     return PreparedModel(graph, path, source, model_digest(path), signature_of(proto, path), tuple(notes))
 
 
-def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
+def save_rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
     """Write `model` to `path`, and return a copy of `prepared` that contains `model`. Do not change `model`
     afterwards.
     """
@@ -232,7 +240,7 @@ def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str)
     return replace(prepared, graph=graph, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 
-def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
+def _load_named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
     """Return the model after four steps: its functions are inlined, its opset is raised, its shapes are inferred and
     its nodes are named.
     """
@@ -327,15 +335,15 @@ def _fold_late_norms(model: ir.Model) -> tuple[str, ...]:
     return (*late, *notes)
 
 
-def _no_ops(removed: int) -> str:
+def _no_ops_note(removed: int) -> str:
     clause = f"removed that {'does' if removed == 1 else 'do'} nothing"
     return f"{_count(removed, 'node')} {clause} (Identity, Dropout, Cast to the same type, empty Pad)"
 
 
-_BEFORE = (
+_EARLY_PASSES = (
     Pass(tidy, lambda dead: f"{_count(dead, 'node')} removed that no output depends on", always=True),
     Pass(widen_half, lambda wide: f"16-bit floats widened to float32 ({_count(wide, 'weight')})", always=True),
-    Pass(remove_no_ops, _no_ops),
+    Pass(remove_no_ops, _no_ops_note),
     Pass(write_einsums, lambda n: f"{_count(n, 'Einsum')} written as {'a product' if n == 1 else 'products'}"),
     Pass(fold_affine),
     Pass(fold_batch_norms, lambda folded: f"{folded} BatchNormalization folded"),
@@ -349,7 +357,7 @@ _BEFORE = (
 )
 """Passes that run before ONNX Runtime's basic optimisation."""
 
-_BEHIND = (
+_LATE_PASSES = (
     Pass(tidy, always=True),
     Pass(remove_no_ops),
     Pass(_fold_late_norms, lambda sentences: sentences),
@@ -365,7 +373,7 @@ _BEHIND = (
 """Passes that run after ONNX Runtime's basic optimisation."""
 
 
-def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
+def _optimize(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
     """Return the model after ONNX Runtime's basic optimisation. If the optimisation changes nothing, return `model`
     itself.
 
@@ -413,7 +421,7 @@ def _is_unfolded(model: ir.Model) -> bool:
     return any(names and constants.issuperset(names) for names in operands)
 
 
-def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
+def _add_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
     """Infer the shapes of a model in place, check the model, and return it as protobuf."""
     strange = sorted({n.domain for n in every_node(model)} - _RUNTIME_DOMAINS)
     if strange:
@@ -431,7 +439,7 @@ def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelP
     return proto
 
 
-def _difference(old: Mapping[str, int], model: ir.Model) -> list[str]:
+def _difference_notes(old: Mapping[str, int], model: ir.Model) -> list[str]:
     """Return a note on the operator types whose number was changed by ONNX Runtime's optimisation. `old` contains the
     numbers before it.
     """
@@ -444,7 +452,7 @@ def _random_note(model: ir.Model) -> Iterator[str]:
     """Yield a note on the operators of a model that draw random numbers, if it has any."""
     nodes = random_nodes(model)
     if nodes:
-        random = drawn(model.graph)
+        random = random_tensors(model.graph)
         outputs = [name for value in model.graph.outputs if (name := name_of(value)) in random]
         yield (
             f"draws random numbers: {_listing([f'{node.op_type} {node.name!r}' for node in nodes])}; edgeq gives both "

@@ -92,7 +92,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
     return macs
 
 
-def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
+def with_sizes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
     """Return a copy whose inputs have these sizes. Shapes of other tensors are kept if they follow from the symbols of
     the inputs, because inference does not find all shapes that an exporter wrote. Other shapes are removed and must be
     inferred again.
@@ -110,11 +110,11 @@ def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
     sizes_by_symbol.pop(_UNNAMED, None)
     for node in copy.graph:
         for output in node.outputs:
-            output.shape = _resolved(output.shape, sizes_by_symbol) if fits else None
+            output.shape = _resolve(output.shape, sizes_by_symbol) if fits else None
     return copy
 
 
-def _resolved(shape: ir.Shape | None, sizes_by_symbol: Mapping[str, int]) -> ir.Shape | None:
+def _resolve(shape: ir.Shape | None, sizes_by_symbol: Mapping[str, int]) -> ir.Shape | None:
     """Return the shape with numbers in place of known symbols. Return None if an unknown symbol remains."""
     sizes = [
         sizes_by_symbol.get(_symbol(size), 0) if isinstance(size, ir.SymbolicDim) else size for size in shape or ()
@@ -309,7 +309,7 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
         return False
     if any(only_reader(node.outputs[0]) is not total for node in nodes):
         return False
-    left_branch, right_branch = (_branch(node) for node in nodes)
+    left_branch, right_branch = (_read_branch(node) for node in nodes)
     if left_branch is None or right_branch is None:
         return False
     if total.op_type == "Sub":
@@ -317,7 +317,7 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
     larger, smaller = sorted(
         (left_branch, right_branch), key=lambda branch: (branch.weight.ndim, branch.weight.size), reverse=True
     )
-    added = _placed(smaller, larger)
+    added = _pad_kernel(smaller, larger)
     if added is None:
         return False
     weight, bias = larger.weight + added, larger.bias + smaller.bias
@@ -331,7 +331,7 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
     return True
 
 
-def _branch(node: ir.Node) -> _Branch | None:
+def _read_branch(node: ir.Node) -> _Branch | None:
     """Return the linear map of a node. Return None unless the node is known to be linear and has constant weights."""
     if node.op_type == "BatchNormalization":
         factors = norm_factors(node)
@@ -356,7 +356,7 @@ def _branch(node: ir.Node) -> _Branch | None:
     )
 
 
-def _placed(branch: _Branch, into: _Branch) -> Array | None:
+def _pad_kernel(branch: _Branch, into: _Branch) -> Array | None:
     """Return the weights of a branch, padded to the kernel of `into`. Return None if they do not fit into that
     kernel.
     """
@@ -389,9 +389,9 @@ def _placed(branch: _Branch, into: _Branch) -> Array | None:
     return placed
 
 
-REASON = "a mask before Softmax: with its large numbers in the range, 8 bits could not distinguish the scores"
+MASK_REASON = "a mask before Softmax: with its large numbers in the range, 8 bits could not distinguish the scores"
 # exp(-104) is 0 in float32, so a Softmax gives 0 for a score that is this far below another.
-_FAR = 1e3
+_SENTINEL = 1e3
 # Number of elements of a mask for 2048 x 2048 positions. Larger constants are embedding tables and slow to read.
 _LARGEST = 2**22
 _PASSING = frozenset(
@@ -412,11 +412,11 @@ def find_masks(model: ir.Model) -> frozenset[str]:
     A mask begins at constants with a magnitude of 1000 or more, or at inputs that are only added to computed tensors.
     edgeq follows it through additions, selections and data movement to the Softmax.
     """
-    reach = {name_of(value): _FAR for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
+    reach = {name_of(value): _SENTINEL for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
     for node in model.graph:
         if node.op_type in _PASSING and node.domain in MAIN_DOMAINS:
             magnitude = max((_reach(value, reach) for value in node.inputs if value is not None), default=0.0)
-            reach.update((name_of(output), magnitude) for output in node.outputs if magnitude >= _FAR)
+            reach.update((name_of(output), magnitude) for output in node.outputs if magnitude >= _SENTINEL)
     nodes: set[str] = set()
     visited: set[str] = set()
     pending = [node.inputs[0] for node in model.graph if is_op(node, "Softmax", "LogSoftmax")]
@@ -462,7 +462,7 @@ def _reach(value: ir.Value, reach: dict[str, float]) -> float:
 
 
 _SHORT = {ir.DataType.UINT8: "u8", ir.DataType.INT8: "s8"}
-LEAST = " with -128"
+SMALLEST_SUFFIX = " with -128"
 """Suffix of a kind of product. It means that at least one weight has the smallest value of its type."""
 
 
@@ -488,7 +488,7 @@ def _kinds(node: ir.Node) -> Iterator[str]:
             yield kind
             values = constant(weight_integers[0])
             if weight == "s8" and values is not None and values.min(initial=0) == np.iinfo(np.int8).min:
-                yield kind + LEAST
+                yield kind + SMALLEST_SUFFIX
 
 
 def integers(node: ir.Node, place: int) -> tuple[ir.Value | None, ...]:

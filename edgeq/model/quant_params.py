@@ -101,7 +101,7 @@ class QuantParams:
         scale, zero_point = self.scale.astype(np.float64), self.zero_point.astype(np.int64)
         return float(((self.low - zero_point) * scale).min()), float(((self.high - zero_point) * scale).max())
 
-    def same(self, params: QuantParams) -> bool:
+    def equals(self, params: QuantParams) -> bool:
         """Return whether `params` represents numbers in the same way, with the same type, scales and zero points."""
         return (
             self.dtype == params.dtype

@@ -90,7 +90,7 @@ def _join(concat: ir.Node, blocks: _Blocks, editor: Editor) -> bool:
     joined = concat.outputs[0]
     in_order = blocks.order == tuple(range(len(blocks.order)))
     layers = [use.node for use in joined.uses()]
-    if not in_order and (joined.is_graph_output() or not all(_takes(layer, joined, blocks) for layer in layers)):
+    if not in_order and (joined.is_graph_output() or not all(_can_take(layer, joined, blocks) for layer in layers)):
         return False
     node = ir.node("SpaceToDepth", [blocks.source], {"blocksize": blocks.size}, name=concat.name)
     editor.graph.insert_before(concat, node)
@@ -149,7 +149,7 @@ def _phase(value: ir.Value | None) -> tuple[ir.Value | None, dict[int, tuple[int
             break
         starts, ends, axes, steps = (values.ravel().tolist() for values in arguments if values is not None)
         rank = len(source.shape)
-        reaches_end = all(end >= _most(source.shape[axis % rank]) for end, axis in zip(ends, axes, strict=True))
+        reaches_end = all(end >= _covering_end(source.shape[axis % rank]) for end, axis in zip(ends, axes, strict=True))
         if not reaches_end or any(axis % rank in offsets for axis in axes):
             break
         offsets.update({axis % rank: (start, step) for axis, start, step in zip(axes, starts, steps, strict=True)})
@@ -157,12 +157,12 @@ def _phase(value: ir.Value | None) -> tuple[ir.Value | None, dict[int, tuple[int
     return value, offsets
 
 
-def _most(size: int | ir.SymbolicDim) -> int:
+def _covering_end(size: int | ir.SymbolicDim) -> int:
     """Return the smallest end that covers the whole axis."""
     return size if isinstance(size, int) else 2**31 - 1
 
 
-def _takes(layer: ir.Node, joined: ir.Value, blocks: _Blocks) -> bool:
+def _can_take(layer: ir.Node, joined: ir.Value, blocks: _Blocks) -> bool:
     """Return whether `layer` is an ungrouped convolution with constant weights that reads `joined` as its data and
     nowhere else.
     """
@@ -262,8 +262,8 @@ def plain_gemms(model: ir.Model, *, add_nodes: bool = True) -> int:
         editor = Editor(model, graph)
         for node in layers:
             if node.op_type == "Gemm":
-                changed += any([_without_factors(node, editor), _without_other_shapes(node, editor, add_nodes)])
-        changed += _one_way(layers, editor)
+                changed += any([_fold_factors(node, editor), _fit_bias(node, editor, add_nodes)])
+        changed += _copy_transposed(layers, editor)
     return changed
 
 
@@ -281,7 +281,7 @@ def _is_matrix(value: ir.Value | None) -> bool:
     return is_weight and value is not None and value.shape is not None and len(value.shape) == 2
 
 
-def _without_factors(node: ir.Node, editor: Editor) -> bool:
+def _fold_factors(node: ir.Node, editor: Editor) -> bool:
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
     bias_input = node_input(node, 2)
     bias = float_constant(bias_input) if beta != 1.0 else None
@@ -298,7 +298,7 @@ def _without_factors(node: ir.Node, editor: Editor) -> bool:
     return True
 
 
-def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> bool:
+def _fit_bias(node: ir.Node, editor: Editor, add_nodes: bool) -> bool:
     weight, bias_input = node.inputs[1], node_input(node, 2)
     assert weight is not None
     assert weight.shape is not None
@@ -321,7 +321,7 @@ def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> boo
     return True
 
 
-def _one_way(layers: list[ir.Node], editor: Editor) -> int:
+def _copy_transposed(layers: list[ir.Node], editor: Editor) -> int:
     """Give a copy of the weights to each layer that reads them in a direction other than that of the first reader.
     Return the number of copies.
     """
@@ -341,7 +341,7 @@ _READERS = ("Conv", "Gemm", "MatMul")
 _CARRIERS = ("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Smallest number of axes of a mean. Only images qualify, because a mean over one axis may be a normalization over
 # channels, which are the last axis in transformers.
-_LEAST_AXES = 2
+_MIN_AXES = 2
 
 
 def write_global_pools(model: ir.Model) -> int:
@@ -360,9 +360,9 @@ def _write_pool(mean: ir.Node, editor: Editor) -> bool:
     if source is None or source.shape is None or source.dtype != ir.DataType.FLOAT:
         return False
     rank = len(source.shape)
-    if rank < 2 + _LEAST_AXES or _axes(mean, rank) != list(range(2, rank)):
+    if rank < 2 + _MIN_AXES or _axes(mean, rank) != list(range(2, rank)):
         return False
-    if not _goes_to_layers(result):
+    if not _leads_to_layers(result):
         return False
     keeps = mean.attributes.get_int("keepdims", 1)
     pooled = editor.node("GlobalAveragePool", [source], f"{mean.name}/pool", before=mean)
@@ -400,12 +400,12 @@ def _write_whole_pool(pool: ir.Node, editor: Editor) -> bool:
     return True
 
 
-def _goes_to_layers(value: ir.Value) -> bool:
+def _leads_to_layers(value: ir.Value) -> bool:
     """Return whether only layers read a value, directly or after nodes that reshape it."""
     if value.is_graph_output() or not value.uses():
         return False
     nodes = [use.node for use in value.uses()]
-    return all(is_op(n, *_READERS) or (is_op(n, *_CARRIERS) and _goes_to_layers(n.outputs[0])) for n in nodes)
+    return all(is_op(n, *_READERS) or (is_op(n, *_CARRIERS) and _leads_to_layers(n.outputs[0])) for n in nodes)
 
 
 def _axes(mean: ir.Node, rank: int) -> list[int]:
@@ -425,7 +425,7 @@ def _axes(mean: ir.Node, rank: int) -> list[int]:
 
 
 # Relative tolerance for m. Exporters store m as 6, or its reciprocal as 1 / 6 in float32.
-_SAME = 1e-6
+_TOLERANCE = 1e-6
 
 
 def write_hard_sigmoids(model: ir.Model) -> int:
@@ -454,7 +454,7 @@ def _write_hard_sigmoid(clip: ir.Node, editor: Editor) -> bool:
         if next_reader is None:
             return False
         divided = next_reader
-    if not math.isclose(_factor(divided), 1 / high, rel_tol=_SAME):
+    if not math.isclose(_factor(divided), 1 / high, rel_tol=_TOLERANCE):
         return False
     attributes = {"alpha": 1 / high, "beta": offset / high}
     result = clip.outputs[0]

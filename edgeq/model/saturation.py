@@ -23,7 +23,7 @@ from edgeq.util.records import read_toml
 from edgeq.util.registry import shipped
 
 PAIR_LIMIT = (2**15 - 1) // 255
-_MOST_AT_ONCE = 256
+_MAX_PART = 256
 
 Order = Literal["taps, channels", "channels, taps"]
 
@@ -130,7 +130,7 @@ def pairs_vary(depth: int, channels: int) -> bool:
     """Return whether kernels pair the elements along k in different ways. This is the case if a tap has an odd number
     of channels, or if k exceeds 256 and some kernels split it into equal parts of an odd size.
     """
-    return channels % 2 == 1 or (depth > _MOST_AT_ONCE and -(-depth // -(-depth // _MOST_AT_ONCE)) % 2 == 1)
+    return channels % 2 == 1 or (depth > _MAX_PART and -(-depth // -(-depth // _MAX_PART)) % 2 == 1)
 
 
 def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from edgeq.model.tensors import is_external, iter_tensors, tensor_bytes, without
 from edgeq.run.session import SessionSettings, open_session
 
 _HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))
-_LEAST = 1 << 12
+_MIN_BYTES = 1 << 12
 """Smallest size in bytes of a weight that is passed to the session separately. Smaller weights, and integers that may
 be a shape or axes, stay in the graph for shape inference and constant folding."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -49,7 +49,7 @@ class Loadable:
         weights: dict[str, NDArray[Any]] = {}
         for tensor in model.graph.initializer:
             entry = proto.graph.initializer.add()
-            if is_external(tensor) or tensor.data_type not in _HANDED_OVER or tensor_bytes(tensor) < _LEAST:
+            if is_external(tensor) or tensor.data_type not in _HANDED_OVER or tensor_bytes(tensor) < _MIN_BYTES:
                 entry.CopyFrom(tensor)
                 continue
             weights[tensor.name] = np.ascontiguousarray(onnx.numpy_helper.to_array(tensor))
@@ -154,7 +154,7 @@ def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> 
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:
-    handed_over = int(tensor.dtype) in _HANDED_OVER and tensor.nbytes >= _LEAST
+    handed_over = int(tensor.dtype) in _HANDED_OVER and tensor.nbytes >= _MIN_BYTES
     return handed_over and not isinstance(tensor, ir.ExternalTensor)
 
 

@@ -53,8 +53,8 @@ def symbolic_shapes(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.Mod
     inference = _cautious()(options.int_max, True, options.guess_output_rank, options.verbose)
     inference._preprocess(bare)
     limit = SYMBOLIC_LIMIT_S + SYMBOLIC_LIMIT_OF_NODE_S * len(bare.graph.node)
-    inference.dispatcher_ = {name: _within(limit, infer) for name, infer in inference.dispatcher_.items()}
-    inference._onnx_infer_single_node = _within(limit, inference._onnx_infer_single_node)
+    inference.dispatcher_ = {name: _limit_time(limit, infer) for name, infer in inference.dispatcher_.items()}
+    inference._onnx_infer_single_node = _limit_time(limit, inference._onnx_infer_single_node)
     complete = False
     while inference.run_:
         complete = inference._infer_impl()
@@ -173,7 +173,7 @@ def _cautious() -> type:
     return CautiousInference
 
 
-def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _limit_time(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `infer` with a time limit. It raises TimeoutError once this thread has used `limit` more seconds of CPU
     time.
     """
@@ -190,7 +190,7 @@ def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 MAX_ACTIVATION_BYTES = 2**36
 """Largest permitted size of one tensor, in bytes. A larger static shape is treated as an attack or an error."""
-_OF_WHAT_IS_THERE = 64
+_BYTES_PER_INPUT_BYTE = 64
 """Number of bytes that one tensor may need for each byte of weights and inputs, in addition to `sample` of the budget.
 Real models with few weights have results of up to 25 times the size of their input. Models with larger results have
 more weights."""
@@ -223,7 +223,7 @@ def infer_shapes(
     symbols, fixed = _symbols(bare.graph), _has_fixed_inputs(bare.graph)
     claims, problem = _take_claims(bare.graph), ""
     values: dict[str, ir.Value] = {}
-    inferred = _inferred_alone(bare)
+    inferred = _infer_with_onnx(bare)
     _add(values, _described(inferred.graph), symbols)
     if symbolic is not None and not is_complete(inferred.graph):
         try:
@@ -267,7 +267,7 @@ def _is_stated(kind: onnx.TypeProto) -> bool:
     return name in ("tensor_type", "sparse_tensor_type") and getattr(kind, name).elem_type in _ELEMENT_TYPES
 
 
-def _inferred_alone(bare: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_with_onnx(bare: onnx.ModelProto) -> onnx.ModelProto:
     """Return the result of onnx's own inference, which takes milliseconds. edgeq lets it propagate values only if sizes
     are still missing, and if no vector of integers is so long that propagation takes much time.
     """
@@ -449,7 +449,7 @@ def _check_sizes(
     inputs: Sequence[onnx.ValueInfoProto], computed: Iterable[onnx.ValueInfoProto], weights: int, path: Path
 ) -> None:
     """Refuse a tensor that needs many times the bytes of the model's inputs and weights."""
-    budget = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, inputs)))
+    budget = largest_sample() + _BYTES_PER_INPUT_BYTE * (weights + sum(map(_least_bytes, inputs)))
     limits = ((MAX_ACTIVATION_BYTES, inputs), (min(budget, MAX_ACTIVATION_BYTES), computed))
     for info, limit in ((info, limit) for limit, infos in limits for info in infos):
         size = _least_bytes(info)

@@ -42,7 +42,7 @@ class ExternalSpan:
     offset: int
     length: int
 
-    def read(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Return the tensor's bytes."""
         with open_file(self.file) as stream:
             stream.seek(self.offset)
@@ -133,7 +133,7 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
         raise ModelError(f"{path}: tensor {name!r} has a negative dimension {list(tensor.dims)}", DAMAGED)
     if is_external(tensor):
         return
-    expected, actual = _announced_and_held(tensor)
+    expected, actual = _sizes_of(tensor)
     if expected != actual:
         raise ModelError(
             f"{path}: tensor {name!r} of shape {list(tensor.dims)} needs {expected} values and has {actual}", DAMAGED
@@ -189,7 +189,7 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
     allowed = [model_path.parent if folder is None else folder]
     if folder in (None, model_path.parent) and model_path.is_symlink():
         allowed.append(model_path.resolve().parent)
-    file = _contained(location, allowed, subject)
+    file = _find_contained(location, allowed, subject)
     size = file.stat().st_size
     offset = _number(entries.get("offset", "0"), "offset", subject)
     expected = tensor_bytes(tensor)
@@ -204,7 +204,7 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
     return ExternalSpan(file, location, offset, length)
 
 
-def _contained(location: str, allowed: Sequence[Path], subject: str) -> Path:
+def _find_contained(location: str, allowed: Sequence[Path], subject: str) -> Path:
     """Return the file at `location` in the first of the folders `allowed`. The file's real path must be inside one of
     these folders.
     """
@@ -238,7 +238,7 @@ def _number(text: str, field: str, subject: str) -> int:
     return int(text)
 
 
-def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
+def _sizes_of(tensor: onnx.TensorProto) -> tuple[int, int]:
     """Return the expected and the present size of a tensor's data. The unit is bytes for raw data, and elements for
     data in a typed field.
     """
@@ -326,7 +326,7 @@ def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> 
     editor.set_input(layer, place, values.astype(weight.dtype.numpy()), name)
 
 
-KEPT_BYTES = 1024
+MAX_INLINE_BYTES = 1024
 """Size of the largest tensor, in bytes, that a skeleton keeps. Such a tensor may be a shape, axes or a scale that shape
 inference and conversion read."""
 
@@ -364,7 +364,7 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
 
 
 def _is_large(tensor: ir.TensorProtocol | None) -> bool:
-    return tensor is not None and (isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > KEPT_BYTES)
+    return tensor is not None and (isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > MAX_INLINE_BYTES)
 
 
 def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -372,7 +372,7 @@ def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = without_initializers(model)
     inputs = {i.name for i in model.graph.input}
     for tensor in model.graph.initializer:
-        if is_external(tensor) or tensor_bytes(tensor) > KEPT_BYTES:
+        if is_external(tensor) or tensor_bytes(tensor) > MAX_INLINE_BYTES:
             if tensor.name not in inputs:
                 copy.graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -464,7 +464,7 @@ def save_external(
             if tensor.data_type == onnx.TensorProto.STRING:
                 continue
             if tensor_bytes(tensor) >= threshold:
-                name = location or _own_name(tensor.name, used_names)
+                name = location or _file_name(tensor.name, used_names)
                 used_names.add(name.lower())
                 with (path.parent / name).open("ab") as file:
                     _move(tensor, origin, file, name)
@@ -475,9 +475,9 @@ def save_external(
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
-def _own_name(tensor: str, used_names: set[str]) -> str:
-    """Return a file name made from the tensor's name. It differs from all names in `used_names`, even on file systems that
-    ignore case.
+def _file_name(tensor: str, used_names: set[str]) -> str:
+    """Return a file name made from the tensor's name. It differs from all names in `used_names`, even on file systems
+    that ignore case.
     """
     stem = "".join(c if c in _SAFE else "_" for c in tensor).strip(".")[:100] or "weight"
     name, number = stem, 1
@@ -502,7 +502,7 @@ def _move(tensor: onnx.TensorProto, origin: Path, file: IO[bytes], name: str) ->
 def _bytes(tensor: onnx.TensorProto, origin: Path) -> bytes:
     """Return the tensor's data in the format of `raw_data`."""
     if is_external(tensor):
-        return external_span(tensor, origin).read()
+        return external_span(tensor, origin).read_bytes()
     if tensor.HasField("raw_data"):
         return tensor.raw_data
     import onnx_ir
@@ -529,12 +529,12 @@ def parse_model(path: Path) -> onnx.ModelProto:
     """
     from google.protobuf.message import DecodeError
 
-    content = _read(path)
+    content = _read_file(path)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(content)
         # Many byte strings happen to parse, as unknown fields or as a message that is almost empty.
-        parsed = model.HasField("graph") and model.ir_version > 0 and bool(model.opset_import) and _text_is_text(model)
+        parsed = model.HasField("graph") and model.ir_version > 0 and bool(model.opset_import) and _is_utf8(model)
     except DecodeError:
         parsed = False
     if not parsed:
@@ -551,7 +551,7 @@ def parse_model(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         if (path / "manifest.json").is_file():
             raise ModelError(f"{path} is a bundle, not a model", f"Give the .onnx file in it; {BUNDLES_GO}")
@@ -584,7 +584,7 @@ def opset_of_proto(model: onnx.ModelProto) -> int:
     return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 
-def _text_is_text(message: Any) -> bool:
+def _is_utf8(message: Any) -> bool:
     """Return whether every string in a message is valid UTF-8. The parser returns other strings as bytes, which cause
     errors in later steps.
 
@@ -597,7 +597,7 @@ def _text_is_text(message: Any) -> bool:
             if not all(isinstance(v, str) for v in ([value] if isinstance(value, str | bytes) else value)):
                 return False
         elif field.type == FieldDescriptor.TYPE_MESSAGE and not all(
-            _text_is_text(v) for v in ([value] if hasattr(value, "ListFields") else value)
+            _is_utf8(v) for v in ([value] if hasattr(value, "ListFields") else value)
         ):
             return False
     return True

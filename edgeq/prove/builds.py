@@ -44,7 +44,7 @@ from edgeq.measure.coverage import (
     sized_macs,
 )
 from edgeq.model.compatibility import Compatibility, compatibility
-from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
+from edgeq.model.int8_prediction import NodePrediction, foreign_type_reason, int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes, shared_model
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
@@ -416,7 +416,7 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
             return f"of {whole.name}, only the products run in int8"
         kind = node.op_type if node else op_type
         if kind not in (scheme.quantized_types or ()):
-            return foreign(kind)
+            return foreign_type_reason(kind)
         if kind == "GRU":
             return "it is too narrow to gain from integer products, or has a form that cannot be rewritten with them"
         return "onnxruntime's quantizer left it in float"

@@ -21,7 +21,7 @@ from edgeq.backends.base import Artifact, Backend, as_backend, backend_for, back
 from edgeq.bundle.write import BUNDLE
 from edgeq.calibration.collect import FloatOutputs, collect
 from edgeq.calibration.files import load_statistics
-from edgeq.calibration.hazards import behind_layers, calibrated, hazard_notes
+from edgeq.calibration.hazards import hazard_notes, hazards_behind_layers, with_hazards
 from edgeq.calibration.methods import REGISTRY as METHODS
 from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
 from edgeq.calibration.statistics import UNIT, Statistics
@@ -45,7 +45,7 @@ from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
 from edgeq.model.clean import check_bundle_name, is_named_bundle
 from edgeq.model.compatibility import parse_sizes
-from edgeq.model.load import data_beside, data_name, is_quantized, model_files, path_of, read_model
+from edgeq.model.load import data_name, data_names, is_quantized, model_files, path_of, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
 from edgeq.prove.opening import check_preparation
@@ -207,7 +207,7 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
     known = outputs.all() if outputs is not None else ()
     return replace(
         job,
-        prepared=calibrated(prepared, collected),
+        prepared=with_hazards(prepared, collected),
         statistics=collected,
         float_outputs=known,
         basis=find_basis(prepared.graph, collected),
@@ -280,7 +280,7 @@ def prepared_for(prepared: PreparedModel, target: Target) -> PreparedModel:
     """
     if not target.profile.integer_only:
         return prepared
-    return replace(prepared, hazards=behind_layers(prepared.graph, prepared.hazards))
+    return replace(prepared, hazards=hazards_behind_layers(prepared.graph, prepared.hazards))
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: DerivedValues, beside: Path) -> Backend:
@@ -520,7 +520,7 @@ class Request:
         """
         is_file = not bundle or is_named_bundle(output)
         check_free(output, force=force, kind="file" if is_file else "directory")
-        if force or (is_file and data_beside(output, self.model)):
+        if force or (is_file and data_names(output, self.model)):
             inputs = self.paths()
             check_apart(output, inputs)
             check_apart(output.with_name(data_name(output)), inputs)

@@ -22,7 +22,7 @@ from edgeq.measure.bench import race, runners
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task, score_interval
-from edgeq.model.load import own_signature
+from edgeq.model.load import unchecked_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
@@ -482,7 +482,7 @@ def prove(
                 prepared,
                 (singles[FLOAT], singles[INT8]),
                 samples,
-                takes=own_signature(artifact.model, artifact.model),
+                takes=unchecked_signature(artifact.model, artifact.model),
                 form="its quantized form",
                 sqnr_db=agreement.sqnr_db,
                 least=_WRONG_DB,

@@ -118,7 +118,7 @@ def _covered(params: QuantParams) -> Range:
     symmetric = params.dtype == ir.DataType.INT8 and not params.zero_point.any()
     low, high = replace(params, narrow=symmetric).range
     bound = max(-low, high)
-    return Range(-bound, bound, kept=True)
+    return Range(-bound, bound, fixed_step=True)
 
 
 def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ _SHRUNK = (1.0, 0.9, 0.8, 0.7)
 _STEPS = (0.05, 0.025)
 _REFITS = 2
 # Number of weights that are searched at once. It is small enough for their data to stay in the cache.
-_AT_ONCE = 1 << 16
+_BATCH = 1 << 16
 # With this number of bits or more, the steps are so fine that narrower ranges gain nothing.
 _FINE_BITS = 8
 
@@ -157,7 +157,7 @@ def fit_blocks(
     )
     scales, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.uint8)
     integers = np.empty(rows.shape, np.uint8)
-    step = max(1, _AT_ONCE // (blocks * size)) * blocks  # a whole number of columns
+    step = max(1, _BATCH // (blocks * size)) * blocks  # a whole number of columns
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         x = np.ascontiguousarray(rows[part].T)
@@ -169,7 +169,7 @@ def fit_blocks(
     )
 
 
-def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def pack(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Pack integers [..., count] of 4 or 8 bits into bytes [..., ceil(count * bits / 8)].
 
     A byte contains two 4-bit integers, the first in its lower half.
@@ -181,8 +181,8 @@ def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(integers[..., ::2] | integers[..., 1::2] << 4)
 
 
-def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Unpack `count` integers from the result of `packed`."""
+def unpack(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
+    """Unpack `count` integers from the result of `pack`."""
     if bits == 8:
         return stored[..., :count]
     both = np.stack([stored & 15, stored >> 4], axis=-1)
@@ -225,7 +225,7 @@ class _BlockSearch:
                 best = ends.copy()
                 for moves in product((-step, 0, step), repeat=2):
                     attempt(best + np.array(moves, np.float32)[:, None])
-        return self._found()
+        return self._best_blocks()
 
     def symmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
         """Search with every zero point in the middle, and return integers, scales and zero points.
@@ -238,7 +238,7 @@ class _BlockSearch:
         shares = np.linspace(0.6, 1.15, 1 if self._bits >= _FINE_BITS else 12, dtype=np.float32)
         for share, sign in product(shares if len(shares) > 1 else (1.0,), (1, -1)):
             self._try(sign * share * widest, middle)
-        return self._found()
+        return self._best_blocks()
 
     def _differences(self, scale: Floats, zero: Floats) -> Floats:
         nearest: Floats = self._x / scale
@@ -262,7 +262,7 @@ class _BlockSearch:
         self._gain[better], self._scale[better], self._zero[better] = gain[better], fitted[better], zero[better]
         return better
 
-    def _found(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
+    def _best_blocks(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
         for _ in range(_REFITS):
             self._try(self._scale.copy(), self._zero.copy())
         integers = self._differences(self._scale, self._zero) + self._zero
@@ -306,8 +306,8 @@ def read_blocks(product: ir.Node) -> BlockWeights:
     scales = scales.reshape(-1, blocks)
     zeros = constant(node_input(product, 3))
     middle = np.full(scales.shape, 1 << bits - 1, np.uint8)
-    zero_points = middle if zeros is None else unpacked(zeros.reshape(len(scales), -1), bits, blocks)
-    return BlockWeights(k, bits, unpacked(stored, bits, size), scales, zero_points, zeros is None)
+    zero_points = middle if zeros is None else unpack(zeros.reshape(len(scales), -1), bits, blocks)
+    return BlockWeights(k, bits, unpack(stored, bits, size), scales, zero_points, zeros is None)
 
 
 def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
@@ -321,10 +321,10 @@ def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
 def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
     """Return the operands that follow the input of a MatMulNBits, in the operator's order."""
     stored: dict[str, NDArray[Any]] = {
-        f"Q{blocks.bits}": packed(blocks.integers, blocks.bits),
+        f"Q{blocks.bits}": pack(blocks.integers, blocks.bits),
         "scales": blocks.scales,
     }
-    return stored if blocks.symmetric else stored | {"zero_points": packed(blocks.zero_points, blocks.bits)}
+    return stored if blocks.symmetric else stored | {"zero_points": pack(blocks.zero_points, blocks.bits)}
 
 
 def attributes(blocks: BlockWeights) -> Mapping[str, int]:
@@ -350,7 +350,7 @@ DETAIL = "block_compute"
 # Largest number of rows that are taken from one sample, and largest number of outputs that are measured in a product. A
 # few thousand pairs of rows and outputs are enough to estimate the noise within a few percent.
 _POSITIONS, _OUTPUTS = 16, 512
-_LEAST_BITS = 4
+_MIN_BITS = 4
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ class ProductNoise:
     @property
     def rounded_away(self) -> bool:
         """Return whether int8 activations add more noise than 4-bit weights."""
-        coarser = ((1 << self.bits) - 1) / ((1 << _LEAST_BITS) - 1)
+        coarser = ((1 << self.bits) - 1) / ((1 << _MIN_BITS) - 1)
         return self.activations > self.weights * coarser**2
 
 
@@ -433,12 +433,14 @@ def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -
         DataError: ONNX Runtime refuses a sample.
     """
     noise = measure_noise(model, prepared, samples)
-    float_products = tuple(product_noise.name for product_noise in noise if product_noise.rounded_away)
-    set_compute(model, float_products)
+    coarse = tuple(product.name for product in noise if product.rounded_away)
+    set_compute(model, coarse)
     why = "int8, whose activations bring less noise than weights of 4 bits do"
-    if float_products:
-        why = f"float in {len(float_products)}, where int8 activations bring more noise than weights of 4 bits do; int8 in others"
-    return BlockCompute(float_products, why, kinds_of(model, noise), noise)
+    if coarse:
+        why = (
+            f"float in {len(coarse)}, where int8 activations bring more noise than weights of 4 bits do; int8 in others"
+        )
+    return BlockCompute(coarse, why, kinds_of(model, noise), noise)
 
 
 def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> BlockCompute:
@@ -462,7 +464,7 @@ def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[Produ
     }
     kinds: dict[tuple[int, Literal["int8", "float32"]], list[str]] = {}
     for name, node in block_products(model).items():
-        compute: Literal["int8", "float32"] = "float32" if in_float(node) else "int8"
+        compute: Literal["int8", "float32"] = "float32" if is_in_float(node) else "int8"
         kinds.setdefault((node.attributes.get_int("bits", 4) or 4, compute), []).append(name)
     return tuple(
         ProductKind(
@@ -476,7 +478,7 @@ def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[Produ
     )
 
 
-def in_float(product: ir.Node) -> bool:
+def is_in_float(product: ir.Node) -> bool:
     """Return whether a product with weights in blocks computes in float."""
     return product.attributes.get_int(LEVEL, 0) in (0, FLOAT_LEVEL)
 

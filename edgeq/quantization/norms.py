@@ -15,7 +15,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.model.edit import Editor, replace_node
 from edgeq.model.fold import norm_factors
 from edgeq.model.graph import is_op, name_of, sizes
-from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.prepare import PreparedModel, save_rewritten
 
 
 def norms_as_convolutions(
@@ -34,7 +34,9 @@ def norms_as_convolutions(
     changed = sum(_as_convolution(node, editor, more) for node in norms)
     if not changed:
         return prepared, ranges
-    return rewritten(prepared, model, path, f"{changed} BatchNormalization written as depthwise convolutions"), more
+    return save_rewritten(
+        prepared, model, path, f"{changed} BatchNormalization written as depthwise convolutions"
+    ), more
 
 
 def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> bool:

@@ -66,7 +66,7 @@ from edgeq.model.graph import maker as maker_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.saturation import PAIR_LIMIT, conv_rows, pair_sums, possible_sums, saturation_table
-from edgeq.quantization.quantizer import scheme_params, spreads_thin, weight_params
+from edgeq.quantization.quantizer import is_spread_thin, scheme_params, weight_params
 from edgeq.scheme import Scheme
 
 
@@ -83,7 +83,7 @@ def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
     return below and above
 
 
-def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
+def can_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
     """Return whether a clamp can be removed if its result is quantized with `params`. The clamp must be the only reader
     of its input.
 
@@ -93,7 +93,7 @@ def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
     return params is not None and bounds is not None and implies_clamp(params, *bounds)
 
 
-def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams | None]) -> frozenset[str]:
+def find_lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams | None]) -> frozenset[str]:
     """Return the names of the Relu and Clip nodes that no quantizer may remove.
 
     These are nodes whose input has other readers, nodes whose result is read directly in a body of control flow, and
@@ -108,7 +108,7 @@ def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams 
         if is_op(node, "Relu", "Clip"):
             result = node.outputs[0]
             inside = any(use.node.graph is not graph for use in result.uses())
-            if node not in alone or inside or not may_disappear(node, params_of(result)):
+            if node not in alone or inside or not can_disappear(node, params_of(result)):
                 names.add(str(node.name))
     return frozenset(names)
 
@@ -150,14 +150,14 @@ def write_qdq(
     Raises:
         CalibrationError: an activation has no range.
     """
-    selection = _choose(model.graph, ranges, scheme, nodes, source, results)
+    selection = _select(model.graph, ranges, scheme, nodes, source, results)
     _drop_clamps(model.graph, selection)
     _QdqWriter(model, selection, scheme, weight_bounds or {}, float_results).write()
     drop_unused_initializers(model.graph)
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _Selection:
     """Hold the nodes to quantize, in graph order, and the activations with their parameters.
 
     Removed nodes and replaced tensors are deleted from both.
@@ -167,15 +167,15 @@ class _Chosen:
     tensors: dict[ir.Value, QuantParams]
 
 
-def _choose(
+def _select(
     graph: ir.Graph,
     ranges: Mapping[str, Range],
     scheme: Scheme,
     names: Collection[str],
     source: Path,
     results: Mapping[str, Range],
-) -> _Chosen:
-    selection = _Chosen({}, {})
+) -> _Selection:
+    selection = _Selection({}, {})
     selected_names = frozenset(names)
     # If a tensor's only reader is a clamp, only the values that the clamp lets through matter.
     clamped = {
@@ -197,7 +197,7 @@ def _choose(
             raise CalibrationError(problem, "The calibration belongs to another model: calibrate this one again")
         maker = value.producer()
         fixed = results.get(maker.op_type) if maker is not None and is_op(maker, maker.op_type) else None
-        if fixed is not None and not (is_op(maker, "Softmax") and spreads_thin(span)):
+        if fixed is not None and not (is_op(maker, "Softmax") and is_spread_thin(span)):
             span = fixed
         selection.tensors[value] = scheme_params(span, scheme)
 
@@ -229,7 +229,7 @@ def _choose(
     return selection
 
 
-def _drop_clamps(graph: ir.Graph, selection: _Chosen) -> None:
+def _drop_clamps(graph: ir.Graph, selection: _Selection) -> None:
     """Remove each chosen clamp that has no effect because its result is quantized.
 
     The node before the clamp must be chosen too. It then writes the clamp's result, so every node reads the result
@@ -238,7 +238,7 @@ def _drop_clamps(graph: ir.Graph, selection: _Chosen) -> None:
     for node in [node for node in clamps(graph) if node in selection.nodes]:
         source, result = node.inputs[0], node.outputs[0]
         assert source is not None
-        if source.producer() in selection.nodes and may_disappear(node, selection.tensors[result]):
+        if source.producer() in selection.nodes and can_disappear(node, selection.tensors[result]):
             selection.tensors[source] = selection.tensors.pop(result)
             del selection.nodes[node]
             replace_value(result, source, keep_name=True)
@@ -298,24 +298,24 @@ class _QdqWriter:
     def __init__(
         self,
         model: ir.Model,
-        selection: _Chosen,
+        selection: _Selection,
         scheme: Scheme,
         bounds: Mapping[str, NDArray[np.floating]],
         float_results: Collection[str] = (),
     ) -> None:
-        self._editor, self._graph, self._chosen = Editor(model), model.graph, selection
+        self._editor, self._graph, self._selection = Editor(model), model.graph, selection
         self._scheme, self._bounds, self._float_results = scheme, bounds, float_results
         self._weights: dict[tuple[ir.Value, int | None], QuantParams] = {}
         self._restored: dict[tuple[ir.Value, object], ir.Value] = {}
 
     def write(self) -> None:
         """Write the weights and biases of all chosen nodes, then the Q/DQ pairs."""
-        for node in self._chosen.nodes:
+        for node in self._selection.nodes:
             self._measure_weights(node)
-        for node in self._chosen.nodes:
+        for node in self._selection.nodes:
             if not is_op(node, "Relu", "Clip", "Where"):
                 self._write_constants(node)
-        for value, params in self._chosen.tensors.items():
+        for value, params in self._selection.tensors.items():
             self._write_pair(value, params)
 
     def _measure_weights(self, node: ir.Node) -> None:
@@ -328,7 +328,7 @@ class _QdqWriter:
             params = self._weights.get((value, axis))
             if params is None:
                 params = weight_params(weight, axis, self._scheme, self._bounds.get(name_of(value)))
-            bias, data = _bias(node, params.scale), self._chosen.tensors.get(_first(node))
+            bias, data = _bias(node, params.scale), self._selection.tensors.get(_data_input(node))
             if bias is not None and data is not None and not params.zero_point.any():
                 largest = np.abs(bias.astype(np.float64)) if params.scale.ndim else np.abs(bias).max(initial=0)
                 smallest_scale = largest / _BIAS_LEVELS / float(data.scale)
@@ -344,7 +344,7 @@ class _QdqWriter:
             values = _floats(value)
             if place in row.weights:
                 axis = self._axis(node, values.ndim) if values is not None else None
-                weight = self._weights[value, axis] if values is not None else self._chosen.tensors.get(value)
+                weight = self._weights[value, axis] if values is not None else self._selection.tensors.get(value)
                 if values is not None and weight is not None:
                     node.replace_input_with(place, self._restore((value, axis), values, weight, node))
             elif values is not None:
@@ -355,7 +355,7 @@ class _QdqWriter:
             self._write_bias(node, row.bias, weight)
 
     def _write_bias(self, node: ir.Node, place: int, weight: QuantParams) -> None:
-        data, bias = self._chosen.tensors.get(_first(node)), _bias(node, weight.scale)
+        data, bias = self._selection.tensors.get(_data_input(node)), _bias(node, weight.scale)
         if data is None or bias is None:
             return
         scale = (data.scale * weight.scale).astype(np.float64)  # float32 cannot represent every int32
@@ -379,8 +379,8 @@ class _QdqWriter:
         otherwise only chosen readers do.
         """
         name, maker = name_of(value), value.producer()
-        is_selected = maker in self._chosen.nodes
-        readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
+        is_selected = maker in self._selection.nodes
+        readers = [(use.node, use.idx) for use in value.uses() if use.node in self._selection.nodes]
         stays = (
             is_selected and not value.is_graph_output() and maker is not None and maker.op_type in self._float_results
         )
@@ -402,7 +402,7 @@ class _QdqWriter:
         return channel_axis(node) % rank if self._scheme.per_channel and rank > 1 else None
 
 
-def _first(node: ir.Node) -> ir.Value:
+def _data_input(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     assert value is not None, node.name
     return value
@@ -429,7 +429,7 @@ def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | No
 _LEVEL = 127
 # Float operator → the operator with integer weights and outputs that replaces it.
 _INTEGER_FORM = {row.float_form: name for name, row in OPERATORS.items() if row.weights and row.integer_output}
-_MOST_STEPS = 64
+_MAX_STEPS = 64
 # Factor by which later sums may exceed the sums on samples, for weights that are fitted to samples.
 _MARGIN = 1.1
 
@@ -512,7 +512,7 @@ def fit_factors(
         largest = np.full_like(largest, largest.max(initial=0))
     factors = np.ones(len(rows), np.float32)
     open_rows = np.flatnonzero(largest > 0)
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         worst = _worst_pairs(rows[open_rows], largest[open_rows] * factors[open_rows], sums)
         if not per_channel:
             worst = np.full_like(worst, worst.max(initial=0))

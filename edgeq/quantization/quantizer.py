@@ -5,9 +5,9 @@ edgeq chooses the scale and zero point of a tensor in the same way as ONNX Runti
     activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
     weights        scale = largest magnitude / largest integer, zero point 0, if they are symmetric
 
-`settle` keeps float layers in float in every session, with or without session options. When a model is loaded, ONNX
-Runtime's WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, with one scale
-per tensor. A layer that was kept in float for accuracy then loses more accuracy than any other. A session option
+`fit_to_runtime` keeps float layers in float in every session, with or without session options. When a model is loaded,
+ONNX Runtime's WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors, with one
+scale per tensor. A layer that was kept in float for accuracy then loses more accuracy than any other. A session option
 prevents this, but it is lost if the file is used alone. The optimizer matches a layer only if the layer's input is
 dequantized with one scale. So edgeq gives the layer its own DequantizeLinear, which repeats the same scale for each
 channel. The numbers are the same, but the optimizer does not match this form.
@@ -49,7 +49,7 @@ from edgeq.run.session import onnxruntime
 from edgeq.scheme import IntegerType, Scheme
 
 # Smaller scales are subnormal float32 numbers, which processors may treat as zero.
-_LEAST_SCALE = float(np.finfo(np.float32).tiny)
+_MIN_SCALE = float(np.finfo(np.float32).tiny)
 
 
 def integer_type(name: IntegerType) -> ir.DataType:
@@ -67,13 +67,13 @@ def activation_params(span: Range, dtype: ir.DataType, *, symmetric: bool) -> Qu
     low, high = np.float32(span.low), np.float32(span.high)
     narrow = symmetric and LIMITS[dtype][0] < 0
     params = QuantParams.from_range(float(low), float(high), dtype, symmetric=symmetric, narrow=narrow)
-    if float(params.scale) >= _LEAST_SCALE:
+    if float(params.scale) >= _MIN_SCALE:
         return replace(params, scale=params.scale.astype(np.float32))
     zero = params.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
     return replace(params, scale=np.asarray(1, np.float32), zero_point=zero)
 
 
-def spreads_thin(softmax: Range) -> bool:
+def is_spread_thin(softmax: Range) -> bool:
     """Return whether a Softmax with this range has so many elements that a scale of 1/255 would leave it few levels.
 
     A Softmax over few elements can return any value up to 1, whatever the samples showed.
@@ -111,7 +111,7 @@ def weight_params(
         high = np.maximum(-low, high) if bound is None else np.asarray(bound, np.float64)
         low = -high
     scale = (high - low) / (highest - lowest)
-    scale = np.where(scale < _LEAST_SCALE, 1.0, scale)
+    scale = np.where(scale < _MIN_SCALE, 1.0, scale)
     middle = np.full(scale.shape, np.rint((lowest + highest) / 2))
     zero = middle if symmetric else np.clip(np.rint(lowest - low / scale), lowest, highest)
     return QuantParams(
@@ -150,7 +150,7 @@ def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
 OLDEST = "1.27"
 """Oldest onnxruntime whose quantizer can read ranges from a file. pyproject.toml requires the same version."""
 # Smallest width of a range. The scale of a narrower range cannot be represented in float32 with full accuracy.
-_LEAST_WIDTH = 2.0**-100
+_MIN_WIDTH = 2.0**-100
 # Protobuf refuses messages of 2 GiB or more. The quantized file is smaller, but intermediate files may be that large.
 _EXTERNAL_DATA_FROM = 2**31 - 2**20
 # The quantizer raises all of these for models and options that it cannot handle.
@@ -171,20 +171,20 @@ class _Silence:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wanted = self._before = 0
+        self._depth = self._outer_level = 0
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._wanted:
-                self._before = logging.root.manager.disable
+            if not self._depth:
+                self._outer_level = logging.root.manager.disable
                 logging.disable(logging.ERROR)
-            self._wanted += 1
+            self._depth += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._wanted -= 1
-            if not self._wanted:
-                logging.disable(self._before)
+            self._depth -= 1
+            if not self._depth:
+                logging.disable(self._outer_level)
 
 
 _SILENCE = _Silence()
@@ -252,8 +252,8 @@ def check_clashes(prepared: PreparedModel, source: Path, quantized: Path) -> Non
     for name, origin in clashes.items():
         if quantized_counts[name] > source_counts[name]:
             raise ModelError(
-                f"{prepared.source}: quantization gives the name {name!r} to a tensor that it makes for {origin!r}, but "
-                "both are inputs or outputs",
+                f"{prepared.source}: quantization gives the name {name!r} to a tensor that it makes for {origin!r}, "
+                "but both are inputs or outputs",
                 "Rename one of them in the model",
             )
 
@@ -336,7 +336,7 @@ def _check_version() -> None:
         )
 
 
-def chosen_params(
+def range_params(
     ranges: Mapping[str, Range], dtype: ir.DataType, *, symmetric: bool
 ) -> Callable[[ir.Value], QuantParams | None]:
     """Return a function from a tensor to the parameters that onnxruntime's quantizer derives from `ranges`.
@@ -348,7 +348,7 @@ def chosen_params(
     def params_of(value: ir.Value) -> QuantParams | None:
         """Return the parameters of one tensor, or None."""
         span = ranges.get(name_of(value))
-        if span is None or dtype not in LIMITS or span.high - span.low < _LEAST_WIDTH:
+        if span is None or dtype not in LIMITS or span.high - span.low < _MIN_WIDTH:
             return None
         return activation_params(span, dtype, symmetric=symmetric)
 
@@ -383,7 +383,7 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
     """
     editor = Editor(model)
     changed = 0
-    for node, maker in _behind_dequantize(model, names):
+    for node, maker in _find_dequantized(model, names):
         restored, weight = maker.outputs[0], constant_tensor(node.inputs[1])
         if weight is None:
             continue
@@ -415,16 +415,16 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
     return changed
 
 
-def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
+def find_requantized(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
     """Return those of the named nodes whose weights ONNX Runtime may quantize when it loads the model.
 
     These nodes read a tensor that is dequantized with one scale, or with a scale that is not constant.
     """
-    scales = [(node, constant(maker.inputs[1])) for node, maker in _behind_dequantize(model, names)]
+    scales = [(node, constant(maker.inputs[1])) for node, maker in _find_dequantized(model, names)]
     return tuple(str(node.name) for node, scale in scales if scale is None or scale.size == 1)
 
 
-def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
+def _find_dequantized(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
     """Yield each named node that reads a dequantized tensor, together with the DequantizeLinear."""
     for node in model.graph:
         data = node.inputs[0] if node.name in names else None
@@ -445,7 +445,7 @@ def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
     return -1, weight[-2] if len(weight) > 1 else weight[0]
 
 
-def settle(
+def fit_to_runtime(
     built: ir.Model, session_options: Mapping[str, str] | None = None, *, guard: bool = True
 ) -> tuple[dict[str, str], tuple[str, ...], bool]:
     """Make a quantized model correct and fast on ONNX Runtime's CPU kernels, in place.
@@ -470,7 +470,7 @@ def settle(
             f"compute nodes that stay in float: {guarded}, in a form that ONNX Runtime does not quantize at load"
         )
     unfused = guard_products(built) if guard else 0
-    at_risk = requantized_at_load(built, float_layers)
+    at_risk = find_requantized(built, float_layers)
     if at_risk:
         disabled.append(_REQUANTIZER)
         notes.append(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edgeq.model.edit import Editor, drop_unused_initializers, replace_value
 from edgeq.model.graph import MICROSOFT, constant, is_op, node_input
 
-LEAST_MACS = 2**18
+MIN_MACS = 2**18
 """Smallest number of products in a step for which the Scan is faster than ONNX Runtime's float GRU. The Scan has an
 overhead of 8 us a step. In measurements, the float kernel took 3.5 us for 98 thousand products and was twice as fast as
 the Scan. For 960 thousand products it took 33 us, and the Scan was 1.7 times as fast."""
@@ -56,7 +56,7 @@ class IntegerWeights:
 
 
 def expand_grus(
-    model: ir.Model, quantizer: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = LEAST_MACS
+    model: ir.Model, quantizer: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = MIN_MACS
 ) -> tuple[str, ...]:
     """Replace GRUs of the main graph with Scans over integer products, in place, if this saves time.
 
@@ -68,7 +68,7 @@ def expand_grus(
     """
     replaced: list[str] = []
     for node in model.graph:
-        layer = None if node.name in exclude else _read(node, least_macs)
+        layer = None if node.name in exclude else _read_layer(node, least_macs)
         if layer is not None:
             layer.expand(quantizer, model)
             replaced.append(str(node.name))
@@ -97,38 +97,38 @@ class _Layer:
 
     def expand(self, quantizer: IntegerWeights, model: ir.Model) -> None:
         """Replace the layer by nodes that compute its outputs, except outputs that nothing reads."""
-        maker = _Maker(str(self.node.name), Editor(model), self.node)
-        states = self._initial_states(maker)
+        writer = _StepWriter(str(self.node.name), Editor(model), self.node)
+        states = self._initial_states(writer)
         results = [
-            _scan(maker.within(str(index)), self, direction, quantizer, state)
+            _scan(writer.within(str(index)), self, direction, quantizer, state)
             for index, (direction, state) in enumerate(zip(self.directions, states, strict=True))
         ]
         # Y [steps, directions, batch, hidden] contains all states. Y_h [directions, batch, hidden] contains the last
         # states.
         for output, position, axis in zip(self.node.outputs, (1, 0), (1, 0), strict=False):
             if output.uses() or output.is_graph_output():
-                axes = maker.integers(f"axis{axis}", [axis])
-                parts = [maker.node("Unsqueeze", [result[position], axes]) for result in results]
-                joined = parts[0] if len(parts) == 1 else maker.node("Concat", parts, axis=axis)
+                axes = writer.integers(f"axis{axis}", [axis])
+                parts = [writer.node("Unsqueeze", [result[position], axes]) for result in results]
+                joined = parts[0] if len(parts) == 1 else writer.node("Concat", parts, axis=axis)
                 replace_value(output, joined, keep_name=True)
         model.graph.remove(self.node, safe=True)
 
-    def _initial_states(self, maker: _Maker) -> list[ir.Value]:
+    def _initial_states(self, writer: _StepWriter) -> list[ir.Value]:
         count = len(self.directions)
         data, initial_state = self.node.inputs[0], node_input(self.node, 5)
         if initial_state is not None:
-            axis = maker.integers("axis0", [0])
+            axis = writer.integers("axis0", [0])
             if count == 1:
-                return [maker.node("Squeeze", [initial_state, axis])]
-            split = maker.nodes("Split", [initial_state, maker.integers("ones", [1] * count)], count, axis=0)
-            return [maker.node("Squeeze", [part, axis]) for part in split]
-        batch = maker.node("Gather", [maker.node("Shape", [data]), maker.integers("axis1", [1])], axis=0)
-        shape = maker.node("Concat", [batch, maker.integers("hidden", [self.hidden])], axis=0)
-        return [maker.node("ConstantOfShape", [shape], value=ir.tensor(np.zeros(1, np.float32)))] * count
+                return [writer.node("Squeeze", [initial_state, axis])]
+            split = writer.nodes("Split", [initial_state, writer.integers("ones", [1] * count)], count, axis=0)
+            return [writer.node("Squeeze", [part, axis]) for part in split]
+        batch = writer.node("Gather", [writer.node("Shape", [data]), writer.integers("axis1", [1])], axis=0)
+        shape = writer.node("Concat", [batch, writer.integers("hidden", [self.hidden])], axis=0)
+        return [writer.node("ConstantOfShape", [shape], value=ir.tensor(np.zeros(1, np.float32)))] * count
 
 
 def _scan(
-    maker: _Maker, layer: _Layer, direction: _Direction, quantizer: IntegerWeights, state: ir.Value
+    writer: _StepWriter, layer: _Layer, direction: _Direction, quantizer: IntegerWeights, state: ir.Value
 ) -> Sequence[ir.Value]:
     """Return the last state [batch, hidden], and all states [steps, batch, hidden] in the order of the steps."""
     hidden = layer.hidden
@@ -136,20 +136,20 @@ def _scan(
     w_bias, r_bias = direction.w_bias.copy(), direction.r_bias.copy()
     w_bias[always] += r_bias[always]
     r_bias[always] = 0
-    halves = maker.integers("zr+n", [2 * hidden, hidden])
-    projected = maker.product(layer.node.inputs[0], direction.w.T, quantizer, "W", w_bias)
-    x_zr, x_n = maker.nodes("Split", [projected, halves], 2, axis=-1)
+    halves = writer.integers("zr+n", [2 * hidden, hidden])
+    projected = writer.product(layer.node.inputs[0], direction.w.T, quantizer, "W", w_bias)
+    x_zr, x_n = writer.nodes("Split", [projected, halves], 2, axis=-1)
 
     h, in_zr, in_n = (
-        _row(maker.name(f"step/{name}"), size) for name, size in (("h", hidden), ("x_zr", 2 * hidden), ("x_n", hidden))
+        _row(writer.name(f"step/{name}"), size) for name, size in (("h", hidden), ("x_zr", 2 * hidden), ("x_n", hidden))
     )
-    body = maker.body([h, in_zr, in_n])
+    body = writer.body([h, in_zr, in_n])
     if layer.reset_last:
         h_zr, h_n = body.nodes("Split", [body.product(h, direction.r.T, quantizer, "R", r_bias), halves], 2, axis=-1)
     else:
         h_zr = body.product(h, direction.r[: 2 * hidden].T, quantizer, "R_zr")
     zr = body.node("Sigmoid", [body.node("Add", [in_zr, h_zr])])
-    z, r = body.nodes("Split", [zr, maker.integers("z+r", [hidden, hidden])], 2, axis=-1)
+    z, r = body.nodes("Split", [zr, writer.integers("z+r", [hidden, hidden])], 2, axis=-1)
     if layer.reset_last:
         carried = body.node("Mul", [r, h_n])
     else:
@@ -160,7 +160,7 @@ def _scan(
         output.shape, output.type = h.shape, h.type
         body.graph.outputs.append(output)
     backwards = [1 if direction.reverse else 0]
-    return maker.nodes(
+    return writer.nodes(
         "Scan",
         [state, x_zr, x_n],
         2,
@@ -171,7 +171,7 @@ def _scan(
     )
 
 
-class _Maker:
+class _StepWriter:
     """Create nodes whose names begin with one prefix. Constants are added to the main graph, each only once.
 
     Attributes:
@@ -185,14 +185,14 @@ class _Maker:
         self._count = 0
         self.graph = self._editor.graph
 
-    def within(self, part: str) -> _Maker:
+    def within(self, part: str) -> _StepWriter:
         """Return a maker that adds nodes to the same graph with a longer prefix."""
-        return _Maker(self.name(part), self._constants, self._before)
+        return _StepWriter(self.name(part), self._constants, self._before)
 
-    def body(self, inputs: Sequence[ir.Value]) -> _Maker:
+    def body(self, inputs: Sequence[ir.Value]) -> _StepWriter:
         """Return a maker that adds nodes to a new body with these inputs."""
         name = self.name("step")
-        return _Maker(name, self._constants, None, ir.Graph(inputs, [], nodes=[], name=name))
+        return _StepWriter(name, self._constants, None, ir.Graph(inputs, [], nodes=[], name=name))
 
     def name(self, local: str) -> str:
         """Return `local` with the prefix."""
@@ -242,7 +242,7 @@ def _row(name: str, size: int) -> ir.Value:
     return ir.Value(name=name, shape=ir.Shape([None, size]), type=ir.TensorType(ir.DataType.FLOAT))
 
 
-def _read(node: ir.Node, least_macs: int) -> _Layer | None:
+def _read_layer(node: ir.Node, least_macs: int) -> _Layer | None:
     """Return the GRU layer of a node. Return None if the layer cannot be expanded or is too small to benefit."""
     attributes = node.attributes
     if not is_op(node, "GRU") or "clip" in attributes or "activations" in attributes:

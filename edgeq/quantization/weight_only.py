@@ -89,7 +89,7 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
         table = table_of(node) if node.name not in exclude else None
         if table is None:
             continue
-        product = _tied(table, products)
+        product = _find_tied(table, products)
         if product is not None:
             output, tied_count = _from_product(editor, node, product), tied_count + 1
         else:
@@ -118,7 +118,7 @@ def table_of(node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if len(shape) == 2 and shape[1] >= _SHORTEST else None
 
 
-def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
+def _find_tied(table: ir.Value, products: Matrices) -> ir.Node | None:
     """Return the product whose matrix is `table` transposed, if its blocks fill the rows of the table. Return None if
     there is no such product.
     """
@@ -310,11 +310,11 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
 
 # Operator types that onnxruntime's quantizer rewrites. The quantizer first replaces every plain Gemm by an Add and a
 # MatMul whose name ends with `_GEMM_SUFFIX`.
-_QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
+_QUANTIZER_TYPES = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
 _GEMM_IS = {"Gemm": "MatMul"}
 _GEMM_SUFFIX = "_MatMul"
-_OURS = frozenset({"GRU"})
-OPERATORS = tuple(sorted(_QUANTIZER | _OURS))
+_EDGEQ_TYPES = frozenset({"GRU"})
+OPERATORS = tuple(sorted(_QUANTIZER_TYPES | _EDGEQ_TYPES))
 # Largest integer weight with 7 bits and with 8 bits.
 _LIMITS = {True: 63, False: 127}
 
@@ -341,7 +341,7 @@ def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) ->
         ModelError: the quantizer refuses the model.
     """
     by_type: dict[IntegerType, list[str]] = {}
-    for op_type in sorted(_QUANTIZER.intersection(scheme.quantized_types or ())):
+    for op_type in sorted(_QUANTIZER_TYPES.intersection(scheme.quantized_types or ())):
         by_type.setdefault(scheme.dynamic_weight_types[op_type], []).append(op_type)
     # The quantizer accepts one weight type per call. So there is one pass for each type, over the nodes that the
     # previous pass left in float.
@@ -361,9 +361,9 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
     These are the tables of Gather nodes, and GRU layers (`edgeq.quantization.recurrent`).
     """
     notes = []
-    if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
+    if _writes_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
         notes.append(tables_note(tables))
-    if _OURS.intersection(scheme.quantized_types or ()):
+    if _EDGEQ_TYPES.intersection(scheme.quantized_types or ()):
         quantizer = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
         if names := expand_grus(model, quantizer, exclude=scheme.exclude):
             subject = f"the recurrence of {', '.join(names)}"
@@ -371,7 +371,7 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _own_tables(scheme: Scheme) -> bool:
+def _writes_tables(scheme: Scheme) -> bool:
     """Return whether edgeq quantizes the tables itself, to signed integers with a scale for each row."""
     return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
 
@@ -405,7 +405,7 @@ def quantize_types(
     float_nodes |= standard_attentions(prepared.model)
     if scheme.per_channel:
         float_nodes |= stacked_products(prepared.model)
-    if _own_tables(scheme):
+    if _writes_tables(scheme):
         float_nodes |= {str(node.name) for node in nodes if table_of(node) is not None}
     fix = "Keep the node in float with --exclude, or choose another scheme"
     with quantizer_files(source, target, prepared.source, fix) as files:
@@ -466,7 +466,7 @@ def round_rows(
             errors[:, column - start] = error
             remaining[:, column + 1 : stop] -= upper[:, column, column + 1 : stop, None] * error[:, None]
         remaining[:, stop:] -= upper[:, start:stop, stop:].transpose(0, 2, 1) @ errors
-    return _columns(_descended(columns, metric, integers, low, high, scale, block))
+    return _columns(_descend(columns, metric, integers, low, high, scale, block))
 
 
 def _columns(rows: NDArray[T]) -> NDArray[T]:
@@ -474,7 +474,7 @@ def _columns(rows: NDArray[T]) -> NDArray[T]:
     return np.ascontiguousarray(rows.transpose(0, 2, 1))
 
 
-def _descended(
+def _descend(
     columns: Floats,
     metric: Floats,
     integers: NDArray[np.int64],
@@ -508,7 +508,7 @@ def _descended(
     return integers
 
 
-def damped(moment: Floats, step: float) -> Floats:
+def damp(moment: Floats, step: float) -> Floats:
     """Return a second moment [groups, k, k] with the rounding error of the inputs added to its diagonal.
 
     The result is positive definite.
@@ -519,6 +519,6 @@ def damped(moment: Floats, step: float) -> Floats:
     return np.asarray(moment + diagonal[:, None, None] * np.eye(taps), np.float64)
 
 
-def squared(errors: Floats, metric: Floats) -> Floats:
+def squared_errors(errors: Floats, metric: Floats) -> Floats:
     """Return the expected squared error of each output, float64 [groups, m], if the weights are off by `errors`."""
     return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)

@@ -23,7 +23,7 @@ from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench, is_bundle, variant_settings
 from edgeq.measure.coverage import kernel_times
-from edgeq.model.load import path_of, read_own
+from edgeq.model.load import path_of, read_unchecked
 from edgeq.reporting.figures import string
 from edgeq.reporting.page import RECORD, TUNING, render
 from edgeq.reporting.read import ReportData, ReportVerdict, read_report, verdict_of
@@ -114,7 +114,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     assert first is not None  # select() returns only variants that onnxruntime runs
     # External weights may be elsewhere in the bundle.
     weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, first.parent))
-    source = read_own(first, weights)
+    source = read_unchecked(first, weights)
     found = {}
     for variant in variants:
         if variant.model is not None and plugin_of(variant.ep) is None:

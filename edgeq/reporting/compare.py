@@ -30,7 +30,7 @@ from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.run.session import Engines, SessionSettings
-from edgeq.signature import Signature, interchangeable, signature_differences
+from edgeq.signature import Signature, is_interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import (
     decibels,
@@ -506,7 +506,7 @@ def run_comparison(
     with ExitStack() as stack:
         a, b = (stack.enter_context(open_model(path, settings, opener=place)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)
-        fits = interchangeable(a.signature, b.signature)
+        fits = is_interchangeable(a.signature, b.signature)
         if not fits:
             notes.append("their inputs differ, so they cannot run on the same samples or be timed together")
         samples = _samples(request, a, b, progress)

@@ -46,8 +46,8 @@ from edgeq.model.graph import (
 )
 from edgeq.model.load import (
     check_valid,
-    data_beside,
     data_name,
+    data_names,
     is_quantized,
     load_model,
     model_files,
@@ -57,7 +57,7 @@ from edgeq.model.load import (
 from edgeq.model.products import integer_products
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
-from edgeq.quantization.quantizer import settle
+from edgeq.quantization.quantizer import fit_to_runtime
 from edgeq.retargeting.compare import (
     USUAL,
     In,
@@ -132,7 +132,7 @@ def _share_quantizers(editor: Editor) -> None:
                 params = params_of(user) if is_op(user, "QuantizeLinear") else None
                 if params is None or user.graph is not editor.graph:
                     continue
-                duplicate = next((n for n, p in first if p.same(params)), None)
+                duplicate = next((n for n, p in first if p.equals(params)), None)
                 if duplicate is None:
                     first.append((user, params))
                 elif not user.outputs[0].is_graph_output():
@@ -207,7 +207,7 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
     """
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
-    if out.clamp is not None or not inputs[0].params.same(out.params):
+    if out.clamp is not None or not inputs[0].params.equals(out.params):
         return "its scale changes"
     return _emit(node.op_type, [inputs[0].value, *node.inputs[1:]], node, out, editor)
 
@@ -217,7 +217,7 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     QuantizeLinear after it must have the same parameters.
     """
     source, alone = inputs[0], Out(out.quantize, out.params, node)
-    if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
+    if out.clamp is not None or not source.params.equals(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
     integers = clamped(source.value, alone, editor)
     if integers is source.value and out.quantize.outputs[0].is_graph_output():
@@ -436,7 +436,7 @@ def retarget(
         check_apart(written, model_files(model))
     with (
         scratch_folder("edgeq-retarget-") as folder,
-        output_file(output, force=force, beside=data_beside(output, model)) as written_file,
+        output_file(output, force=force, beside=data_names(output, model)) as written_file,
     ):
         draft = written_file if suffix == ONNX else Path(folder) / f"{written_file.stem}{ONNX}"
         graph, changes = _opened(model)
@@ -454,7 +454,7 @@ def retarget(
         after = read_form(graph)
         name_nodes(graph)
         check_valid(to_proto(graph), output)
-        session_options, why, _ = settle(graph)
+        session_options, why, _ = fit_to_runtime(graph)
         if place is not None:
             check_target(graph, place, model, before)
             changes += _limit(graph, place)

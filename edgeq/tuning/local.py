@@ -22,7 +22,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import kernel_times, measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
-from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
+from edgeq.model.load import content_digest, model_bytes, structure_digest, with_engine
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.prove.builds import runtime_requirements
@@ -170,8 +170,8 @@ class LocalEvaluator:
         engine = candidate.engine.name if candidate.engine else ""
         return Screening(
             bytes=model_bytes(artifact.model),
-            structure=in_engine(structure, engine),
-            content=in_engine(content, engine),
+            structure=with_engine(structure, engine),
+            content=with_engine(content, engine),
             int8_mac_share=round(self._int8_mac_share(own), 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
             sqnr_db=max(_LEAST_SQNR_DB, agreement.least_db) if finite else _LEAST_SQNR_DB,

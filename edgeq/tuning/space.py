@@ -31,7 +31,7 @@ import onnx_ir as ir
 
 from edgeq.backends.base import backend_named
 from edgeq.calibration.collect import collect
-from edgeq.calibration.hazards import calibrated
+from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.methods import REGISTRY
 from edgeq.calibration.ranges import Range, scheme_ranges
 from edgeq.data.samples import Samples
@@ -131,7 +131,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
         assert job.calibration is not None
         found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
         ranges = scheme_ranges(found, scheme)
-        prepared = calibrated(prepared, found)
+        prepared = with_hazards(prepared, found)
     return build_derived(replace(job, prepared=prepared), target, scheme, DerivedValues(ranges), destination)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeq.quantization.block_weights import BlockWeights, fit_blocks, packed, unpacked
+from edgeq.quantization.block_weights import BlockWeights, fit_blocks, pack, unpack
 
 
 def error(matrix: np.ndarray, blocks: BlockWeights, importance: np.ndarray) -> float:
@@ -87,10 +87,10 @@ def test_any_matrix(matrix: np.ndarray, bits: int, size: int, symmetric: bool) -
 
 @given(arrays(np.uint8, st.tuples(st.integers(1, 3), st.integers(1, 9)), elements=st.integers(0, 15)))
 def test_packed_and_back(integers: np.ndarray) -> None:
-    stored = packed(integers, 4)
+    stored = pack(integers, 4)
     assert stored.shape == (len(integers), -(-integers.shape[1] // 2))
-    np.testing.assert_array_equal(unpacked(stored, 4, integers.shape[1]), integers)
-    np.testing.assert_array_equal(unpacked(packed(integers, 8), 8, integers.shape[1]), integers)
+    np.testing.assert_array_equal(unpack(stored, 4, integers.shape[1]), integers)
+    np.testing.assert_array_equal(unpack(pack(integers, 8), 8, integers.shape[1]), integers)
     assert (stored[:, 0] & 15 == integers[:, 0]).all()
 
 

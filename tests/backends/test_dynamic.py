@@ -19,7 +19,7 @@ from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.prepare import PreparedModel
 from edgeq.prove.builds import explainer
 from edgeq.prove.job import Built
-from edgeq.quantization.recurrent import LEAST_MACS
+from edgeq.quantization.recurrent import MIN_MACS
 from edgeq.quantization.weight_only import gemms_to_matmuls
 from edgeq.run.session import open_session
 from edgeq.scheme import IntegerType, Scheme
@@ -144,7 +144,7 @@ def test_session_options_of_the_scheme_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "kernel"), [("LSTM", "DynamicQuantizeLSTM"), ("GRU", "Scan"), ("RNN", "RNN")])
 def test_recurrent_layers(tmp_path: Path, kind: str, kernel: str) -> None:
     hidden = 256
-    assert 3 * hidden * 2 * hidden > LEAST_MACS
+    assert 3 * hidden * 2 * hidden > MIN_MACS
     model = prepared(recurrent(kind, hidden=hidden, width=hidden, outputs=("y",)), tmp_path)
     scheme = DYNAMIC.replace(dynamic_weight_types={"LSTM": "int8", "GRU": "int8"})
     artifact = CpuBackend().build(model, {}, scheme, tmp_path / "q.onnx")

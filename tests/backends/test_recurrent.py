@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from edgeq.model.edit import from_proto, to_bytes, to_proto
-from edgeq.quantization.recurrent import LEAST_MACS, IntegerWeights, expand_grus
+from edgeq.quantization.recurrent import MIN_MACS, IntegerWeights, expand_grus
 from tests.backends.networks import operators, recurrent, run, sqnr_db
 
 BITS8 = IntegerWeights(per_channel=True, limit=127)
@@ -96,7 +96,7 @@ def test_what_is_left_alone(model: onnx.ModelProto) -> None:
 
 
 def test_narrow_and_excluded_layers_are_left_alone() -> None:
-    assert expand_grus(from_proto(recurrent()), BITS8) == (), f"{3 * 8 * 14} products are fewer than {LEAST_MACS}"
+    assert expand_grus(from_proto(recurrent()), BITS8) == (), f"{3 * 8 * 14} products are fewer than {MIN_MACS}"
     assert expand_grus(from_proto(recurrent()), BITS8, exclude=("layer",), least_macs=0) == ()
 
 

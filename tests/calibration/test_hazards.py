@@ -27,12 +27,12 @@ from edgeq.calibration.hazards import (
     TAIL,
     ModelSpreads,
     Spread,
-    calibrated,
-    far_value,
     find_hazards,
+    find_sentinel,
     find_unseen,
     hazard_notes,
     root_snr,
+    with_hazards,
 )
 from edgeq.calibration.ranges import scheme_ranges
 from edgeq.calibration.statistics import TensorStatistics, histogram_of
@@ -156,7 +156,7 @@ def test_the_quantized_file_is_right_and_still_quantized(name: str, tmp_path: Pa
     path.write_bytes(proto(body, read_by(body)).SerializeToString())
     prepared = prepare_model(path, tmp_path / "work")
     statistics = collect(prepared.model, ListSamples(samples))
-    prepared = calibrated(prepared, statistics)
+    prepared = with_hazards(prepared, statistics)
     scheme = Scheme()
     built = CpuBackend().build(prepared, scheme_ranges(statistics, scheme), scheme, tmp_path / "int8.onnx")
     given, made = (
@@ -275,9 +275,9 @@ without_gap = st.floats(0.5, 4, width=16) | st.floats(-4, -0.5, width=16) | st.j
 
 @given(st.lists(without_gap, min_size=20, max_size=60), st.sampled_from([200, 1e4, 1e9, 3.4e38]))
 def test_only_a_number_beyond_a_gap_means_nothing(values: list[float], far: float) -> None:
-    assert far_value(spread_of(values)) == 0
+    assert find_sentinel(spread_of(values)) == 0
     magnitudes = {abs(value) for value in np.float32(values)} - {0}
-    gone = far_value(spread_of([*values, -far, -far]))
+    gone = find_sentinel(spread_of([*values, -far, -far]))
     assert gone == (0 if len(magnitudes) < 2 else float(np.float32(-far)))
 
 
@@ -340,7 +340,7 @@ def test_tensors_that_the_samples_leave_empty_stay_in_float(kind: str, tmp_path:
     prepared = prepare_model(source, tmp_path / "work", simplify=False)
     statistics = collect(prepared.graph, samples)
     assert find_unseen(ModelSpreads(prepared.graph, statistics)) == dict.fromkeys(expected, "c")
-    found = calibrated(prepared, statistics)
+    found = with_hazards(prepared, statistics)
     assert found.unseen == (() if "integers" in kind else ("c",))
     assert expected <= set(found.hazards)
     assert any("depends on values of input 'c'" in note for note in hazard_notes(found.hazards, "in float"))
@@ -352,4 +352,4 @@ def test_samples_that_use_an_input_are_evidence(tmp_path: Path) -> None:
     source.write_bytes(made.SerializeToString())
     samples = ListSamples([{"x": normal(1, 8), "c": np.eye(1, 8, dtype=np.float32)}])
     prepared = prepare_model(source, tmp_path / "work")
-    assert calibrated(prepared, collect(prepared.graph, samples)).unseen == ()
+    assert with_hazards(prepared, collect(prepared.graph, samples)).unseen == ()

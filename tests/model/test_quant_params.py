@@ -95,5 +95,5 @@ def test_dynamic_quantization_holds_zero(values: list[float]) -> None:
 
 def test_same_looks_at_what_integers_mean() -> None:
     one = QuantParams(np.asarray([2.0], np.float32), np.asarray([1]), ir.DataType.INT8)
-    assert one.same(QuantParams(np.float32(2), np.asarray(1), ir.DataType.INT8, axis=1))
-    assert not one.same(QuantParams(np.float32(2), np.asarray(1), ir.DataType.UINT8))
+    assert one.equals(QuantParams(np.float32(2), np.asarray(1), ir.DataType.INT8, axis=1))
+    assert not one.equals(QuantParams(np.float32(2), np.asarray(1), ir.DataType.UINT8))

@@ -45,13 +45,13 @@ from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.graph import is_op, name_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import read_model, read_own, save_model
+from edgeq.model.load import read_model, read_unchecked, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.model.rewrites import write_whole_pools
 from edgeq.quantization.norms import norms_as_convolutions
 from edgeq.quantization.qdq import write_qdq
-from edgeq.quantization.quantizer import spreads_thin
+from edgeq.quantization.quantizer import is_spread_thin
 from edgeq.run.engines import Engine, EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme
@@ -120,7 +120,7 @@ class LitertBackend(TargetBackend):
         nodes = {str(node.name) for node in model.graph if node.op_type in wanted} - left.keys()
         write_qdq(model, shared, scheme, nodes, source=prepared.source, results=results())
         save_model(model, destination)
-        network = lower(read_own(destination), prepared.source)
+        network = lower(read_unchecked(destination), prepared.source)
         engine = self.engine
         check_kernels(network, engine.name)
         return Artifact(
@@ -213,7 +213,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
     left |= dict.fromkeys(parts_of_gelu(prepared.model), "it is part of a Gelu, which computes in float")
     for node in prepared.model.graph:
         found = ranges.get(name_of(node.outputs[0]))
-        if is_op(node, "Softmax") and found is not None and spreads_thin(found):
+        if is_op(node, "Softmax") and found is not None and is_spread_thin(found):
             left[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
     return left
 

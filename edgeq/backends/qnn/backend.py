@@ -36,8 +36,8 @@ from edgeq.model.load import read_model, save_model, structure_digest
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.quantization.norms import norms_as_convolutions
-from edgeq.quantization.qdq import lasting_clamps
-from edgeq.quantization.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
+from edgeq.quantization.qdq import find_lasting_clamps
+from edgeq.quantization.quantizer import quant_type, quantize_with_ranges, quiet, range_params
 from edgeq.run.engines import Engine, EngineChoice, engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
@@ -93,7 +93,7 @@ def write_pairs(
     shared = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
     options = {k: v for k, v in config.extra_options.items() if v is not None}
     dtype = ir.DataType(int(activation.tensor_type))
-    if lasting_clamps(prepared.model.graph, chosen_params(shared, dtype, symmetric=scheme.activation_symmetric)):
+    if find_lasting_clamps(prepared.model.graph, range_params(shared, dtype, symmetric=scheme.activation_symmetric)):
         options["QDQKeepRemovableActivations"] = True
     quantize_with_ranges(
         prepared,

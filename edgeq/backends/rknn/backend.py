@@ -45,7 +45,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.measure.coverage import HALF, Coverage, NodeRun, coverage_of
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import model_digest, own_signature, save_model
+from edgeq.model.load import model_digest, save_model, unchecked_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.run.engines import EngineChoice, engine_for
@@ -133,7 +133,7 @@ class RknnBackend(TargetBackend):
         """Return `artifact` with its compiled form, after checking that form in the compiler's simulator. See
         `Backend.finished`.
         """
-        chip, signature = self._chip, own_signature(artifact.model, artifact.model)
+        chip, signature = self._chip, unchecked_signature(artifact.model, artifact.model)
         few = tuple(itertools.islice(samples, _SIMULATED))
         with progress.stage(f"Compiling for {chip.title}"):
             names = [spec.name for spec in signature.inputs]

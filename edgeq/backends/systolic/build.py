@@ -44,7 +44,7 @@ from edgeq.model.graph import (
     reads,
     sizes,
 )
-from edgeq.model.int8_prediction import foreign, hazardous_nodes
+from edgeq.model.int8_prediction import foreign_type_reason, hazardous_nodes
 
 
 def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
@@ -451,7 +451,7 @@ def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] 
     """Return why the caller's choices keep a node in float; "" if they do not."""
     if node.name is not None and node.name in kept:
         return kept[node.name]
-    return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
+    return foreign_type_reason(node.op_type) if op_types is not None and node.op_type not in op_types else ""
 
 
 def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:

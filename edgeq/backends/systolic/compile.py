@@ -56,7 +56,7 @@ from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.model.sessions import open_in_memory
-from edgeq.quantization.weight_only import damped, round_rows, squared
+from edgeq.quantization.weight_only import damp, round_rows, squared_errors
 from edgeq.scheme import Scheme
 
 Change = Callable[[Weighted, NDArray[Any]], Weighted]
@@ -89,10 +89,10 @@ def rounded_weights(network: Network) -> Change:
         patches = _patches(step, x, groups)
         mean = patches.mean(axis=1, keepdims=True)
         centred = patches - mean
-        metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
+        metric = damp(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
         nearest = step.weights.reshape(wanted.shape).astype(np.int64)
         found = round_rows(wanted, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
-        better = squared(wanted - found, metric) < squared(wanted - nearest, metric)
+        better = squared_errors(wanted - found, metric) < squared_errors(wanted - nearest, metric)
         chosen = np.where(better[..., None], found, nearest)
         moved = ((nearest - chosen) * mean).sum(axis=2).ravel()
         bias = np.clip(np.rint(step.bias + moved), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)

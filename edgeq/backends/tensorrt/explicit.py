@@ -73,7 +73,7 @@ from edgeq.model.graph import (
     only_reader,
     opset_of,
 )
-from edgeq.model.int8_prediction import DEFAULT, Int8Rule, NodeContext, explain_float, foreign, known_sizes
+from edgeq.model.int8_prediction import DEFAULT, Int8Rule, NodeContext, explain_float, foreign_type_reason, known_sizes
 from edgeq.model.load import is_quantized
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types, write_shapes
@@ -155,7 +155,7 @@ def plan_placement(
         name, operands = str(node.name), [name_of(value) for value in node.inputs[:2]]
         reason = explain_float(node, rules, context, excluded=exclude, gains=gains)
         if not reason and op_types is not None and node.op_type not in op_types:
-            reason = foreign(node.op_type)
+            reason = foreign_type_reason(node.op_type)
         if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):
             reason = "its operands are not float32"
         if not reason:

@@ -23,7 +23,7 @@ from edgeq.model.quant_params import Grid
 
 CANDIDATES = 128
 """Number of thresholds to try: every 32nd bin."""
-LEAST_HELD = 0.5
+MIN_SHARE = 0.5
 """Smallest share of the data that a window must contain."""
 FLOOR = 1e-4
 """Weight, in elements, of a bin that is empty in Q but not in P. A weight of zero would make the divergence infinite.
@@ -40,7 +40,7 @@ def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[floa
     """
     start, stop = windows(linear.counts, levels, symmetric=symmetric)
     sums = _running(linear.counts)
-    eligible = sums[stop] - sums[start] >= LEAST_HELD * sums[-1]
+    eligible = sums[stop] - sums[start] >= MIN_SHARE * sums[-1]
     best = int(np.argmin(np.where(eligible, divergences(linear.counts, start, stop, levels), np.inf)))
     return float(start[best] - BINS) * linear.width, float(stop[best] - BINS) * linear.width
 

@@ -15,7 +15,7 @@ COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extrema that are tried first. The best share is then refined with smaller and smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
-TRIED = 16
+PRELIMINARY = 16
 """Number of ranges that are tried first. Their errors show that most of the other ranges can be skipped."""
 ROUNDING = 1e-9
 """Tolerance for rounding when errors of ranges are compared, relative to the power of all values."""
@@ -39,12 +39,12 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
     lows = COARSE if search_low else np.ones(1)
     highs = COARSE if search_high else np.ones(1)
     share = np.array([(a, b) for a in lows for b in highs])
-    best, best_error = _least(moments, _promising(moments, share, low, high, grid), low, high, grid)
+    best, best_error = _best_share(moments, _promising(moments, share, low, high, grid), low, high, grid)
     for factor in REFINEMENTS:
         steps = np.array([factor, 1.0, 1.0 / factor])
         a = np.minimum(best[0] * steps, 1.0) if search_low else np.ones(1)
         b = np.minimum(best[1] * steps, 1.0) if search_high else np.ones(1)
-        candidate, error = _least(moments, np.array([(x, y) for x in a for y in b]), low, high, grid)
+        candidate, error = _best_share(moments, np.array([(x, y) for x in a for y in b]), low, high, grid)
         if error < best_error:
             best, best_error = candidate, error
     if grid.symmetric:
@@ -59,9 +59,9 @@ class BinMoments:
     Each array is float64[2 × BINS + 1].
     """
 
-    zeroth: Float64s
-    first: Float64s
-    second: Float64s
+    counts: Float64s
+    totals: Float64s
+    squares: Float64s
     width: float
 
 
@@ -81,12 +81,12 @@ def squared_errors(moments: BinMoments, params: QuantParams) -> Float64s:
     levels = (np.arange(params.low, params.high + 1) - params.zero_point[:, None]) * params.scale[:, None]
     midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
     inner = np.ceil(midpoints / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
-    count, moment = (_between(sums, inner) for sums in (moments.zeroth, moments.first))
-    errors: Float64s = moments.second[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
+    count, moment = (_between(sums, inner) for sums in (moments.counts, moments.totals))
+    errors: Float64s = moments.squares[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
     return errors
 
 
-def _least(
+def _best_share(
     moments: BinMoments, share: Float64s, low: float, high: float, grid: Grid
 ) -> tuple[tuple[float, float], float]:
     errors = squared_errors(moments, grid.params(*_ends(share, low, high, grid)))
@@ -98,14 +98,14 @@ def _promising(moments: BinMoments, share: Float64s, low: float, high: float, gr
     """Return the rows of `share` without those whose range cannot be best. Each row gives a range as shares of `low`
     and `high`.
 
-    edgeq first computes the total error of the `TRIED` ranges that clip least. A range cannot be best if its clipping
-    error alone exceeds the smallest of these errors.
+    edgeq first computes the total error of the `PRELIMINARY` ranges that clip least. A range cannot be best if its
+    clipping error alone exceeds the smallest of these errors.
     """
-    if len(share) <= TRIED:
+    if len(share) <= PRELIMINARY:
         return share
     clipped = clipped_errors(moments, grid.params(*_ends(share, low, high, grid)))
-    _, error = _least(moments, share[np.argsort(clipped)[:TRIED]], low, high, grid)
-    candidates: Float64s = share[clipped <= error + ROUNDING * moments.second[-1]]
+    _, error = _best_share(moments, share[np.argsort(clipped)[:PRELIMINARY]], low, high, grid)
+    candidates: Float64s = share[clipped <= error + ROUNDING * moments.squares[-1]]
     return candidates
 
 
@@ -121,7 +121,7 @@ def clipped_errors(moments: BinMoments, params: QuantParams) -> Float64s:
     place = np.ceil(ends / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
     count, total, square = (
         np.stack([sums[place[0]], sums[-1] - sums[place[1]]])
-        for sums in (moments.zeroth, moments.first, moments.second)
+        for sums in (moments.counts, moments.totals, moments.squares)
     )
     errors: Float64s = (square + ends * (ends * count - 2 * total)).sum(axis=0)
     return errors

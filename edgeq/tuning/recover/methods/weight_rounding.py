@@ -40,7 +40,7 @@ from edgeq.quantization.block_weights import (
     read_blocks,
     store_blocks,
 )
-from edgeq.quantization.weight_only import damped, round_rows, squared
+from edgeq.quantization.weight_only import damp, round_rows, squared_errors
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import Floats, IntegerLayer, QuantizedFile, WeightedLayer, Weights, find_layers
 from edgeq.util.display import SILENT, Progress
@@ -190,7 +190,7 @@ def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Pat
     for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
         moment = moments.covariance + moments.mean[:, :, None] * moments.mean[:, None, :]
         rows = floats.rows(layer)
-        gains.append(_round(products[layer.name], rows, damped(moment, 0.0)))
+        gains.append(_round(products[layer.name], rows, damp(moment, 0.0)))
     if not gains:
         return state.note(f"{name}: no product has weights in blocks of its own")
     artifact = replace(state.artifact, model=workdir / state.artifact.model.name)
@@ -221,7 +221,7 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
         round_rows(rows, metric, low[None], high[None], scale=fitted.steps.astype(np.float64)[None])[0]
     )
     tried = (own, fitted, rounded)
-    errors = np.array([squared(rows - b.matrix().T.astype(np.float64), metric)[0] for b in tried])
+    errors = np.array([squared_errors(rows - b.matrix().T.astype(np.float64), metric)[0] for b in tried])
     best = errors.argmin(0)
     store_blocks(product, _joined(tried, best))
     before, after = float(errors[0].sum()), float(errors.min(0).sum())
@@ -312,9 +312,9 @@ def round_layer(
     old = file.weight(integer)
     mean = moments.mean[:, None, :]
     shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
-    metric = damped(shape, integer.input_scale)
+    metric = damp(shape, integer.input_scale)
     new = _kept_or_rounded(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
-    before, after = (squared(rows - scale * q, metric) for q in (old, new))
+    before, after = (squared_errors(rows - scale * q, metric) for q in (old, new))
     chosen = np.where((after < before)[:, :, None], new, old)
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
@@ -323,7 +323,7 @@ def round_layer(
         # once.
         wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
-        lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
+        lost = squared_errors(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
     else:
         lost = before
     total, left = float(lost.sum()), float(np.minimum(before, after).sum())
