@@ -29,7 +29,8 @@ from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
 from edgeq.calibration.collect import MAX_CONCURRENT, collect
 from edgeq.calibration.observer import InstrumentedModel
-from edgeq.calibration.ranges import derive_ranges, plan_statistics, quantizable_tensors
+from edgeq.calibration.plan import plan_statistics, quantizable_tensors
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Statistics, TensorStatistics, histogram_of
 from edgeq.data.records import Sample
 from edgeq.hardware.detect import usable_threads

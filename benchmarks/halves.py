@@ -37,7 +37,7 @@ from edgeq.measure.boxes import Detections, suppress
 from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import ResampledMeter, Task
 from edgeq.measure.tasks import Detection, input_size
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.prove.job import Request, collect_statistics
 from edgeq.reporting.tuning_record import Screening
 from edgeq.run.session import open_session

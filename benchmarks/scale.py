@@ -30,7 +30,7 @@ from typing import Any
 from tasks import shared_data
 
 from edgeq.calibration.collect import CalibrationJob, ShardMerger
-from edgeq.calibration.ranges import plan_statistics, quantizable_tensors
+from edgeq.calibration.plan import plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import TensorStatistics
 from edgeq.data.samples import Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers

@@ -235,10 +235,3 @@ def test_the_pages_document_every_registered_name(page: str, group: ExtensionGro
     text = (REPOSITORY / "docs" / page).read_text("utf-8")
     rows = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)}
     assert set(group.names()) <= rows
-
-
-def test_former_names_of_the_documentation_stay() -> None:
-    from edgeq.graph.index import GraphIndex
-    from edgeq.model import graph
-
-    assert GraphIndex is graph.GraphIndex

@@ -29,27 +29,20 @@ from edgeq.model.int8_prediction import (
     quantizable_operators,
     stacked_products,
 )
-from edgeq.model.load import is_quantized, read_model, read_unchecked, save_model, share_model
+from edgeq.model.load import is_quantized, read_model, read_unchecked, save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantization.block_weights import BlockCompute
-from edgeq.quantization.qdq import check_fit, find_lasting_clamps, fitted_bounds, write_qdq
-from edgeq.quantization.quantizer import (
-    fit_to_runtime,
-    integer_type,
-    is_spread_thin,
-    quant_type,
-    quantize_with_ranges,
-    range_params,
-)
-from edgeq.quantization.weight_only import OPERATORS as DYNAMIC_OPERATORS
-from edgeq.quantization.weight_only import (
-    check_dynamic,
-    finish_dynamic,
-    tables_note,
-    write_dynamic,
-    write_tables,
-    write_weight_only,
-)
+from edgeq.model.sharing import share_model
+from edgeq.quantization.block_compute import BlockCompute
+from edgeq.quantization.clamps import find_lasting_clamps
+from edgeq.quantization.dynamic import OPERATORS as DYNAMIC_OPERATORS
+from edgeq.quantization.dynamic import check_dynamic, finish_dynamic, write_dynamic
+from edgeq.quantization.float_guard import fit_to_runtime
+from edgeq.quantization.pair_fit import check_fit, fitted_bounds
+from edgeq.quantization.params import integer_type, is_spread_thin, range_params
+from edgeq.quantization.qdq import write_qdq
+from edgeq.quantization.quantizer import quant_type, quantize_with_ranges
+from edgeq.quantization.tables import tables_note, write_tables
+from edgeq.quantization.weight_only import write_weight_only
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 

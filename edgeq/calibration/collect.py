@@ -28,19 +28,21 @@ from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Tally
-from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan, plan_statistics, quantizable_tensors
+from edgeq.calibration.plan import DerivedTensor, StatisticsPlan, plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.hardware.detect import usable_threads
+from edgeq.model.files import model_files
 from edgeq.model.graph import GraphIndex, indexed, name_of
-from edgeq.model.load import model_files, partitions, read_model, save_model, tensor_sizes
+from edgeq.model.load import read_model, save_model
+from edgeq.model.memory import partitions, tensor_sizes
 from edgeq.model.padding import find_padding
+from edgeq.model.parameters import float_constant
 from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
-from edgeq.model.tensors import float_constant
 from edgeq.util.display import SILENT, Progress
 
 _MAX_STORED_BYTES = 2**26

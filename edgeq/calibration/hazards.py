@@ -83,8 +83,8 @@ from edgeq.model.graph import (
     readers,
     reads,
 )
+from edgeq.model.parameters import float_constant, output_channels
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.tensors import float_constant, output_channels
 
 LEVELS = 255
 """Number of steps of an 8-bit range."""

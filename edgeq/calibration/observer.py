@@ -49,10 +49,11 @@ from edgeq.calibration.statistics import (
     in_units,
 )
 from edgeq.errors import CalibrationError, DataError
-from edgeq.model.clean import names_read
 from edgeq.model.graph import MAIN_DOMAINS, PERMUTATIONS, GraphIndex, indexed
+from edgeq.model.order import names_read
+from edgeq.model.parsing import opset_of_proto
 from edgeq.model.sessions import Loadable
-from edgeq.model.tensors import opset_of_proto, weight_bytes
+from edgeq.model.tensors import weight_bytes
 from edgeq.run.session import SessionSettings
 
 _BLOCKED = "com.microsoft.nchwc"

@@ -89,7 +89,7 @@ def collect(
     # the workers start up while this process imports these modules
     with open_workers(workers, ["edgeq.calibration.collect"]) as opened:
         from edgeq.jobs.calibrate import calibrate, parse_bytes
-        from edgeq.model.compatibility import parse_sizes
+        from edgeq.model.sizes import parse_sizes
 
         named: dict[str, Any] = {
             "memory": parse_bytes(memory) if memory is not None else None,

@@ -28,16 +28,17 @@ from edgeq.compat.source import (
     warn_unknown_nodes,
 )
 from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.graph import clamps, name_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import path_of
 from edgeq.model.prepare import PreparedModel, save_rewritten
-from edgeq.model.rewrites import gemms_with_factors, plain_gemms
-from edgeq.quantization.qdq import find_lasting_clamps
-from edgeq.quantization.quantizer import quantize_with_ranges, quantizer_files, range_params, tensors_data
-from edgeq.quantization.weight_only import standard_attentions
+from edgeq.quantization.clamps import find_lasting_clamps
+from edgeq.quantization.dynamic import standard_attentions
+from edgeq.quantization.params import range_params
+from edgeq.quantization.quantizer import quantize_with_ranges, quantizer_files, tensors_data
 from edgeq.retargeting.run import retarget
 from edgeq.util.outputs import output_file
+from edgeq.util.paths import path_of
 
 # Options that onnxruntime's quantizer reads. edgeq uses this quantizer to write the model.
 WRITER = frozenset(

@@ -30,7 +30,7 @@ from edgeq.measure.agreement import Session
 from edgeq.measure.comparison import OutputSums
 from edgeq.model.graph import GraphIndex, name_of, reads
 from edgeq.model.load import read_unchecked
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, pairs_vary
 from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings, open_session

@@ -34,9 +34,11 @@ from edgeq.measure.baseline import BaselineMargin, BaselineSums
 from edgeq.measure.bench import is_bundle, open_model, race
 from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import Task, TaskOptions, as_task, doubts, loss_interval, make_task
-from edgeq.model.load import model_files, path_of, unchecked_signature
+from edgeq.model.files import model_files
+from edgeq.model.load import unchecked_signature
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Advance, Displayed, Progress
+from edgeq.util.paths import path_of
 from edgeq.util.records import Count, Finite
 
 

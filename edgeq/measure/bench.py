@@ -26,14 +26,12 @@ from edgeq.errors import BundleError, UsageError
 from edgeq.measure.agreement import Session
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.preprocess_search import open_or_search
-from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
     check_declared_sizes,
     data_folder,
     load_runnable,
     load_unchecked,
     model_signature,
-    path_of,
     signature_of,
     to_memory,
     unchecked_signature,
@@ -42,7 +40,9 @@ from edgeq.run.draws import random_names
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session, with_carried
 from edgeq.signature import Signature
+from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.paths import path_of
 from edgeq.util.registry import device_errors
 
 

@@ -31,7 +31,7 @@ from edgeq.model.graph import (
     name_of,
 )
 from edgeq.model.int8_prediction import NodePrediction
-from edgeq.model.products import node_macs, with_sizes
+from edgeq.model.macs import node_macs, with_sizes
 from edgeq.run.engines import Engine, ExecutionGraph, described
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import Displayed

@@ -43,11 +43,12 @@ from edgeq.measure.match_layers import (
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex, is_constant, is_op, name_of
-from edgeq.model.load import is_quantized, path_of, read_model, save_model
+from edgeq.model.load import is_quantized, read_model, save_model
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
 SAMPLES = 32

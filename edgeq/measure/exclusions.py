@@ -23,7 +23,7 @@ from edgeq.measure.layers import LayerPair, instrumented_session
 from edgeq.measure.match_layers import ActivationMatch, match_activations
 from edgeq.model.edit import Editor, replace_value
 from edgeq.model.graph import GraphIndex, bodies, consumers, name_of
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.model.sessions import Loadable
 from edgeq.util.records import NullIsInfinite
 

@@ -19,7 +19,7 @@ from edgeq_device.measure.claim import Claim
 from edgeq_device.measure.memory import MemoryUse, measure_memory
 from edgeq_device.measure.scenarios import Feed
 
-from edgeq.model.load import model_bytes
+from edgeq.model.files import model_bytes
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_request, open_session, with_carried
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.registry import device_errors

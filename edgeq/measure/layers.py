@@ -60,9 +60,10 @@ from edgeq.measure.match_layers import (
     match_weights,
     weight_values,
 )
-from edgeq.model.edit import Editor, with_outputs
+from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex, name_of, named_values
-from edgeq.model.load import partitions, tensor_sizes
+from edgeq.model.memory import partitions, tensor_sizes
+from edgeq.model.parts import with_outputs
 from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.run.session import OptimizationLevel, SessionSettings

@@ -12,14 +12,16 @@ import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.errors import UsageError
-from edgeq.model.clean import node_names
-from edgeq.model.edit import from_proto
-from edgeq.model.fold import LOWEST, RAISED_TO
+from edgeq.model.convert import from_proto
+from edgeq.model.digests import model_digest
+from edgeq.model.files import model_files
 from edgeq.model.graph import MAIN_DOMAINS, constant_tensor, every_node, opset_of
 from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8, rules_title
-from edgeq.model.load import data_folder, is_quantized, load_model, model_digest, model_files, signature_of
+from edgeq.model.load import data_folder, is_quantized, load_model, signature_of
+from edgeq.model.macs import assumed_shapes, node_macs, with_sizes
+from edgeq.model.names import node_names
+from edgeq.model.opset import LOWEST, RAISED_TO
 from edgeq.model.prepare import prepare_model
-from edgeq.model.products import assumed_shapes, node_macs, with_sizes
 from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Page, Progress

@@ -29,8 +29,9 @@ from edgeq.model.graph import (
     operator_of,
     readers,
 )
-from edgeq.model.products import MASK_REASON as MASKED
-from edgeq.model.products import find_masks, node_macs
+from edgeq.model.macs import node_macs
+from edgeq.model.masks import MASK_REASON as MASKED
+from edgeq.model.masks import find_masks
 from edgeq.scheme import Scheme
 from edgeq.util.records import read_toml
 from edgeq.util.registry import data_folders, shipped

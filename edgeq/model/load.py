@@ -1,30 +1,27 @@
-"""Load and save models. Files are untrusted, so edgeq checks sizes before it allocates memory."""
+"""Load, check and save models. Files are untrusted, so edgeq checks sizes before it allocates memory."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.onnxfile import DTYPES, is_name, read_onnx
-from edgeq_device.engines.catalog import engine_of_file, stated_signature
-from edgeq_device.errors import BundleError
-from edgeq_device.system.files import open_file
-from numpy.typing import NDArray
+from edgeq_device.bundle.onnxfile import DTYPES, is_name
+from edgeq_device.engines.catalog import stated_signature
 
-from edgeq.errors import ModelError, OutputError, UsageError, one_line
-from edgeq.model.clean import sort_nodes
-from edgeq.model.edit import from_proto, to_proto
-from edgeq.model.fold import check_functions, make_dense
-from edgeq.model.graph import GraphIndex, every_node, is_quantized_operator
-from edgeq.model.shapes import describe, inferred_shapes
+from edgeq.errors import ModelError, OutputError, one_line
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.files import INLINE_LIMIT, data_name
+from edgeq.model.functions import check_functions
+from edgeq.model.graph import every_node, is_quantized_operator
+from edgeq.model.order import sort_nodes
+from edgeq.model.parsing import parse_model
+from edgeq.model.shapes import describe
+from edgeq.model.skeleton import proto_skeleton, shaped_skeleton
+from edgeq.model.sparse import make_dense
 from edgeq.model.tensors import (
     DAMAGED,
     check_external,
@@ -36,25 +33,17 @@ from edgeq.model.tensors import (
     iter_nodes,
     iter_sparse_tensors,
     iter_tensors,
-    parse_model,
-    proto_skeleton,
     settle_constants,
-    shaped_skeleton,
     weight_bytes,
     weight_tensors,
 )
 from edgeq.signature import Dimension, Signature, TensorSpec
 from edgeq.util.registry import device_errors
 
-INLINE_LIMIT = 2**30
-"""Largest size of the tensors, in bytes, of a model that is saved as one file. It is half of protobuf's limit, which
-leaves space for Q/DQ nodes, shapes and copies of some weights."""
 SMALL_EXTERNAL = 2**26
 """Largest size of external data, in bytes, that `load_model` reads into the model by default."""
-
 FREE_INITIALIZERS = 4
 """First IR version in which an initializer need not be an input."""
-
 ExternalData = Literal["small", "all", "none"]
 
 
@@ -258,101 +247,6 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
     )
 
 
-def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the model file, followed by its external data files in sorted order. Each data file is checked to be
-    inside its folder. Weights are not read.
-
-    Args:
-        folder: folder of external data, which a bundle's variant may set; None for the model's folder. In other
-            functions of this module, `folder` has the same meaning.
-
-    Raises:
-        ModelError: the file is not a model, or external data is outside the allowed folders.
-    """
-    if engine_of_file(path.name) is not None:
-        return (path,)
-    locations = {external_span(tensor, path, folder).location for tensor in _external_tensors(path)}
-    return (path, *((folder or path.parent) / location for location in sorted(locations)))
-
-
-def model_bytes(path: Path, folder: Path | None = None) -> int:
-    """Return the size of a model on disk in bytes, including external data."""
-    return sum(file.stat().st_size for file in model_files(path, folder))
-
-
-def data_name(output: Path) -> str:
-    """Return the name of the file next to `output` that contains the weights of a large model."""
-    return f"{output.name}.data"
-
-
-def data_names(output: Path, model: Path) -> tuple[str, ...]:
-    """Return the names of extra files that a model at `output` may need if it is made from `model`. Pass them to
-    `edgeq.util.outputs.output_file`.
-
-    Raises:
-        ModelError: for the same reasons as `model_files`.
-    """
-    return (data_name(output),) if model_bytes(model) > INLINE_LIMIT else ()
-
-
-def model_digest(path: Path, folder: Path | None = None) -> str:
-    """Return the SHA-256 of a model in hex. Without external data it is the digest of the file, as `sha256sum` prints
-    it. With external data it is a hash of the digests of all files and of the names of the data files.
-    """
-    files = model_files(path, folder)
-    if len(files) == 1:
-        return _file_digest(path)
-    digest = hashlib.sha256(bytes.fromhex(_file_digest(path)))
-    for file in files[1:]:
-        digest.update(file.relative_to(folder or path.parent).as_posix().encode() + b"\0")
-        digest.update(bytes.fromhex(_file_digest(file)))
-    return digest.hexdigest()
-
-
-_MAX_SHARED = 2
-
-
-def share_model(model: ir.Model, path: Path, origin: GraphIndex) -> GraphIndex:
-    """Keep in memory the model that was just written to `path`. `shared_model` then need not read the file. The model
-    must not be changed afterwards.
-
-    Args:
-        origin: the prepared model that the model was made from. It keeps the last few models that were made from it,
-            and frees them when it is freed itself.
-    """
-    models = _shared_models(origin)
-    models.pop(path, None)
-    while len(models) >= _MAX_SHARED:
-        models.pop(next(iter(models)))
-    graph = GraphIndex(model, path)
-    models[path] = _file_state(path), graph
-    return graph
-
-
-def shared_model(path: Path, origin: GraphIndex) -> GraphIndex:
-    """Return the model in a file that edgeq wrote. The model is shared: to change it, change a clone.
-
-    Args:
-        origin: the prepared model that the model was made from; see `share_model`.
-
-    Raises:
-        ModelError: for the same reasons as `read_unchecked`.
-    """
-    state, graph = _shared_models(origin).get(path, ((), None))
-    return (
-        graph if graph is not None and state == _file_state(path) else share_model(read_unchecked(path), path, origin)
-    )
-
-
-def _shared_models(source: GraphIndex) -> dict[Path, tuple[tuple[int, ...], GraphIndex]]:
-    return source.once("files that were made of it", dict)
-
-
-def _file_state(path: Path) -> tuple[int, ...]:
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
-
-
 def save_model(
     model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT, proto: onnx.ModelProto | None = None
 ) -> None:
@@ -388,26 +282,6 @@ def is_quantized(model: ir.Model) -> bool:
     integer operators.
     """
     return any(is_quantized_operator(node.op_type) for node in every_node(model))
-
-
-def _external_tensors(path: Path) -> list[onnx.TensorProto]:
-    """Return the external tensors of a file without reading their data."""
-    try:
-        external = read_onnx(path, str(path)).external
-    # Either the file is not a model, and the parser gives a better message, or it is an unusual model that `read_onnx`
-    # does not accept.
-    except BundleError:
-        return [tensor for tensor in iter_tensors(parse_model(path)) if is_external(tensor)]
-    return [
-        onnx.TensorProto(
-            name=tensor.name,
-            data_type=tensor.data_type,
-            dims=tensor.dims,
-            data_location=onnx.TensorProto.EXTERNAL,
-            external_data=[onnx.StringStringEntryProto(key=key, value=value) for key, value in tensor.entries.items()],
-        )
-        for tensor in external
-    ]
 
 
 def check_valid(model: onnx.ModelProto, path: Path) -> None:
@@ -475,126 +349,7 @@ def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
     return dim.dim_param if dim.HasField("dim_param") and is_name(dim.dim_param) else None
 
 
-def _file_digest(path: Path) -> str:
-    try:
-        with open_file(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
-
-
 def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
     tensor.raw_data = external_span(tensor, path).read_bytes()
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")
-
-
-# Type of an object that users often pass instead of a path → the function call that saves the object to a file.
-_SAVED_BY = {"ModelProto": "onnx.save(model, PATH)", "Model": "onnx_ir.save(model, PATH)"}
-
-
-def path_of(argument: object, noun: str = "model") -> Path:
-    """Return `argument` as a path.
-
-    Args:
-        argument: a str, a Path or another os.PathLike that contains text.
-        noun: kind of file, for the message.
-
-    Raises:
-        UsageError: `argument` is anything else, such as a model in memory.
-    """
-    if isinstance(argument, (str, os.PathLike)):
-        text = os.fspath(argument)
-        if isinstance(text, str):
-            return Path(text)
-    kind = type(argument).__name__
-    if isinstance(argument, (bytes, bytearray, memoryview)):
-        save = "Path(PATH).write_bytes(model)"
-    else:
-        save = _SAVED_BY.get(kind, "")
-    fix = f"Save it first, {save}, and give PATH" if save else "Give a path, as str or Path"
-    raise UsageError(f"the {noun} is given as {kind}, and a path (str or Path) is needed", fix)
-
-
-T = TypeVar("T")
-
-_FLOAT_BYTES = 4
-
-
-def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the size in bytes of each tensor, by name, when the model runs on `inputs`. Every element counts as four
-    bytes. Tensors whose size cannot be inferred are left out.
-    """
-    bare = proto_skeleton(model)
-    del bare.graph.value_info[:]
-    for value in bare.graph.input:
-        if value.name in inputs:
-            dims = value.type.tensor_type.shape.dim
-            del dims[:]
-            for size in inputs[value.name].shape:
-                dims.add().dim_value = size
-    for value in bare.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    inferred = inferred_shapes(bare, data_prop=True).graph
-    return {
-        value.name: _FLOAT_BYTES * math.prod(d.dim_value for d in value.type.tensor_type.shape.dim)
-        for value in [*inferred.input, *inferred.value_info, *inferred.output]
-        if value.type.tensor_type.HasField("shape")
-        and all(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
-    }
-
-
-def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
-    """Yield the items in groups of neighbours. The sizes in a group add up to at most `budget`. An item that is larger
-    than `budget` gets its own group.
-
-    Args:
-        sized: pairs of an item and its size, in the unit of `budget`.
-    """
-    partition: list[T] = []
-    used = 0
-    for item, size in sized:
-        if partition and used + size > budget:
-            yield partition
-            partition, used = [], 0
-        partition.append(item)
-        used += size
-    if partition:
-        yield partition
-
-
-def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Return a hash of a model's operators, attributes, connections, shapes and dtypes. The values of constants are
-    left out. If two models made from one float model have the same digest, they run the same kernels on the same
-    shapes.
-
-    Args:
-        model: a file that edgeq wrote.
-        session_options: options of the session, which are included in the hash.
-    """
-    graph = onnx.load(model, load_external_data=False).graph
-    digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
-    for node in graph.node:
-        attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
-        digest.update(json.dumps([node.domain, node.op_type, list(node.input), list(node.output)]).encode())
-        for attribute in attributes:
-            digest.update(attribute)
-    for tensor in sorted(graph.initializer, key=lambda t: t.name):
-        digest.update(json.dumps([tensor.name, tensor.data_type, list(tensor.dims)]).encode())
-    return digest.hexdigest()
-
-
-def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
-    """Return a hash of a model's files and of the session options. Equal digests mean that the model and the options
-    are the same.
-    """
-    digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
-    for file in model_files(model):
-        with open_file(file) as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
-def with_engine(digest: str, engine: str) -> str:
-    """Return a structure or content digest that also depends on the engine. "" means onnxruntime's own kernels."""
-    return hashlib.sha256((digest + engine).encode()).hexdigest() if engine else digest

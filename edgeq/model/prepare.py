@@ -13,11 +13,16 @@ import onnx
 import onnx_ir as ir
 
 from edgeq.errors import ModelError, RuntimeUnavailableError, one_line
-from edgeq.model.clean import forget_origin, name_nodes, remove_no_ops, separate_names, tidy
-from edgeq.model.compatibility import fix_sizes
-from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
+from edgeq.model.affine import fold_affine
+from edgeq.model.branches import merge_branches
+from edgeq.model.clean import forget_origin, remove_no_ops, tidy
+from edgeq.model.convert import external_folder, from_proto, to_proto, update_shapes
+from edgeq.model.digests import model_digest
 from edgeq.model.einsum import write_einsums
-from edgeq.model.fold import fold_batch_norms, inline_functions, raise_opset
+from edgeq.model.files import INLINE_LIMIT, model_files
+from edgeq.model.fold import fold_batch_norms
+from edgeq.model.functions import inline_functions
+from edgeq.model.gemm import plain_gemms
 from edgeq.model.graph import (
     GraphIndex,
     computed_constants,
@@ -27,29 +32,17 @@ from edgeq.model.graph import (
     random_nodes,
     random_tensors,
 )
-from edgeq.model.load import (
-    INLINE_LIMIT,
-    check_valid,
-    data_folder,
-    is_quantized,
-    load_model,
-    model_digest,
-    model_files,
-    read_model,
-    save_model,
-    signature_of,
-)
-from edgeq.model.products import merge_branches
-from edgeq.model.rewrites import (
-    fold_affine,
-    join_slices,
-    plain_gemms,
-    widen_half,
-    write_global_pools,
-    write_hard_sigmoids,
-)
+from edgeq.model.half import widen_half
+from edgeq.model.hard_sigmoid import write_hard_sigmoids
+from edgeq.model.load import check_valid, data_folder, is_quantized, load_model, read_model, save_model, signature_of
+from edgeq.model.names import name_nodes, separate_names
+from edgeq.model.opset import raise_opset
+from edgeq.model.pools import write_global_pools
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
-from edgeq.model.tensors import proto_skeleton, weight_bytes
+from edgeq.model.sizes import fix_sizes
+from edgeq.model.skeleton import proto_skeleton
+from edgeq.model.space_to_depth import join_slices
+from edgeq.model.tensors import weight_bytes
 from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
@@ -133,7 +126,7 @@ class PreparedModel:
         path: the same model as a file in the work directory, for sessions (`prepared.onnx`, plus `prepared.onnx.data`
             if it is large).
         source: the file from which the model was prepared.
-        digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
+        digest: `edgeq.model.digests.model_digest` of `path`; the same source gives the same digest.
         signature: inputs and outputs, with the names and types of the source. More sizes may be known than in the
             source.
         notes: changes and other remarks, as sentences.

@@ -14,10 +14,11 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.model.clean import names_read
-from edgeq.model.edit import external_folder, to_proto
+from edgeq.model.convert import external_folder, to_proto
 from edgeq.model.graph import GraphIndex, name_of
-from edgeq.model.tensors import is_external, iter_tensors, tensor_bytes, without_initializers
+from edgeq.model.order import names_read
+from edgeq.model.skeleton import without_initializers
+from edgeq.model.tensors import is_external, iter_tensors, tensor_bytes
 from edgeq.run.session import SessionSettings, open_session
 
 _HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))

@@ -18,9 +18,10 @@ from edgeq_device.bundle.onnxfile import ELEMENT_BITS
 from edgeq_device.system.budget import VARIABLE, allowance, largest_sample
 
 from edgeq.errors import ModelError, one_line
-from edgeq.model.edit import inner_graphs
+from edgeq.model.convert import inner_graphs
 from edgeq.model.graph import GraphIndex, indexed
-from edgeq.model.tensors import skeleton, weight_bytes
+from edgeq.model.skeleton import skeleton
+from edgeq.model.tensors import weight_bytes
 
 SYMBOLIC_LIMIT_S = 10.0
 SYMBOLIC_LIMIT_OF_NODE_S = 0.002

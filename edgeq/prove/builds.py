@@ -44,9 +44,10 @@ from edgeq.measure.coverage import (
     sized_macs,
 )
 from edgeq.model.compatibility import Compatibility, compatibility
+from edgeq.model.files import model_bytes
 from edgeq.model.int8_prediction import NodePrediction, foreign_type_reason, int8_rules, predict_int8, rules_title
-from edgeq.model.load import model_bytes, shared_model
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
+from edgeq.model.sharing import shared_model
 from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
 from edgeq.prove.proof import FLOAT, INT8, Proof, prove, unchecked
 from edgeq.run.engines import Engine

@@ -23,7 +23,8 @@ from edgeq.calibration.collect import FloatOutputs, collect
 from edgeq.calibration.files import load_statistics
 from edgeq.calibration.hazards import hazard_notes, hazards_behind_layers, with_hazards
 from edgeq.calibration.methods import REGISTRY as METHODS
-from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
+from edgeq.calibration.plan import quantizable_tensors
+from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, scheme_ranges
 from edgeq.calibration.statistics import UNIT, Statistics
 from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
@@ -43,19 +44,21 @@ from edgeq.measure.find_task import annotations_beside, find_classification, fin
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
-from edgeq.model.clean import check_bundle_name, is_named_bundle
-from edgeq.model.compatibility import parse_sizes
-from edgeq.model.load import data_name, data_names, is_quantized, model_files, path_of, read_model
+from edgeq.model.files import data_name, data_names, model_files
+from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
+from edgeq.model.sizes import parse_sizes
 from edgeq.prove.opening import check_preparation
 from edgeq.quantization.adopt import adopt
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.signature import Signature
+from edgeq.util.bundle_names import check_bundle_name, is_named_bundle
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import check_apart, check_free
+from edgeq.util.paths import path_of
 
 _LEFT = (
     "outputs were checked on this machine's kernels, which can saturate although the target's do not: onnxruntime has "

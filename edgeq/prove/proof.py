@@ -23,8 +23,8 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task, score_interval
 from edgeq.model.load import unchecked_signature
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, float_settings

@@ -27,7 +27,8 @@ from msgspec import Meta
 
 from edgeq.bundle.verify import contents, opened
 from edgeq.errors import BoardError
-from edgeq.model.load import load_unchecked, model_files
+from edgeq.model.files import model_files
+from edgeq.model.load import load_unchecked
 from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
 from edgeq.run.draws import write_with_same_draws

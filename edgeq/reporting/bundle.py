@@ -23,13 +23,14 @@ from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench, is_bundle, variant_settings
 from edgeq.measure.coverage import kernel_times
-from edgeq.model.load import path_of, read_unchecked
+from edgeq.model.load import read_unchecked
 from edgeq.reporting.figures import string
 from edgeq.reporting.page import RECORD, TUNING, render
 from edgeq.reporting.read import ReportData, ReportVerdict, read_report, verdict_of
 from edgeq.reporting.timing import INT8, FleetRecord
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, is_plain, output_file
+from edgeq.util.paths import path_of
 from edgeq.util.records import json_object, plain, read_json
 
 

@@ -27,8 +27,10 @@ from edgeq.measure.latency import Measurement, bench_model, measure_models, sess
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
+from edgeq.model.digests import model_digest
+from edgeq.model.files import model_bytes
 from edgeq.model.graph import GraphIndex
-from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
+from edgeq.model.load import is_quantized
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.signature import Signature, is_interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
@@ -44,6 +46,7 @@ from edgeq.util.numbers import (
     size,
     times,
 )
+from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
 Row = tuple[str, str, str, str]

@@ -26,9 +26,10 @@ from edgeq_device.system.places import scratch_folder
 from edgeq.backends.base import ONNX, SIMULATORS, backend_for, check_suffix
 from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.target import Target, resolve
-from edgeq.model.clean import check_model_name, name_nodes, remove_no_ops, tidy
-from edgeq.model.edit import Editor, from_proto, replace_value, to_proto
-from edgeq.model.fold import LOWEST, raise_opset
+from edgeq.model.clean import remove_no_ops, tidy
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.edit import Editor, replace_value
+from edgeq.model.files import data_name, data_names, model_files
 from edgeq.model.graph import (
     MAIN_DOMAINS,
     MICROSOFT,
@@ -44,20 +45,13 @@ from edgeq.model.graph import (
     operator_of,
     opset_of,
 )
-from edgeq.model.load import (
-    check_valid,
-    data_name,
-    data_names,
-    is_quantized,
-    load_model,
-    model_files,
-    path_of,
-    save_model,
-)
-from edgeq.model.products import integer_products
+from edgeq.model.integer_products import integer_products
+from edgeq.model.load import check_valid, is_quantized, load_model, save_model
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import LOWEST, raise_opset
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
-from edgeq.quantization.quantizer import fit_to_runtime
+from edgeq.quantization.float_guard import fit_to_runtime
 from edgeq.retargeting.compare import (
     USUAL,
     In,
@@ -75,8 +69,10 @@ from edgeq.retargeting.compare import (
 from edgeq.retargeting.read import Form, check_form, is_integer_operator, normalise, read_form
 from edgeq.retargeting.shift import INTEGERS, limit_weights, params_at, params_of, shift_activations, shift_weights
 from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
+from edgeq.util.paths import path_of
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 # Number of inputs that must be quantized for an operator to have an integer form; 0 means all inputs.

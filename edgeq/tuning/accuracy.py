@@ -32,7 +32,7 @@ from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.bench import open_model
 from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
-from edgeq.model.load import model_files
+from edgeq.model.files import model_files
 from edgeq.prove.job import Job
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.session import SessionSettings, open_session

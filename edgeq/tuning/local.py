@@ -22,9 +22,10 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import kernel_times, measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
-from edgeq.model.load import content_digest, model_bytes, structure_digest, with_engine
+from edgeq.model.digests import content_digest, structure_digest, with_engine
+from edgeq.model.files import model_bytes
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count

@@ -38,10 +38,11 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
+from edgeq.model.digests import model_digest
 from edgeq.model.graph import GraphIndex, is_constant, is_op
-from edgeq.model.load import model_digest, read_model
+from edgeq.model.load import read_model
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, DerivedValues, Job, build_derived
 from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme

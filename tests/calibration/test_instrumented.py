@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.calibration.observer import InstrumentedModel, without_conversions
 from edgeq.errors import DataError
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.load import read_model
 from tests.graphs import model
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgeq.calibration.collect import ShardMerger, _collect
 from edgeq.calibration.observer import Observer
-from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan
+from edgeq.calibration.plan import DerivedTensor, StatisticsPlan
 from edgeq.calibration.statistics import EMPTY, Counter, TensorStatistics
 
 PLAN = StatisticsPlan(

@@ -17,7 +17,7 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.observer import FIRST_PARTIAL, Bounds, reduce_large, row_length
 from edgeq.calibration.statistics import Nonfinite, Statistics
 from edgeq.errors import CalibrationError
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.load import read_model
 from tests.graphs import model
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeq.calibration.ranges import DerivedTensor, plan_statistics, quantizable_tensors
+from edgeq.calibration.plan import DerivedTensor, plan_statistics, quantizable_tensors
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 

@@ -8,7 +8,7 @@ from onnx import helper
 from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.layers import disturbance_name, output_effects, with_disturbances
 from edgeq.measure.match_layers import match_activations
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edgeq.measure.coverage import aliases, classify, kernel_runs
-from edgeq.model.edit import from_proto
-from edgeq.model.products import node_macs
+from edgeq.model.convert import from_proto
+from edgeq.model.macs import node_macs
 from tests.measure.test_coverage import float_source
 
 Shaped = tuple[str, list[int]]

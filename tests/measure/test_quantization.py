@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.measure.match_layers import activation_params, integer_uses
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.quant_params import QuantParams, dynamic_params
 from edgeq.run.session import open_session

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from edgeq.model.load import read_model
-from edgeq.model.products import node_macs, with_sizes
+from edgeq.model.macs import node_macs, with_sizes
 from tests import graphs
 
 from .build import model, node, rand, small_cnn

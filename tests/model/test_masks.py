@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.products import MASK_REASON, find_masks
+from edgeq.model.masks import MASK_REASON, find_masks
 from tests.graphs import model
 
 ADDED = """g (float[1,4,4] s, float[1,1,4] keep) => (float[1,4,4] y) <float one = {1}, float far = {-10000}> {

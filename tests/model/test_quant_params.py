@@ -9,7 +9,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from edgeq.model.edit import Editor, to_proto
+from edgeq.model.convert import to_proto
+from edgeq.model.edit import Editor
 from edgeq.model.quant_params import LIMITS, QuantParams, dynamic_params
 from tests.graphs import model
 

@@ -36,7 +36,8 @@ from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
-from edgeq.calibration.ranges import Range, share_ranges
+from edgeq.calibration.groups import share_ranges
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine
@@ -46,12 +47,12 @@ from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.graph import is_op, name_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import read_model, read_unchecked, save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.pools import write_whole_pools
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
-from edgeq.model.rewrites import write_whole_pools
 from edgeq.quantization.norms import norms_as_convolutions
+from edgeq.quantization.params import is_spread_thin
 from edgeq.quantization.qdq import write_qdq
-from edgeq.quantization.quantizer import is_spread_thin
 from edgeq.run.engines import Engine, EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme

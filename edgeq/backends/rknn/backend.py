@@ -43,11 +43,12 @@ from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
 from edgeq.measure.coverage import HALF, Coverage, NodeRun, coverage_of
-from edgeq.model.compatibility import require_fixed_sizes
+from edgeq.model.digests import model_digest
 from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import model_digest, save_model, unchecked_signature
+from edgeq.model.load import save_model, unchecked_signature
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
+from edgeq.model.sizes import require_fixed_sizes
 from edgeq.run.engines import EngineChoice, engine_for
 from edgeq.run.toolkit import Toolkit, find_python
 from edgeq.scheme import Scheme

@@ -25,7 +25,8 @@ from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, MOVES, Windows, recognise
 from edgeq.errors import ModelError
-from edgeq.model.edit import Editor, insert_behind, part_of, to_bytes
+from edgeq.model.convert import to_bytes
+from edgeq.model.edit import Editor, insert_behind
 from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
 from edgeq.model.graph import (
     GraphIndex,
@@ -45,6 +46,7 @@ from edgeq.model.graph import (
     sizes,
 )
 from edgeq.model.int8_prediction import foreign_type_reason, hazardous_nodes
+from edgeq.model.parts import part_of
 
 
 def fixed_batch(model: ir.Model, path: Path) -> ir.Model:

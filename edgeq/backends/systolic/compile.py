@@ -50,13 +50,13 @@ from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.hardware.target import Target
-from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.parts import with_outputs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.model.sessions import open_in_memory
-from edgeq.quantization.weight_only import damp, round_rows, squared_errors
+from edgeq.quantization.gptq import damp, round_rows, squared_errors
 from edgeq.scheme import Scheme
 
 Change = Callable[[Weighted, NDArray[Any]], Weighted]

@@ -26,7 +26,7 @@ from typing import Any
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Program, Step, Weighted
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
-from edgeq.model.edit import from_bytes
+from edgeq.model.convert import from_bytes
 from edgeq.util.records import written
 
 
@@ -67,7 +67,7 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> MacPlaceme
     """Return where the layers of `program` run.
 
     Args:
-        macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`). They are used for the
+        macs: multiply-accumulates of the float model's nodes (`edgeq.model.macs.node_macs`). They are used for the
             float parts.
     """
     whole = array = depthwise = 0

@@ -43,7 +43,8 @@ from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Array, Pads, Pool, Program, Tile, Weighted, tile_values
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.errors import ModelError
-from edgeq.model.edit import Editor, forget_types, from_bytes
+from edgeq.model.convert import from_bytes
+from edgeq.model.edit import Editor
 from edgeq.model.graph import (
     MAIN_DOMAINS,
     MICROSOFT,
@@ -56,6 +57,7 @@ from edgeq.model.graph import (
     operator_of,
 )
 from edgeq.model.load import save_model
+from edgeq.model.parts import forget_types
 from edgeq.signature import Signature, TensorSpec
 
 Operand = tuple[ir.Value, ir.Value, ir.Value]

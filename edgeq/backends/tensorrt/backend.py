@@ -31,23 +31,24 @@ from edgeq_device.engines.sessions import read_tensorrt
 
 from edgeq.backends.base import Alternative, Artifact, Backend, DoctorCheck, check_names, refuse_wide
 from edgeq.backends.tensorrt import explicit, options
-from edgeq.calibration.ranges import Range, share_ranges
+from edgeq.calibration.groups import share_ranges
+from edgeq.calibration.ranges import Range
 from edgeq.calibration.table import FLATBUFFERS, is_table
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
-from edgeq.model.clean import name_nodes
 from edgeq.model.edit import Editor, insert_behind, replace_node
-from edgeq.model.fold import raise_opset
 from edgeq.model.graph import DATA_MOVEMENT, constant, is_op, name_of, node_input, only_reader
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.model.load import check_valid, save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import raise_opset
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.model.shapes import element_types
-from edgeq.model.tensors import proto_skeleton
+from edgeq.model.skeleton import proto_skeleton
 from edgeq.run.engines import load_engines
 from edgeq.run.session import SessionSettings, onnxruntime
 from edgeq.scheme import Scheme

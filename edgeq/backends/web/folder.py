@@ -20,8 +20,9 @@ from edgeq.backends.web.preprocessing import web_recipe
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.measure.agreement import infer
+from edgeq.model.files import model_files
 from edgeq.model.graph import random_tensors
-from edgeq.model.load import model_files, read_model, unchecked_signature
+from edgeq.model.load import read_model, unchecked_signature
 from edgeq.run.session import Engines
 from edgeq.util.outputs import sha256
 from edgeq.util.registry import shipped

@@ -33,8 +33,8 @@ from edgeq.measure.coverage import KernelRun, timed_profile
 from edgeq.measure.layers import MEMORY, LayerPair
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_unchecked
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.job import Job
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme

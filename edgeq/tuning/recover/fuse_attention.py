@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from edgeq.data.samples import Samples
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.clean import name_nodes
-from edgeq.model.edit import Editor, from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.edit import Editor
 from edgeq.model.graph import MICROSOFT, constant, is_constant, is_op, node_input
+from edgeq.model.names import name_nodes
 from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.quantization.quantizer import quiet
 from edgeq.run.session import open_session

@@ -18,7 +18,7 @@ from edgeq.backends.systolic.channels import activation_scales, sort_channels
 from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.program import ArrayConfig, Network, Program
 from edgeq.calibration.ranges import Range
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.signature import Signature, TensorSpec
 
 OPSET = 13

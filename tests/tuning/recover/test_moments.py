@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeq.calibration.sampled_values import spread
-from edgeq.quantization.weight_only import damp
+from edgeq.quantization.gptq import damp
 from edgeq.tuning.recover.layers import WeightedLayer, find_layers
 from edgeq.tuning.recover.methods import weight_rounding
 from edgeq.tuning.recover.methods.weight_rounding import layer_moments

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.quantization.weight_only import damp, round_rows
+from edgeq.quantization.gptq import damp, round_rows
 from edgeq.tuning.recover.layers import QuantizedFile, Weights, find_layers
 from edgeq.tuning.recover.methods.weight_rounding import layer_moments, weight_limits
 from edgeq.tuning.recover.run import Recoverer

@@ -30,17 +30,13 @@ from numpy.typing import NDArray
 from edgeq.backends.base import described
 from edgeq.calibration.sampled_values import spread, tensor_values
 from edgeq.data.samples import Samples
-from edgeq.model.load import partitions, read_model, save_model
+from edgeq.model.load import read_model, save_model
+from edgeq.model.memory import partitions
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantization.block_weights import (
-    BlockWeights,
-    choose_compute,
-    find_blocks,
-    fit_blocks,
-    read_blocks,
-    store_blocks,
-)
-from edgeq.quantization.weight_only import damp, round_rows, squared_errors
+from edgeq.quantization.block_compute import choose_compute
+from edgeq.quantization.block_products import find_blocks, read_blocks, store_blocks
+from edgeq.quantization.block_weights import BlockWeights, fit_blocks
+from edgeq.quantization.gptq import damp, round_rows, squared_errors
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import Floats, IntegerLayer, QuantizedFile, WeightedLayer, Weights, find_layers
 from edgeq.util.display import SILENT, Progress

@@ -17,7 +17,7 @@ from edgeq.emulate.audit import audit, largest_sums
 from edgeq.errors import UsageError
 from edgeq.measure.coverage import source_names
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
-from edgeq.quantization.qdq import fit_factors
+from edgeq.quantization.pair_fit import fit_factors
 from edgeq.scheme import Scheme
 from tests.backends.build import bench, mixed, residual, weights
 

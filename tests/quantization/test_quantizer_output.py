@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeq.model.load import model_files
+from edgeq.model.files import model_files
 from edgeq.quantization.quantizer import quantizer_output
 from tests.graphs import proto
 

@@ -23,8 +23,8 @@ from onnx import numpy_helper
 import edgeq
 from edgeq.calibration.ranges import Range
 from edgeq.model.quant_params import LIMITS
-from edgeq.quantization.qdq import implies_clamp
-from edgeq.quantization.quantizer import activation_params, weight_params
+from edgeq.quantization.clamps import implies_clamp
+from edgeq.quantization.params import activation_params, weight_params
 from edgeq.scheme import Scheme
 from tests.backends.build import Bench, bench, mixed, random, residual
 from tests.graphs import proto

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.model.products import integer_products
+from edgeq.model.integer_products import integer_products
 from tests.graphs import model
 
 NET = """net (float[1,3] x) => (float[1,2] y) <float s = {{0.5}}, uint8 z = {{3}}, {kind}[3,2] w = {{{values}}},

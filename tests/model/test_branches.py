@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from edgeq.model.products import merge_branches
+from edgeq.model.branches import merge_branches
 
 from .build import model, node, rand, run, write
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.model.edit import from_proto, to_bytes, to_proto
+from edgeq.model.convert import from_proto, to_bytes, to_proto
 from edgeq.quantization.recurrent import MIN_MACS, IntegerWeights, expand_grus
 from tests.backends.networks import operators, recurrent, run, sqnr_db
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.model.rewrites import write_global_pools, write_whole_pools
+from edgeq.model.pools import write_global_pools, write_whole_pools
 from tests.graphs import proto
 
 from .build import rand, run, write

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.model.edit import from_proto, to_bytes, to_proto
-from edgeq.quantization.quantizer import guard_float_layers
+from edgeq.model.convert import from_proto, to_bytes, to_proto
+from edgeq.quantization.float_guard import guard_float_layers
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import attributes, proto
 

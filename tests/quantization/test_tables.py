@@ -17,7 +17,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.model.compatibility import compatibility
 from edgeq.model.graph import constant
 from edgeq.model.load import read_model
-from edgeq.quantization.block_weights import block_products, read_blocks
+from edgeq.quantization.block_products import block_products, read_blocks
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import SYMMETRIC_BLOCKS, Scheme
 from tests.backends.networks import operators, prepared, sqnr_db

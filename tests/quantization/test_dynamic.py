@@ -14,7 +14,7 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.coverage import Explain, measure_coverage
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.prepare import PreparedModel
 from edgeq.prove.builds import explainer

@@ -15,17 +15,9 @@ from edgeq.data.records import Sample
 from edgeq.errors import UsageError
 from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantization.block_weights import (
-    DETAIL,
-    LEVEL,
-    ProductNoise,
-    block_products,
-    fit_blocks,
-    int8_rows,
-    measure_noise,
-    operands,
-    read_blocks,
-)
+from edgeq.quantization.block_compute import DETAIL, ProductNoise, int8_rows, measure_noise
+from edgeq.quantization.block_products import LEVEL, block_products, operands, read_blocks
+from edgeq.quantization.block_weights import fit_blocks
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from tests.backends.networks import prepared
@@ -153,7 +145,7 @@ def test_few_of_many_outputs_tell_the_same(
     artifact = CpuBackend().build(wild, {}, FOUR, tmp_path / "q.onnx", samples=samples())
     model = read_model(artifact.model)
     whole = measure_noise(model, wild, samples())
-    monkeypatch.setattr("edgeq.quantization.block_weights._OUTPUTS", 16)
+    monkeypatch.setattr("edgeq.quantization.block_compute._OUTPUTS", 16)
     for few, all_of_them in zip(measure_noise(model, wild, samples()), whole, strict=True):
         assert few.weights == pytest.approx(all_of_them.weights, rel=0.3)
         assert few.activations == pytest.approx(all_of_them.activations, rel=0.3)

@@ -9,10 +9,11 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex, name_of
-from edgeq.model.load import read_model, save_model, share_model, shared_model
+from edgeq.model.load import read_model, save_model
 from edgeq.model.sessions import Loadable, open_in_memory
+from edgeq.model.sharing import share_model, shared_model
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model
 
