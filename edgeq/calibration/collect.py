@@ -45,7 +45,9 @@ from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.util.display import SILENT, Progress
 
+# Outputs of the float model that fit here (64 MiB) save the proof another run of the float model.
 _MAX_STORED_BYTES = 2**26
+# Bytes of an element of the widest type (float64, int64), because the types of outputs may not be known.
 _LARGEST_ELEMENT = 8
 
 
@@ -133,6 +135,7 @@ class FloatPass:
             name: Observer(state[name], channels.get(name), every_element=every_element) for name in steps.names
         }
         self._pool = ThreadPoolExecutor(at_once)
+        # One more sample than can run waits in the pool, so that no thread is idle while another sample is read.
         self._limit = at_once + 1
         self._pending: set[Future[None]] = set()
         self._failure: EdgeqError | None = None
@@ -196,6 +199,7 @@ class FloatPass:
         """Finish the samples that are running and drop the waiting samples. The observed samples are then the first n
         samples, without a gap.
         """
+        # Running samples are finished, because a sample that is counted in some tensors only would leave a gap.
         self._pool.shutdown(cancel_futures=True)
 
     def _await(self, futures: set[Future[None]]) -> Iterator[int]:
@@ -214,6 +218,7 @@ class FloatPass:
         """
         try:
             self._observe(sample, place)
+        # The failure is kept: statistics of the samples around it would look complete.
         except EdgeqError as error:
             self._failure = error
             raise
@@ -254,9 +259,11 @@ class FloatPass:
             part = _derive(derived, [tallies[source] for source in derived.sources])
             tallies[derived.name] = part
             self._observers[derived.name].note(part)
+        # Inputs must be finite, because a NaN of the sample would appear in nearly every tensor after it.
         for name in self._plan.inputs:
             if tallies[name].nonfinite:
                 raise _refusal(name, sample, tallies[name])
+        # An output may contain infinities, such as masked scores, but must have some finite value to get a range.
         for name in self._plan.outputs:
             if tallies[name].nonfinite.nan or (tallies[name].nonfinite and not tallies[name].count):
                 raise _refusal(name, sample, tallies[name])
@@ -274,6 +281,7 @@ class FloatPass:
             arrays += zip(self._plan.fetched, values, strict=self._outputs is None)
             if self._outputs is not None:
                 self._outputs.keep(place, dict(zip(self._model.names, values, strict=True)))
+        # The arrays are popped from the end, which frees each as soon as it is counted.
         return arrays[::-1]
 
 
@@ -288,6 +296,7 @@ def _derive(derived: DerivedTensor, sources: list[Tally]) -> Tally:
     count = sum(s.count for s in sources)
     low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
     nonfinite = sum((s.nonfinite for s in sources), start=FINITE)
+    # A clip turns infinities into its bounds, which then count as ordinary values.
     if derived.kind == "clip":
         moved, nonfinite = derived.clipped(nonfinite)
         count += sum(number for number, _ in moved)
@@ -310,6 +319,7 @@ class CalibrationJob:
 
     def open(self, stack: ExitStack) -> Callable[[Shard], dict[str, TensorStatistics]]:
         """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.WorkerJob`."""
+        # A worker gets the model as a file once, and prepares its session once for all of its shards.
         model = read_model(self.model.place(stack))
         graph = GraphIndex(model)
         steps, padding = plan_statistics(model, self.names, self.channels), find_padding(graph)
@@ -369,6 +379,7 @@ class ShardMerger:
         self._plan = steps
         self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
         self._counters = {name: Counter(state[name].histogram) for name in steps.counted_names}
+        # An interrupt in the middle of `add` would leave some tensors with the shard and others without it.
         self._whole = True
 
     def run(self, parts: Iterable[Mapping[str, TensorStatistics]]) -> Iterator[int]:
@@ -471,9 +482,11 @@ def collect(
     names = _float_names(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
+    # Several workers may share a machine, so each gets one thread unless the user says otherwise.
     threads = threads or (1 if workers is not None else usable_threads())
     at_once = 1 if workers is not None else min(MAX_CONCURRENT, threads)
     passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
+    # Several passes would store each output again, and workers would send all outputs back.
     output_store = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
@@ -493,6 +506,7 @@ def collect(
             position = state[partition[0]].samples
             advance(position)
             steps = plan_statistics(model, partition, channels)
+            # Workers return the statistics of whole shards, so there is nothing to fetch or count in this process.
             if workers is not None and sharded is not None:
                 parts = observe_on(
                     workers,
@@ -527,6 +541,7 @@ def collect(
                 padding=padding,
             )
             remaining = itertools.islice(enumerate(samples), position, None)
+            # The pool must end before the next pass begins, or both would hold their activations at once.
             with closing(float_pass):
                 _collect(float_pass.run(remaining), float_pass, state, advance, save, checkpoint_seconds)
             timed(float_pass.running_s, float_pass.counting_s)
@@ -570,6 +585,7 @@ def _passes(
         if state[name].samples < total:
             by_progress.setdefault(state[name].samples, []).append(name)
     groups = list(by_progress.values())
+    # Without a limit, one pass sees all tensors, because each further pass runs the model again.
     if memory is None:
         return [tuple(group) for group in groups], at_once
     first_sample = next(iter(samples), None)
@@ -604,6 +620,7 @@ def _collect(
                 state.update(statistics.so_far())
                 save()
                 saved = time.monotonic()
+    # What was counted so far is saved, so that a later run can go on from here.
     except KeyboardInterrupt:
         state.update(statistics.end())
         save()
@@ -638,6 +655,7 @@ def _float_names(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
         if name not in graph.values or graph.values[name].is_initializer():
             raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")
     types = element_types(graph)
+    # Opening a session takes long, so ONNX Runtime is asked only about types that onnx cannot infer.
     untyped = [n for n in names if n not in graph.inputs and n not in types]
     if not untyped:
         return tuple(names)

@@ -90,6 +90,7 @@ LEVELS = 255
 """Number of steps of an 8-bit range."""
 MIN_LEVELS = 16
 """Smallest number of levels that a tensor needs. With fewer levels, it has lost more than four of its eight bits."""
+# Share of the nonzero values that count as small.
 _SMALL = 0.01
 
 
@@ -119,6 +120,7 @@ class Spread:
         middle = np.where(tensor.histogram.keys == 0, 0.0, np.abs(lower + upper) / 2)
         counts, order = tensor.histogram.counts, np.argsort(middle, kind="stable")
         middle, counts = middle[order], counts[order]
+        # Zeros are counted apart, because every range represents them exactly.
         zeros = int(np.searchsorted(middle, 0.0, side="right"))
         low, high = (min(tensor.minimum, 0.0), max(tensor.maximum, 0.0)) if tensor.count else (0.0, 0.0)
         return cls(low, high, middle[zeros:], counts[zeros:], int(counts[:zeros].sum()), tensor.nonfinite)
@@ -215,11 +217,14 @@ DIVISOR = "is a divisor, or leads to one: 8 bits would round its small values to
 LOGARITHM = "is the argument of a logarithm, or leads to it: 8 bits would round its small values to zero"
 ROOT = "is the argument of a root, or leads to it: 8 bits would round its small values to zero"
 
+# Largest relative error of a small value. It corresponds to an SQNR of 34 dB, somewhat less than that of an 8-bit
+# activation.
 _RELATIVE = 0.02
-"""Largest relative error of a small value. It corresponds to an SQNR of 34 dB, somewhat less than that of an 8-bit
-activation."""
+# Largest error of an angle. It changes a sine by at most a hundredth.
 _RADIANS = 0.01
+# Largest error of a float that becomes an index, in places. Larger errors would choose another place too often.
 _OF_INDEX = 0.01
+# Roots with at least this signal-to-noise ratio (30 dB) need no more precision.
 _MIN_ROOT_SNR = 1e3
 _CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
 _SIGNS = frozenset({"Abs", "Cast", "Ceil", "Floor", "Neg", "Round"})
@@ -333,6 +338,7 @@ def _follow_upstream(need: _Need, measured: ModelSpreads) -> tuple[dict[str, boo
     while waiting:
         at = waiting.pop()
         name = name_of(at.value)
+        # A tensor that is already too coarse cannot become coarser, so its path is not followed again.
         if measured.is_constant(at.value) or path.get(name):
             continue
         spread = measured.spread(at.value)
@@ -342,11 +348,13 @@ def _follow_upstream(need: _Need, measured: ModelSpreads) -> tuple[dict[str, boo
         node = at.value.producer()
         if node is None or node.domain not in MAIN_DOMAINS or (is_repeated and not coarse):
             continue
+        # A layer averages the errors of its inputs, so only a coarse output is followed through it.
         if _is_layer(node) and not coarse:
             continue
         if at.reason == DIVISOR and _is_square(node):
             norm = True
             continue
+        # Values inside a network are quantized anyway, so the path ends at the first activation function.
         if at.layers and node.op_type in _CLAMPS:
             continue
         waiting.extend(
@@ -412,6 +420,7 @@ def _gains(node: ir.Node, measured: ModelSpreads) -> Iterator[tuple[ir.Value, fl
         if value is None or measured.is_constant(value):
             continue
         weights = float_constant(factor)
+        # A product of two activations adds up as many errors as the shared axis has elements.
         if weights is None:
             depth = value.shape[-1] if value.shape is not None and len(value.shape) else 1
             yield value, measured.rms(factor) * math.sqrt(depth if isinstance(depth, int) else 1)
@@ -440,14 +449,15 @@ TAIL = "leads to or from a join of unlike ranges after the last layer, where 8 b
 
 _MIN_INNER_LEVELS = MIN_LEVELS / 4
 _MAX_NOISE = 0.05
+# Share of the columns that may be narrow. In a layer with many features, some are always narrow.
 _FEW_COLUMNS = 0.05
-"""Share of the columns that may be narrow. In a layer with many features, some are always narrow."""
 _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
 _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
 
 
 def find_joins(measured: ModelSpreads) -> Mapping[str, str]:
     """Return name → reason, for the tensors next to joins of unlike ranges that must stay in float."""
+    # After the last layer, float costs almost nothing. So the limits depend on the place in the graph.
     leading = before_layers(measured.model)
     layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
     reasons: dict[str, str] = {}
@@ -459,8 +469,11 @@ def find_joins(measured: ModelSpreads) -> Mapping[str, str]:
         if node not in leading:
             # Whether this layer is the only layer, so that nothing else could be quantized.
             alone = layers == 1 and bool(operator_of(node).mac_rule)
+            # Bounded functions such as Sigmoid make errors in all columns matter alike, whatever the ranges of the
+            # columns.
             columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
             if joined < MIN_LEVELS or columns < MIN_LEVELS:
+                # A tensor keeps the reason that it got before, because that is the more specific one.
                 tail = dict.fromkeys(_tail(node, measured.model, leading), TAIL)
                 reasons = {**tail, **reasons, name_of(output): JOINED if joined < MIN_LEVELS else COLUMNS}
         elif joined < _MIN_INNER_LEVELS and _is_lost(output, measured):
@@ -581,17 +594,19 @@ _NORMALIZED = (*_BOUNDED, "GroupNormalization", "InstanceNormalization", "LayerN
 NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
 NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round the others to zero'
 
+# Largest ratio between two magnitudes in a cluster. It is not 1, because a mask may be added twice.
 _CLUSTER = 4.0
-"""Largest ratio between two magnitudes in a cluster. It is not 1, because a mask may be added twice."""
+# Smallest ratio between a cluster and the values before it. Ordinary tails have no gap of two octaves.
 _GAP = 4.0
+# Largest number of different numbers in a cluster, counted in sixteenths of an octave. Boxes in pixels next to scores
+# are a cluster too, but they fill it.
 _STEPS, _MAX_NUMBERS = 16, 4
-"""Largest number of different numbers in a cluster, counted in sixteenths of an octave. Boxes in pixels next to scores
-are a cluster too, but they fill it."""
 _CARRYING = DATA_MOVEMENT | {
     "Abs", "Add", "Cast", "Clip", "Concat", "ConstantOfShape", "GatherElements", "GatherND", "GlobalMaxPool", "Max",
     "Min", "Mul", "Neg", "ReduceMax", "ReduceMin", "Relu", "ScatterElements", "ScatterND", "Sub", "Sum", "TopK",
     "Trilu", "Where",
 }  # fmt: skip
+# Number of elements of the largest constant whose values are read. Larger ones are tables and slow to read.
 _LARGEST = 2**22
 
 
@@ -673,6 +688,7 @@ def find_sentinel(spread: Spread, fewest: int = MIN_LEVELS) -> float:
     if np.unique(spread.magnitudes[:beyond]).size < 2:  # 8 bits can represent one magnitude before the gap.
         return 0.0
     bulk_end, cluster = spread.magnitudes[beyond - 1], spread.magnitudes[beyond:]
+    # Without a gap these are outliers, and with enough levels the gap costs nothing.
     if cluster[0] < _GAP * bulk_end or spread.levels(2 * bulk_end) >= fewest:
         return 0.0
     if len(np.unique(np.floor(_STEPS * np.log2(cluster)))) > _MAX_NUMBERS:  # a quantity with another unit
@@ -693,6 +709,7 @@ def _sentinel_magnitude(spread: Spread | None) -> float:
     """
     if spread is None or not spread.magnitudes.size or spread.counts[-1] < 2:
         return 0.0
+    # A mask as an input contains one number only, apart from zeros.
     alone = _beyond(spread) == spread.magnitudes.size - 1 and (spread.magnitudes.size == 1 or find_sentinel(spread))
     return float(spread.magnitudes[-1]) if alone else 0.0
 
@@ -754,6 +771,7 @@ def _makes_zeros(node: ir.Node, measured: ModelSpreads) -> bool:
     if any(_is_empty(measured.spread(value)) for value in node.inputs):
         return True
     constants = [values for value in node.inputs if (values := float_constant(value)) is not None]
+    # Only constants that are all zero turn other values into zeros.
     if is_op(node, "Mul", "Conv", "ConvTranspose", "Gemm", "MatMul"):
         return any(not values.any() for values in constants[:1])
     spread = measured.spread(node_input(node, 0))
@@ -778,6 +796,8 @@ def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mappin
     """
     measured = ModelSpreads(indexed(model), statistics)
     unseen = {name: UNSEEN.format(source) for name, source in find_unseen(measured).items()}
+    # A later reason replaces an earlier one. What no sample shows comes last, because no measured reason holds without
+    # values.
     return {**find_joins(measured), **find_precise(measured), **find_nothing(measured), **unseen}
 
 

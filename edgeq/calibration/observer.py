@@ -56,10 +56,12 @@ from edgeq.model.sessions import Loadable
 from edgeq.model.tensors import weight_bytes
 from edgeq.run.session import SessionSettings
 
+# Domain of ONNX Runtime's operators on the blocked layout.
 _BLOCKED = "com.microsoft.nchwc"
+# Channels in a block on the CPUs with the widest vectors. Multiples of it fill the blocks of every CPU.
 _WIDEST_BLOCK = 16
+# Largest size of a model's weights, in bytes, for which the optimised graph is written to the temporary folder.
 _LARGEST = 2**29
-"""Largest size of a model's weights, in bytes, for which the optimised graph is written to the temporary folder."""
 _EXTERNAL_WEIGHTS = {
     "session.optimized_model_external_initializers_file_name": "optimised.onnx.data",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
@@ -109,6 +111,7 @@ class InstrumentedModel:
         self._building = threading.Lock()
         settings = SessionSettings(intra_op_threads=threads)
         observed = Loadable.of(graph).with_outputs(names)
+        # Only models with convolutions use the blocked layout, and a large graph takes longer to write than it saves.
         if weight_bytes(graph.model) > _LARGEST or not any(node.op_type == "Conv" for node in graph.graph):
             self._session = observed.open(settings)
             return
@@ -120,6 +123,7 @@ class InstrumentedModel:
         blocked = without_conversions(self.optimised.graph, names, keep_layout)
         if blocked:
             self.fetched = [blocked.get(name, name) for name in names]
+            # The first session is freed before the second opens, so that the weights are in memory only once.
             del self._session
             self._session = self.open(self.optimised)
 
@@ -198,6 +202,7 @@ def without_conversions(
         this is empty, the graph's outputs do not change.
     """
     movable = set(names) - set(keep_layout)
+    # A Clip between two conversions hides that its input exists in the blocked layout too.
     _unwrap_clips(graph)
     blocked: dict[str, str] = {}
     blocked_names: set[str] = set()
@@ -220,6 +225,7 @@ def without_conversions(
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         links = Links(graph)
         for node in list(graph.node):
+            # A conversion that something else still reads stays.
             if _converts_back(node) and node.output[0] not in links.readers and node.output[0] not in outputs:
                 graph.node.remove(node)
     return blocked
@@ -340,8 +346,10 @@ class Observer:
             place: index of the sample, from 0. The counted part depends on this index and not on the progress of other
                 threads, so the result is always the same.
         """
+        # Created at the first sample: a tensor whose histogram is derived never needs a counter.
         with self._lock:
             counter = self._counter = self._counter or Counter(self._start.histogram)
+        # The extrema of a part are those of all elements, which the graph has computed.
         if isinstance(values, Part):
             with self._lock:
                 counter.add(values.values, values.stride)
@@ -364,6 +372,7 @@ class Observer:
             part = flat[begin : begin + CHUNK].astype(np.float32, copy=False)
             step = stride
             smallest, largest = float(np.minimum.reduce(part)), float(np.maximum.reduce(part))
+            # The extrema show NaN and infinities at no cost, so only such parts are searched element by element.
             if not (math.isfinite(smallest) and math.isfinite(largest)):
                 nonfinite += _nonfinite(part)
                 part, step = part[np.isfinite(part)], 1
@@ -462,11 +471,11 @@ FIRST_PARTIAL = PLENTY // LARGE
 MODERATE, MAX_WEIGHT = 1e30, 1e6
 """Limits under which the output of a layer is finite: the largest magnitude of an activation, and the largest sum of
 the magnitudes of a layer's weights or of its bias. The product of the limits is far inside the range of float32."""
+# Smallest, best and largest number of elements in the rows into which a tensor is split before it is reduced. ONNX
+# Runtime's kernels reduce such rows in two thirds of the time that they need for one long row.
 _ROW = (96, 192, 768)
-"""Smallest, best and largest number of elements in the rows into which a tensor is split before it is reduced. ONNX
-Runtime's kernels reduce such rows in two thirds of the time that they need for one long row."""
+# Prefix of the names of nodes and tensors that are added to a graph.
 _ADDED = "edgeq/reduced"
-"""Prefix of the names of nodes and tensors that are added to a graph."""
 _REARRANGED = PERMUTATIONS | {"Relu", "ReorderInput", "ReorderOutput"}
 
 
@@ -502,6 +511,7 @@ class _Reduced:
         is not finite, or a sum of finite values is not finite.
         """
         session = self._session
+        # The reduced graph contains the sizes of the tensors as constants.
         if session is None or _shapes(inputs) != self._inputs:
             return None
         try:
@@ -513,6 +523,7 @@ class _Reduced:
             return None
         *rows, count = self._rows
         begin, end = 2 * count, 2 * count + len(self._summed)
+        # The rows of a tensor are neighbours, so one call reduces the rows of all tensors.
         lows, highs = np.minimum.reduceat(joined[:count], rows), np.maximum.reduceat(joined[count:begin], rows)
         if not (np.abs([lows, highs]).max() <= MODERATE and np.isfinite(joined[begin:end]).all()):
             return None
@@ -614,6 +625,7 @@ def reduce_large(
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), f"{_ADDED}/{name}"))
         return f"{_ADDED}/{name}"
 
+    # Constants that all tensors share are added once.
     zero = constant("zero", 0)
     # Since opset 18 the axes are an input.
     as_input = opset_of_proto(model) >= 18

@@ -23,6 +23,7 @@ from edgeq.model.graph import (
 )
 from edgeq.model.shapes import element_types
 
+# The types whose values an observer can count.
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
@@ -49,6 +50,7 @@ class DerivedTensor:
         union = reduce(Histogram.merge, (histograms[source] for source in self.sources))
         if self.kind == "union":
             return union
+        # The histogram of the source lacks infinities, which the clip turns into values.
         moved, _ = self.clipped(nonfinite[self.sources[0]])
         return reduce(Histogram.merge, (repeated(b, n) for n, b in moved), union.clip(self.low, self.high))
 
@@ -135,6 +137,7 @@ def plan_statistics(model: ir.Model, requested: Collection[str], underived: Coll
         underived: tensors whose values themselves are needed (for channel extrema). They are never derived.
     """
     requested = set(requested)
+    # Samples contain the inputs, so no session has to return them.
     inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in requested)
     available = set(inputs)
     fetched: list[str] = []
@@ -144,11 +147,13 @@ def plan_statistics(model: ir.Model, requested: Collection[str], underived: Coll
             if name not in requested or name in available:
                 continue
             derivation = _derivation(node)
+            # A tensor that is derived costs nothing. A tensor that is fetched is written to memory and read again.
             if derivation is not None and available.issuperset(derivation.sources) and name not in underived:
                 derived.append(derivation)
             else:
                 fetched.append(name)
             available.add(name)
+    # Outputs are checked more strictly than inner tensors, so the plan names them.
     outputs = tuple(dict.fromkeys(name for value in model.graph.outputs if (name := name_of(value)) in available))
     return StatisticsPlan(inputs, tuple(fetched), tuple(derived), outputs)
 
@@ -164,6 +169,7 @@ def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:
 
 
 def _derivation(node: ir.Node) -> DerivedTensor | None:
+    # An operator of another domain may do anything, whatever its name is.
     if node.domain not in MAIN_DOMAINS or len(node.outputs) != 1:
         return None
     name = name_of(node.outputs[0])

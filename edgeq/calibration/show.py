@@ -85,9 +85,11 @@ def open_calibration(
         The statistics with the range of every method, or the table as a plain dict. A table is a file, a directory with
         ONNX Runtime's three files, or a bundle's calibration.zip.
     """
+    # A directory of tables always has this file, and a directory of statistics never does.
     if path.is_dir() and not (path / FLATBUFFERS).exists():
         return compare_ranges(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
     if path.is_file() and is_zipfile(path):
+        # The readers take files, so that one check of sizes serves archives and directories.
         with scratch_folder("edgeq-tables-") as folder:
             unpack_tables(path, Path(folder))
             table = read_tables(Path(folder))
@@ -106,6 +108,7 @@ def columns(histogram: Histogram, low: float, high: float, number: int) -> Float
     """
     lower, upper = histogram.edges()
     place = ((lower + upper) / 2 - low) / ((high - low) or 1.0) * number
+    # The centre of an outermost bin may lie just outside of the extrema.
     places = np.clip(place.astype(np.int64), 0, number - 1)
     return np.bincount(places, histogram.counts.astype(np.float64), minlength=number).astype(np.float64)
 
@@ -117,15 +120,18 @@ def heights(counts: Float64s) -> Float64s:
     return np.asarray(logs / highest if highest else logs, np.float64)
 
 
+# Eighths of a line, which nearly every terminal font has.
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 # Colours of Okabe and Ito, which can be distinguished with any kind of colour vision.
 _COLOURS = ("#000000", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2")
+# Sizes in pixels of a histogram, and the height of a panel with its title and axis.
 _WIDTH, _HEIGHT, _PANEL = 720, 120, 210
 
 
 def sparkline(comparison: RangeComparison, name: str, width: int = 24) -> str:
     """Draw the histogram of a tensor in one line, from minimum to maximum, with counts on a logarithmic scale."""
     tensor = comparison.statistics.tensors[name]
+    # A tensor without values has infinite extrema, which nothing can be drawn between.
     if not tensor.count:
         return " " * width
     tops = heights(columns(tensor.histogram, tensor.minimum, tensor.maximum, width))
@@ -138,8 +144,10 @@ def text_plot(comparison: RangeComparison, name: str, width: int = 72, height: i
     lines = [f"{name}  {tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}"]
     if not tensor.count:
         return [f"{name}  no values"]
+    # The extent includes the ranges, because some methods choose ranges beyond the extrema.
     low, high = _extent(comparison, name)
     tops = heights(columns(tensor.histogram, low, high, width)) * height
+    # Text is written from the top down.
     for row in range(height - 1, -1, -1):
         fills = [min(max(float(top) - row, 0.0), 1.0) for top in tops]
         lines.append("  " + "".join(_BLOCKS[round(fill * (len(_BLOCKS) - 1))] for fill in fills).rstrip())

@@ -27,10 +27,13 @@ from edgeq.util.display import Displayed
 from edgeq.util.records import Count
 
 MANTISSA_BITS = 10
+# A float32 has 23 mantissa bits. This many are cut off.
 _SHIFT = 23 - MANTISSA_BITS
+# The sign is the highest bit of a key, above eight exponent bits and the mantissa.
 _SIGN = 1 << (8 + MANTISSA_BITS)
 KEYS = 2 * _SIGN
 """Number of keys: 2^19."""
+# The key of infinity without its sign: all exponent bits are set. Keys from here on are not finite.
 _INFINITE = 255 << MANTISSA_BITS
 
 Float32s = NDArray[np.float32]
@@ -40,7 +43,9 @@ Int64s = NDArray[np.int64]
 CHUNK = 1 << 16
 """Number of values that are counted at a time. The number is small enough for the caches, and large enough to make the
 cost of a call negligible."""
+# A buffer begins with this many keys. Histograms with at most this many bins are merged by sorting.
 _SMALL_BUFFER = 1 << 10
+# Largest count that an entry of a table can hold.
 _MAX_COUNT = 2**32 - 1
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -89,6 +94,7 @@ class Histogram:
         low_key, high_key = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
         start, stop = np.searchsorted(order, [low_key, high_key + 1])
         below, above = int(self.counts[:start].sum()), int(self.counts[stop:].sum())
+        # Nothing is clipped, so both tensors share one histogram, and its range is computed only once.
         if not below and not above:
             return self
         ends = _collect(
@@ -138,6 +144,7 @@ class Counter:
     def add(self, values: Float32s, weight: int = 1) -> None:
         """Count at most CHUNK finite values, each `weight` times."""
         filled = self._filled + values.size
+        # The buffer holds keys of one weight only, so that one call can add them all.
         if weight != self._weight or filled > CHUNK or filled * weight > _MAX_COUNT:
             self._count()
             self._weight = weight
@@ -171,6 +178,7 @@ class Counter:
         if self._counts is None:
             self._counts = _zeros()
         self._room -= more
+        # Before any count could overflow, the table is emptied into an exact histogram.
         if self._room < 0:
             self._merged = _read_table(self._counts, -_LARGEST, _LARGEST).merge(self._merged)
             self._counts = _zeros()
@@ -248,6 +256,7 @@ def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
     """
     if not keys.size:
         return EMPTY
+    # Keys of negative values rise with the magnitude, so keys alone are not in the order of the values.
     order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
     place = np.argsort(order, kind="stable")
     order = order[place]
@@ -429,6 +438,7 @@ class TensorStatistics:
             raise CalibrationError(f"one part has {self.dtype}, the other {statistics.dtype}")
         if (self.channels is None) != (statistics.channels is None) and self.nonempty and statistics.nonempty:
             raise CalibrationError("one part has channel extrema, the other has none", "Collect both the same way")
+        # A part without elements has no extrema, and the other part's are then those of both.
         channels = self.channels or statistics.channels
         if self.channels is not None and statistics.channels is not None:
             channels = self.channels.merge(statistics.channels)
@@ -467,6 +477,7 @@ class Statistics(Displayed):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(sorted(self.tensors.items()))))
+        # Merged statistics state no total of their own.
         if self.total < self.samples:
             object.__setattr__(self, "total", self.samples)
 
@@ -482,6 +493,7 @@ class Statistics(Displayed):
         Raises:
             CalibrationError: the statistics were collected on another model.
         """
+        # Statistics that were never saved have no digest, and nothing can be compared.
         if digest and self.model_digest and digest != self.model_digest:
             raise CalibrationError(
                 f"{place} was collected on another model ({self.model_digest[:12]}…, this one is {digest[:12]}…)",
@@ -510,6 +522,7 @@ class Statistics(Displayed):
             raise CalibrationError(f"tensor {name!r} is only in one of the parts", "Collect the same tensors in both")
         if not (self.complete and statistics.complete):
             raise CalibrationError("one of the parts is unfinished", "Finish it with --resume, then merge")
+        # Statistics that were merged before contain the data of several parts. No part may count twice.
         mine, theirs = (set(s.data_digest.split("+")) - {""} for s in (self, statistics))
         if mine & theirs:
             raise CalibrationError("both parts contain the same data", "Merge each part once")
@@ -531,5 +544,6 @@ def in_units(value: float) -> int:
 
 def mean_of_units(total: int, count: int) -> float:
     """Return the mean of `count` values whose sum is `total` units. Only the final division rounds."""
+    # An integer division keeps all digits of the sum, which a float64 could not hold.
     quotient, remaining = divmod(total, count)
     return (float(quotient) + remaining / count) * UNIT

@@ -45,6 +45,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
     """Return the bytes of a TrtTable of name → decimal text. Keys are sorted by their bytes, the order that flatbuffers
     uses.
     """
+    # The builder grows by itself from this size in bytes.
     builder = flatbuffers.Builder(1024)
     pairs = []
     for name, value in sorted(table.items(), key=lambda pair: pair[0].encode()):
@@ -54,6 +55,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
         builder.PrependUOffsetTRelativeSlot(VALUE, text, 0)
         pairs.append(builder.EndObject())
     builder.StartVector(4, len(pairs), 4)
+    # A flatbuffer is built from its end to its beginning.
     for pair in reversed(pairs):
         builder.PrependUOffsetTRelative(pair)
     vector = builder.EndVector()
@@ -74,6 +76,7 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     if vector is None:
         return []
     count = view.unsigned(vector)
+    # Each entry takes four bytes, so a larger count is damage. The check comes before the loop, which would be long.
     if count > len(content) // 4:
         raise ValueError("its vector is longer than the file")
     pairs = []
@@ -135,7 +138,9 @@ class _View:
 
 
 FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calibration.cache"
+# A TensorRT scale is the largest magnitude over this number.
 LEVELS = 127
+# Readers of the tables parse the numbers as float32.
 _LARGEST = float(np.finfo(np.float32).max)
 MAX_BYTES = 2**25
 """Largest permitted size of a table file, in bytes."""
@@ -180,6 +185,7 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
     """
     table = table_of(ranges, tensors)
     for name in table:
+        # A line of the text form ends the name at the first space.
         if not name or any(c.isspace() for c in name):
             raise CalibrationError(
                 f"tensor name {name!r} is empty or contains white space, which {CACHE} cannot represent",
@@ -192,11 +198,13 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
         CACHE: "".join(f"{name} {value}\n" for name, value in text.items()).encode(),
     }
     readers = {FLATBUFFERS: read_flatbuffers, JSON: read_json, CACHE: read_cache}
+    # All three paths are checked before the first file is written.
     for name in forms:
         check_table(directory / name)
     with output_file(directory / FLATBUFFERS, force=True, ours=is_table) as draft:
         for name, content in forms.items():
             draft.with_name(name).write_bytes(content)
+            # A table with one wrong digit would only show as lost accuracy on the device.
             if readers[name](draft.with_name(name)) != table:
                 raise CalibrationError(f"{directory / name} does not read back as it was written", "Report this")
 
@@ -204,6 +212,7 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
 def read_tables(directory: Path) -> Table:
     """Read the three tables and check that they contain the same ranges."""
     table = read_flatbuffers(directory / FLATBUFFERS)
+    # If the three disagreed, the result would depend on which of them a tool reads.
     for name, variant in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
         if variant != table:
             raise CalibrationError(f"{directory / name} differs from {FLATBUFFERS}", "Write the tables again")
@@ -270,6 +279,7 @@ def read_flatbuffers(path: Path) -> Table:
     except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path} is not a calibration table: {error}", "Write it again") from error
     names = [name.encode() for name, _ in pairs]
+    # Readers look keys up by binary search, which misses keys of an unsorted table without an error.
     if names != sorted(names):
         raise CalibrationError(f"{path} has unsorted keys, so looking up a key fails", "Write it again")
     return _table(path, pairs)
@@ -282,6 +292,7 @@ def read_json(path: Path) -> Table:
         CalibrationError: the file is damaged, or has another form.
     """
     try:
+        # A dict would hide that a name occurs twice.
         pairs = json.loads(_read_file(path), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
         raise CalibrationError(f"{path} is not JSON: {error}", "Write it again") from error
@@ -296,6 +307,7 @@ def read_cache(path: Path) -> Table:
     Raises:
         CalibrationError: the file is damaged, or has another form.
     """
+    # Only the last space of a line separates, in case a name contains one.
     lines = [line.rsplit(" ", 1) for line in _text(path).splitlines()]
     if any(len(line) != 2 for line in lines):
         raise CalibrationError(f"{path} has a line that is not 'name value'", "Write it again")
@@ -316,6 +328,7 @@ def write_native(
         raise CalibrationError(
             f"TRT-{version}-{algorithm} is not a first line of a TensorRT cache", "Use digits and letters"
         )
+    # A line break in a name would add a line of its own to the table.
     if any("\n" in name or "\r" in name for name in table):
         raise CalibrationError(
             "a tensor name contains a line break, which TensorRT's cache cannot represent", "Rename it"
@@ -343,6 +356,7 @@ def read_native(path: Path) -> Table:
         _check(path, match[1], scale)
         if match[1] in table:
             raise CalibrationError(f"{path} names tensor {match[1]!r} twice", "Write it again")
+        # The same roundings as in `write_native`, so that a table reads back as it was written.
         table[match[1]] = _float32(_float32(scale) * LEVELS)
         _check(path, match[1], table[match[1]])
     return table

@@ -78,6 +78,7 @@ def _follow_node(node: ir.Node, output: ir.Value, axes: Mapping[str, Axis]) -> A
         if axis is None or value is None:
             continue
         rule = _RULES.get(node.op_type, _follow_reduction if _is_reduction(node) else _align)
+        # The first input whose axis survives decides, because a broadcast gives all inputs the same axes.
         moved = rule(node, place, axis.place, value, output)
         if moved is not None:
             return Axis(moved, axis.origin)
@@ -124,6 +125,7 @@ def _follow_slices(node: ir.Node, place: int, axis: int, value: ir.Value, output
 def _follow_transpose(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     order = node.attributes.get_ints("perm", ())
     rank = _rank(value)
+    # Without `perm`, a Transpose reverses all axes.
     if not order:
         return rank - 1 - axis if rank is not None else None
     return list(order).index(axis) if axis in order else None
@@ -146,6 +148,7 @@ def _follow_unsqueeze(node: ir.Node, place: int, axis: int, value: ir.Value, out
     inserted = _axes_of(node, rank)
     if place or inserted is None:
         return None
+    # In ascending order, each new axis moves those behind it by one.
     for new in sorted(inserted):
         axis += new <= axis
     return axis
@@ -155,6 +158,7 @@ def _follow_squeeze(node: ir.Node, place: int, axis: int, value: ir.Value, outpu
     removed = _axes_of(node, _rank(value))
     if place or removed is None:
         return None
+    # Without axes, a Squeeze removes all axes of size 1.
     if not removed and value.shape is not None:
         removed = [k for k, size in enumerate(value.shape) if size == 1]
     return None if axis in removed else axis - sum(n < axis for n in removed)
@@ -206,6 +210,7 @@ def _follow_reshape(node: ir.Node, place: int, axis: int, value: ir.Value, outpu
 def _can_be_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
     if isinstance(a, int) or isinstance(b, int):
         return bool(a == b)
+    # Two sizes without a name may be equal, and nothing contradicts it.
     return a.value == b.value or None in (a.value, b.value)
 
 

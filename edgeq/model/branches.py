@@ -75,6 +75,7 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
     nodes = [node for node in producers if node is not None and is_op(node, *_LINEAR) and node.graph is total.graph]
     if len(nodes) < 2 or nodes[0].inputs[0] is not nodes[1].inputs[0]:
         return False
+    # Another reader needs the result of one branch alone, so the branch would have to stay.
     if any(only_reader(node.outputs[0]) is not total for node in nodes):
         return False
     left_branch, right_branch = (_read_branch(node) for node in nodes)
@@ -89,12 +90,14 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
     if added is None:
         return False
     weight, bias = larger.weight + added, larger.bias + smaller.bias
+    # A layer whose weights are not finite could not be quantized.
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         return False
     layer = larger.node
     set_parameter(editor, layer, 1, weight)
     set_parameter(editor, layer, 2, bias)
     replace_value(total.outputs[0], layer.outputs[0], keep_name=True)
+    # The larger kernel holds all taps, so its node stays and only its weights change.
     editor.graph.remove([total, smaller.node], safe=True)
     return True
 
@@ -105,6 +108,7 @@ def _read_branch(node: ir.Node) -> _Branch | None:
         factors = norm_factors(node)
         return None if isinstance(factors, str) else _Branch(node, *factors)
     weight, bias_input = float_constant(node.inputs[1]), node_input(node, 2)
+    # The padding of `auto_pad` depends on the size of the image, which may be free.
     if weight is None or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None
     bias = np.zeros(len(weight)) if bias_input is None else float_constant(bias_input)

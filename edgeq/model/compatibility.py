@@ -96,6 +96,7 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
         ModelError: no probed release supports something in the model.
     """
     versions = _versions()
+    # An architecture that was not probed borrows the figures of the first one, and `probed` says so.
     like = architecture if architecture in versions.probed else next(iter(versions.probed))
     opset = opset_of(model) or 1
     requirements = [
@@ -104,6 +105,7 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
     ]
     for kernel in dict.fromkeys(_kernels(model)):
         since = versions.kernels[like].get(kernel)
+        # The empty text stands for a kernel that no probed release has.
         if since == "":
             raise ModelError(f"no probed onnxruntime has a kernel for {kernel}", "Choose other integer types")
         if since:
@@ -133,6 +135,7 @@ def _type_groups(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
     has no weights, only its first integer input matters.
     """
     row = operator_of(node)
+    # QuantizeLinear and similar operators only write integers, so their output decides.
     if not row.integers:
         return [(node_input(node, row.integer_output[1]),)] if row.integer_output else []
     inputs = row.integers if row.weights else row.integers[:1]
@@ -148,6 +151,7 @@ def _short_type(values: tuple[ir.Value | None, ...]) -> str:
 
 
 def _find_oldest(highest_by_release: Mapping[str, int], number: int, noun: str) -> str:
+    # From the oldest release on, because the oldest sufficient one is asked for.
     for version, highest in sorted(highest_by_release.items(), key=lambda item: parse_version(item[0])):
         if highest >= number:
             return version

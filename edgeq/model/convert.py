@@ -31,6 +31,7 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, label: objec
     """
     try:
         model = ir.serde.deserialize_model(proto)
+        # The walk reads every body, so that a damaged one raises its error here, inside the `try`.
         for _ in ir.traversal.RecursiveGraphIterator(model.graph):
             continue  # An attribute that should contain a graph may have none.
     # ValueError, KeyError, AttributeError and others. The cause of the error has the useful text.
@@ -55,6 +56,7 @@ class DataTensor(ir.ExternalTensor):
         Raises:
             ModelError: the file is not a regular file in the folder. It was one when the model was loaded.
         """
+        # Checked again when it is read: the file may have been replaced since the model was loaded.
         folder = Path(self.base_dir).resolve()
         file = (folder / self.location).resolve()
         try:
@@ -112,6 +114,7 @@ def _relocate_tensors(model: ir.Model, base: Path) -> None:
             value.const_value = moved(value.const_value)
     for node in every_node(model):
         for name, attribute in node.attributes.items():
+            # A reference to an attribute of a function has no value of its own.
             if attribute.is_ref():
                 continue
             if attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
@@ -164,6 +167,7 @@ def to_bytes(model: ir.Model) -> bytes:
     Raises:
         ValueError: the model exceeds protobuf's limit of 2 GiB.
     """
+    # Without `deterministic`, protobuf may write maps in any order, and digests would differ.
     content: bytes = to_proto(model).SerializeToString(deterministic=True)
     return content
 

@@ -51,6 +51,7 @@ class Editor:
         """
         tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
         texts = tensor.string_data() if isinstance(tensor, ir.StringTensor) else None
+        # Texts have no bytes that could be hashed.
         content = tensor.tobytes() if texts is None else repr(texts).encode()
         key = (name, hashlib.sha256(content).digest(), f"{tensor.dtype}{list(tensor.shape)}")
         if key not in self._made:
@@ -107,6 +108,7 @@ class Editor:
         """Insert a node with several outputs and return them. Their types and shapes are not set. For the other
         arguments, see `node`.
         """
+        # A model must import every domain that its nodes use.
         if domain not in MAIN_DOMAINS:
             self.model.opset_imports.setdefault(domain, 1)
         node = ir.Node(
@@ -170,6 +172,7 @@ class Editor:
         the name is taken, a number is appended.
         """
         old = node_input(node, place)
+        # A tensor that others read must keep its values for them.
         if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
             set_constant(old, values)
             return
@@ -190,6 +193,7 @@ def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> N
     """Replace `old` by `new` everywhere. If `old` is a graph output or `keep_name` is True, `new` takes over the name
     of `old`, and also its type and shape if they are known.
     """
+    # Names of outputs are part of the model's interface.
     if keep_name or old.is_graph_output():
         name = old.name
         old.name, new.name = f"{name}/replaced", name
@@ -236,6 +240,7 @@ def insert_behind(value: ir.Value, head: ir.Value, tail: ir.Value, name: str) ->
 
 def drop_unused_initializers(graph: ir.Graph) -> None:
     """Remove the initializers that no node reads, unless they are inputs or outputs of the graph."""
+    # A copy of the items, because the loop deletes from the dict.
     for name, value in tuple(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
             del graph.initializers[name]

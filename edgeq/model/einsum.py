@@ -78,6 +78,7 @@ def _write(node: ir.Node, editor: Editor) -> bool:
         return False
     outputs: dict[_Step, ir.Value] = {}
     final = _emit(plan, node, editor, outputs)
+    # The last product stands for the Einsum in options and reports, so it gets the name.
     main = next((step for step in reversed(outputs) if step.op_type in ("MatMul", "Mul")), plan)
     final.shape, final.type = node.outputs[0].shape, node.outputs[0].type
     replace_node(node, final)
@@ -112,11 +113,13 @@ def _letters(equation: str, operands: Sequence[ir.Value]) -> tuple[list[str], st
         missing = len(value.shape) - len(term.replace("...", ""))
         more = "".join(chr(_ELLIPSIS + place) for place in reversed(range(missing)))
         named.append(term.replace("...", more))
+        # A repeated letter takes a diagonal, which none of the operators below can do.
         if missing < 0 or len(named[-1]) != len(value.shape) or len(set(named[-1])) != len(named[-1]):
             raise _CannotWriteError
     used = "".join(named)
     ellipsis_rank = max((ord(letter) - _ELLIPSIS + 1 for letter in used if ord(letter) >= _ELLIPSIS), default=0)
     ellipsis = "".join(chr(_ELLIPSIS + place) for place in reversed(range(ellipsis_rank)))
+    # Without an arrow, the letters that occur once form the result, in alphabetical order.
     if not arrow:
         once = (letter for letter in set(used) - set(ellipsis) if used.count(letter) == 1)
         result = ellipsis + "".join(sorted(once))
@@ -208,6 +211,7 @@ def _arranged(operand: _EinsumOperand, letters: str) -> _EinsumOperand:
     if operand.letters == letters:
         return operand
     order = [operand.letters.index(letter) for letter in letters]
+    # A constant is rearranged here, so that it stays a constant.
     if isinstance(operand.value, np.ndarray):
         return _EinsumOperand(np.ascontiguousarray(operand.value.transpose(order)), letters)
     return _EinsumOperand(_Step("Transpose", (operand.value,), {"perm": order}), letters)
@@ -234,6 +238,7 @@ def _grouped(operand: _EinsumOperand, groups: Sequence[str], sizes: dict[str, in
 
 
 def _reshape(value: ir.Value | NDArray[Any] | _Step, shape: Sequence[int]) -> _Step:
+    # A Reshape can compute one unknown size only.
     if list(shape).count(-1) > 1:
         raise _CannotWriteError
     return _Step("Reshape", (value, np.array(shape, np.int64)))

@@ -11,8 +11,8 @@ import onnx
 from edgeq.errors import UsageError
 from edgeq.model.tensors import external_span, is_external, iter_graphs, tensor_bytes
 
+# Alignment in bytes. Each weight begins at a page boundary, so a runtime can map it into memory.
 _ALIGNMENT = 4096
-"""Alignment in bytes. Each weight begins at a page boundary, so a runtime can map it into memory."""
 _SAFE = frozenset(string.ascii_letters + string.digits + "_-.")
 _FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data")
 

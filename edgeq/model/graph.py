@@ -89,6 +89,7 @@ def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of a Relu, or of a Clip of floats. A missing bound is infinite. Return None for other nodes and
     if a bound is computed. The bounds of a Clip are attributes up to opset 10 and inputs from opset 11.
     """
+    # A Relu is a Clip with one bound.
     if is_op(node, "Relu"):
         return 0.0, math.inf
     if not is_op(node, "Clip"):
@@ -144,6 +145,7 @@ def readers(value: ir.Value) -> tuple[ir.Node, ...]:
     value; in that case the nodes are in graph order.
     """
     nodes = dict.fromkeys(use.node for use in value.uses())
+    # Nearly always no body reads the value. Then the graph need not be searched.
     if all(node.graph is value.graph for node in nodes) or value.graph is None:
         return tuple(nodes)
     return tuple(node for node in value.graph if node in nodes or value in captured(node))
@@ -176,6 +178,7 @@ def captured(node: ir.Node) -> tuple[ir.Value, ...]:
     """Return the values of outer graphs that the bodies inside a node read, each once, in order."""
     values: dict[ir.Value, None] = {}
     for body in bodies(node):
+        # A value of an inner body is not captured from outside.
         graph_ids = {id(graph) for graph in (body, *body.subgraphs())}
         inputs = [v for inner in body.all_nodes() for v in inner.inputs if v is not None]
         inside = (*inputs, *(g_out for graph in (body, *body.subgraphs()) for g_out in graph.outputs))
@@ -221,6 +224,7 @@ def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> 
     dilations = tuple(settings.get_ints("dilations", [1] * axes))
     auto = settings.get_string("auto_pad", "NOTSET")
     pads = list(settings.get_ints("pads", [0] * 2 * axes))
+    # ONNX ignores `pads` if `auto_pad` is set.
     if auto == "VALID":
         pads = [0] * 2 * axes
     elif auto != "NOTSET":
@@ -228,6 +232,7 @@ def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> 
             max(0, (-(-size // stride) - 1) * stride + (taps - 1) * dilation + 1 - size)
             for size, stride, taps, dilation in zip(image, strides, kernel, dilations, strict=True)
         ]
+        # If the padding is odd, the names say at which end the extra element is.
         less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
         pads = less + more if auto == "SAME_UPPER" else more + less
     both = tuple((int(pads[axis]), int(pads[axis + axes])) for axis in range(axes))
@@ -239,6 +244,7 @@ def is_random(node: ir.Node) -> bool:
     if node.domain not in MAIN_DOMAINS or node.op_type != DROPOUT:
         return node.domain in MAIN_DOMAINS and node.op_type in RANDOM
     training = node_input(node, 2)
+    # A computed training flag may be true, so the node counts as random.
     values = None if training is None else constant(training)
     return training is not None and (values is None or bool(values.any()))
 
@@ -254,6 +260,7 @@ def random_tensors(graph: ir.Graph) -> frozenset[str]:
     """
     names: set[str] = set()
     for node in graph:
+        # A shape is the same in each run, even if the values are random.
         if is_op(node, "Shape", "Size"):
             continue
         inner = (n for body in bodies(node) for n in body.all_nodes())
@@ -280,6 +287,7 @@ def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str
     """
     names = {name for name, value in named_values(graph).items() if is_constant(value)}
     for node in graph:
+        # A body may run any number of times, so nothing is known about its results.
         if is_random(node) or next(bodies(node), None) is not None:
             continue
         fixed = sizes and is_op(node, "Shape", "Size")
@@ -446,6 +454,7 @@ def _integers(*places: tuple[int, int | None, int]) -> tuple[IntegerInput, ...]:
     return tuple(IntegerInput(*place) for place in places)
 
 
+# Rows that several operators share. Each operator adds what is its own.
 _FUNCTION = Operator("", elementwise=True)
 _LAYER = Operator("", weights=(1,), bias=2)
 _CONV = replace(_LAYER, mac_rule="conv")
@@ -522,6 +531,7 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("Expand Gather MaxPool Pad Resize Slice Split Tile", Operator("", movement="selects")),
     )
 )
+# ONNX's own Attention has other inputs than the one of ONNX Runtime, which is older.
 _BY_DOMAIN: Mapping[tuple[str, str], Operator] = {
     (MICROSOFT, "Attention"): replace(_ATTENTION, op_type="Attention"),
 }
@@ -546,6 +556,7 @@ def moves_data(node: ir.Node) -> bool:
     """
     if node.domain not in MAIN_DOMAINS or node.op_type not in DATA_MOVEMENT:
         return False
+    # Cropping fills positions outside of the image with a value of its own, which the input's range may lack.
     crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     return node.op_type != "Resize" or (node.attributes.get_string("mode", "nearest") == "nearest" and not crops)
 
@@ -553,6 +564,7 @@ def moves_data(node: ir.Node) -> bool:
 def before_layers(model: ir.Model) -> frozenset[ir.Node]:
     """Return the nodes from which a path leads to a node that multiplies matrices."""
     nodes: set[ir.Node] = set()
+    # In reverse order, the readers of a node's outputs are known before the node.
     for node in reversed(list(model.graph)):
         behind = {reader for output in node.outputs for reader in readers(output)}
         if any(reader in nodes or operator_of(reader).mac_rule for reader in behind):
@@ -562,6 +574,7 @@ def before_layers(model: ir.Model) -> frozenset[ir.Node]:
 
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:
     """Return the integer inputs of a node. This also covers operators with any number of inputs."""
+    # Its inputs come in groups of three for each tensor, so no row of the table can list them.
     if node.op_type == "QLinearConcat":
         return tuple(IntegerInput(place, place + 1, place + 2) for place in range(2, len(node.inputs), 3))
     return operator_of(node).integers
@@ -588,6 +601,7 @@ def channel_axis(node: ir.Node) -> int:
     float_form = row.float_form or row.op_type
     if float_form in ("Gemm", "FusedGemm"):
         return 0 if node.attributes.get_int("transB", 0) else -1
+    # Its weight is [inputs, outputs / groups, ...], unlike that of Conv.
     if float_form == "ConvTranspose":
         return 1
     return 0 if row.mac_rule in ("conv", "recurrent") else -1

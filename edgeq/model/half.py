@@ -11,6 +11,7 @@ from edgeq.model.graph import (
 )
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+# Attributes that name an element type: of Cast, and of operators such as EyeLike.
 _TYPE_ATTRIBUTES = ("to", "dtype")
 
 
@@ -26,6 +27,7 @@ def widen_half(model: ir.Model) -> int:
     widened = 0
     for graph in model.graphs():
         for value in graph.initializers.values():
+            # Each 16-bit float is also a float32, so widening is exact.
             if value.dtype in _HALF and value.const_value is not None:
                 array = np.asarray(value.const_value.numpy()).astype(np.float32)
                 value.const_value = ir.tensor(array, name=value.name)
@@ -36,6 +38,7 @@ def widen_half(model: ir.Model) -> int:
             for output in node.outputs:
                 if output.dtype in _HALF and not (output.is_graph_output() and graph is model.graph):
                     output.dtype = ir.DataType.FLOAT
+        # Inputs of bodies are inner tensors, and no Cast is needed there.
         if graph is not model.graph:
             for value in graph.inputs:
                 if value.dtype in _HALF:
@@ -60,6 +63,7 @@ def _cast_inputs(graph: ir.Graph, editor: Editor) -> None:
     for value in graph.inputs:
         if value.dtype in _HALF and value.uses():
             wide = _cast(editor, value, f"{value.name}_float32", ir.DataType.FLOAT, successor=first_node)
+            # The Cast itself now reads its own output, so its input is set back.
             value.replace_all_uses_with(wide)
             maker(wide).replace_input_with(0, value)
 

@@ -171,7 +171,9 @@ def inspect_model(
         HardwareError: a backend has no rules.
         UsageError: `shapes` does not match the model's inputs.
     """
+    # An unknown backend is refused before the model is read, which may take long.
     rules = [(name, backend, int8_rules(backend), scheme) for name, backend, scheme in targets]
+    # The facts need no values of weights, so large models are described at once.
     proto = load_model(path, external_data="none")
     signature = signature_of(proto, path)
     model = from_proto(proto, data_folder(proto, path), label=path)
@@ -183,6 +185,7 @@ def inspect_model(
     assumed = assumed_shapes(model, shapes or {})
     for name, sizes in assumed.items():
         declared_shape = next(value.shape for value in model.graph.inputs if value.name == name) or ()
+        # A size of 1 is a batch of one sample, which needs no remark.
         guessed = [size for size, open_ in zip(sizes, declared_shape, strict=True) if size > 1 and size != open_]
         if name not in (shapes or {}) and guessed:
             listed = ",".join(map(str, sizes))
@@ -191,12 +194,15 @@ def inspect_model(
             )
     preparation: tuple[str, ...] = ()
     predictions: tuple[TargetPrediction, ...] = ()
+    # A forecast asks what would become of float nodes, and a quantized model has none left.
     if quantized and rules:
         notes.append("quantized already: a prediction needs the float32 model that it was made from")
     elif rules:
+        # The forecast is for the prepared model, because that is what a backend quantizes.
         with scratch_folder("edgeq-") as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
+            # Preparation keeps free sizes free, so the products are counted on a copy with sizes.
             sized_model = with_sizes(prepared.model, assumed)
             sized_macs = node_macs(sized_model)
             refused = {
@@ -211,6 +217,7 @@ def inspect_model(
     macs = node_macs(with_sizes(model, assumed))
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value]
     constants = (constant_tensor(node.outputs[0]) for node in every_node(model) if node.op_type == "Constant")
+    # Some exporters write weights as Constant nodes, which would be missing among the initializers.
     weights += [tensor for tensor in constants if tensor is not None]
     return ModelReport(
         path=path,
@@ -242,6 +249,7 @@ def _refused(refuse: Refusals, model: ir.Model, sized_model: ir.Model, path: Pat
         sized_model: the same model with assumed sizes.
     """
     reasons = refuse(model, path)
+    # A user who fixes the sizes would otherwise learn of the refused nodes only in the next attempt.
     return {**refuse(sized_model, path), **reasons} if "" in reasons else reasons
 
 
@@ -262,6 +270,7 @@ def _notes(model: ir.Model) -> list[str]:
     opset = opset_of(model)
     if opset < LOWEST:
         notes.append(f"opset {opset} has no per-channel QuantizeLinear; quantizing raises it to {RAISED_TO}")
+    # Up to IR version 3, every weight also had to be listed as an input.
     listed = sum(value.is_initializer() for value in model.graph.inputs)
     if listed:
         notes.append(f"weights also listed as inputs: {listed}; edgeq treats them as constants")
@@ -281,6 +290,7 @@ def _check_shape(model: ir.Model, name: str, sizes: Sequence[int], path: Path) -
     if value is None:
         raise UsageError(f"{path} has no input {name!r}", "Name one of its inputs in --shape")
     declared_shape = value.shape
+    # Lengths are compared below, so a pair that is missing here is no mistake.
     fixed = [] if declared_shape is None else list(zip(declared_shape, sizes, strict=False))
     if declared_shape is not None and (
         len(declared_shape) != len(sizes) or any(isinstance(a, int) and 0 < a != b for a, b in fixed)

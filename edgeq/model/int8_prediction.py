@@ -90,6 +90,7 @@ def _apart_from_products(node: ir.Node, context: NodeContext) -> str:
 
 def _floats(node: ir.Node) -> list[ir.Value]:
     """Return the inputs of a node that may be floats. Shapes, indices and masks are left out."""
+    # A tensor of unknown type may be float.
     types = (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT)
     return [value for value in node.inputs if value is not None and value.dtype in types]
 
@@ -109,6 +110,7 @@ def _after_conv_or_add(node: ir.Node, context: NodeContext) -> str:
 
 def _unit_alpha_beta(node: ir.Node, context: NodeContext) -> str:
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
+    # Without a bias, beta has no effect.
     if alpha == 1.0 and (beta == 1.0 or node_input(node, 2) is None):
         return ""
     return "its alpha or beta is not 1; multiply it into the weights"
@@ -119,6 +121,7 @@ def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
     range always includes zero.
     """
     source = node_input(node, 0)
+    # The tensor before the clamp would get the range of the clamp, and an output of the model must not.
     if source is not None and source.is_graph_output():
         return "its input is also an output of the model, which keeps its own range"
     bounds = clamp_bounds(node)
@@ -148,6 +151,7 @@ def _equal_shapes(node: ir.Node, context: NodeContext) -> str:
     if context.has_constant(*node.inputs):
         return "one operand is constant"
     shapes = [shape for shape in map(known_sizes, node.inputs) if shape is not None]
+    # 0 stands for a symbolic size, which may be equal to any other.
     unlike = any(len(set(sizes) - {0}) > 1 for sizes in zip(*shapes, strict=False))
     return "its operands have different shapes" if unlike or len(set(map(len, shapes))) > 1 else ""
 
@@ -205,6 +209,7 @@ def _least_channels(bound: int) -> Condition:
         """Return "" if the condition holds or the weight's shape is not known, else the reason."""
         weight = known_sizes(node_input(node, 1)) or ()
         groups = max(1, node.attributes.get_int("group", 0))
+        # A size of 0 is not known. Depthwise and grouped convolutions have kernels of their own.
         if len(weight) < 3 or groups > 1 or max(weight[:2]) >= bound or not all(weight[:2]):
             return ""
         return f"it has {weight[1]} and {weight[0]} channels: fewer than {bound} leave most of an int8 tile empty"
@@ -333,6 +338,7 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Int8Rul
             if op_type in rules:
                 raise HardwareError(f"{path}: {op_type} has two rules", "Remove one")
             rules[op_type] = rule
+    # Rules of this file replace those of the file that it extends.
     return {**int8_rules(content.extends, folder), **rules} if content.extends else rules
 
 
@@ -365,6 +371,7 @@ def find_convolved(model: ir.Model) -> frozenset[str]:
     names = {name_of(value) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT}
     for node in model.graph:
         rule = operator_of(node).mac_rule
+        # The result of a product or a normalization is a float at no cost, whatever the node reads.
         if rule or node.op_type in NORMALIZATIONS:
             convolved = rule.startswith("conv")
         else:
@@ -379,6 +386,7 @@ def find_normalized(model: ir.Model) -> frozenset[str]:
     stream is an example. A normalization that is built from simple operators is recognised by its mean.
     """
     names: set[str] = set()
+    # In reverse order, all readers of a tensor are known before the tensor itself.
     for node in reversed(list(model.graph)):
         for value in node.outputs:
             if any(_normalizes(reader, value) for reader in readers(value)) or any(
@@ -398,6 +406,7 @@ def _normalizes(node: ir.Node, value: ir.Value) -> bool:
     result_readers = readers(node.outputs[0])
     if is_op(node, "ReduceMean"):
         return any(is_op(reader, "Sub") and value in reader.inputs for reader in result_readers)
+    # An RMS normalization subtracts no mean, so its mean of squares is the only sign of it.
     squares = is_op(node, "Pow") or (is_op(node, "Mul") and node.inputs[0] is node.inputs[1])
     return squares and any(is_op(reader, "ReduceMean") for reader in result_readers)
 
@@ -425,6 +434,7 @@ def explain_float(
     Returns:
         The reason; "" if no reason against int8 is known.
     """
+    # The exclusion of a user explains a node better than any rule of the backend does.
     if node.name is not None and node.name in excluded:
         return excluded[node.name]
     if node.domain not in ("", "ai.onnx"):
@@ -433,6 +443,7 @@ def explain_float(
     if not rule.int8:
         return rule.reason
     context = context or NodeContext()
+    # Hazards and masks come before the conditions: 8 bits would be wrong here, not only slow.
     if node.name in context.kept:
         return context.kept[node.name or ""]
     for name in rule.condition.split(", ") if rule.condition else ():
@@ -449,6 +460,7 @@ def _read_rules(backend: str, folder: Path | None) -> tuple[_RulesFile, Path]:
     if not paths:
         names = ", ".join(backends(folder))
         raise HardwareError(f"no int8 rules for the backend {backend!r}", f"There are rules for {names}")
+    # A plug-in must not replace the rules of a shipped backend unnoticed.
     if len(paths) > 1:
         raise HardwareError(f"the backend {backend!r} has two files of rules, {paths[0]} and {paths[1]}", "Remove one")
     path = paths[0]
@@ -522,6 +534,7 @@ def predict_int8(
     constants = {name for name in index.values if index.is_constant(name)}
     hazardous = hazardous_nodes(model, hazards or {}) if scheme is None or scheme.mode == "static" else {}
     quantized: set[str] = set()
+    # `quantized` grows while the nodes are judged: a condition asks what became of the nodes before.
     context = NodeContext(
         constants,
         quantized,
@@ -536,6 +549,7 @@ def predict_int8(
     )
     predictions: list[NodePrediction] = []
     for node in model.graph:
+        # A Constant computes nothing, and the number of these nodes depends only on the exporter.
         if node.op_type == "Constant":
             continue
         verdict, reason = judge(node, rules, context)
@@ -543,6 +557,7 @@ def predict_int8(
             quantized.update(name_of(output) for output in node.outputs)
         name = node.name or ""
         predictions.append(NodePrediction(name, node.op_type, macs[name], verdict, reason))
+    # Nodes in bodies stay in float whichever operator holds the body, so the rule for Loop explains them all.
     reason = rules.get("Loop", rules[DEFAULT]).reason
     inside = [(node.name or "", node.op_type) for body in model.graph.subgraphs() for node in body]
     predictions.extend(NodePrediction(name, op_type, macs[name], "float", reason) for name, op_type in inside)
@@ -612,12 +627,14 @@ def _judge_under(
     """
     verdict, reason = _judge(node, rules, context)
     types = scheme.quantized_types
+    # A node without floats can be neither quantized nor excluded.
     if verdict == "other":
         return verdict, reason
     if node.name in scheme.exclude:
         return "float", scheme.excluded[node.name]
     if types is not None and node.op_type not in types:
         return "float", foreign_type_reason(node.op_type)
+    # The rules of a backend describe static quantization. The other modes quantize every constant matrix.
     if scheme.mode == "static":
         if verdict == "int8" and scheme.per_channel and node.name in stacked:
             return "float", _STACKED

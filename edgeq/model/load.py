@@ -62,17 +62,21 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
         ModelError: a check failed; the message names the file, the problem and the solution.
     """
     model = parse_model(path)
+    # Sizes come first: every later check may allocate memory for what the file declares.
     for tensor in iter_tensors(model):
         check_tensor(tensor, path)
     for sparse in iter_sparse_tensors(model):
         check_sparse_tensor(sparse, path)
     total = check_external(filter(is_external, iter_tensors(model)), path)
+    # onnx's checker refuses nodes out of order, so the nodes are sorted before it runs.
     for graph in iter_graphs(model.graph):
         sort_nodes(graph, path)
         _clear_placeholders(graph)
         _refuse_references(graph, path)
+    # Shape inference and onnxruntime expand every call, so functions that grow without end are refused before.
     check_functions(model, path)
     check_valid(model, path)
+    # Only now is the model known to be valid, and its parts may be rewritten.
     settle_constants(model, path)
     make_dense(model, path)
     _drop_devices(model)
@@ -118,6 +122,7 @@ def data_folder(model: onnx.ModelProto, path: Path) -> Path:
     spans = [(tensor, external_span(tensor, path)) for tensor in iter_tensors(model) if is_external(tensor)]
     if all(span.file.is_relative_to(path.parent.resolve()) for _, span in spans):
         return path.parent
+    # Locations may not lead out of their folder, so the common folder of all data files takes its place.
     folder = Path(os.path.commonpath([span.file.parent for _, span in spans]))
     for tensor, span in spans:
         place = next(entry for entry in tensor.external_data if entry.key == "location")
@@ -153,6 +158,7 @@ def to_memory(model: onnx.ModelProto, base: Path, *, label: object = "the model"
 
     memory = from_proto(model, base, label=label)
     weights = RemoveInitializersFromInputsPass()(memory)
+    # In older versions, a checker demands that every initializer is an input.
     if weights.modified:
         memory.ir_version = max(memory.ir_version, FREE_INITIALIZERS)
     return memory
@@ -218,6 +224,7 @@ def _read_stated(path: Path) -> onnx.ModelProto | None:
     if not (graph.input and graph.output):
         raise ModelError(f"{path} does not state its inputs and outputs", "Name a file that edgeq wrote")
     input_names, output_names = ([entry.name for entry in values] for values in (graph.input, graph.output))
+    # Nothing is known about what the file computes. One node with all inputs and outputs keeps the model valid.
     graph.node.append(onnx.helper.make_node("Whole", input_names, output_names, name="whole", domain=_OWN_FORMAT))
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(_OWN_FORMAT, 1)]
     return onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
@@ -240,6 +247,7 @@ def unchecked_signature(model: Path | bytes, path: Path) -> Signature:
 
 def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
     """Return the inputs and outputs of a model. `path` is for messages."""
+    # Models before IR version 4 list their weights as inputs, too.
     weights = {t.name for t in model.graph.initializer}
     return Signature(
         tuple(_spec(i, path) for i in model.graph.input if i.name not in weights),
@@ -268,9 +276,11 @@ def save_model(
             f"{path} cannot be written: the model refers to external data in an unknown folder",
             "Load the model with its external data",
         )
+    # protobuf refuses larger messages. The threshold keeps scales and shapes in the model file.
     if weight_bytes(model) > inline_limit:
         ir.save(model, path, external_data=data_name(path), size_threshold_bytes=1024)
         return
+    # One file must not depend on the data files of the model that it was made from.
     if external:
         model, proto = model.clone(), None
         ir.external_data.load_to_model(model)
@@ -304,6 +314,8 @@ def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) ->
     Args:
         sequences: whether to accept a sequence or an optional of tensors. Its elements are then described.
     """
+    # Outputs may be sequences of tensors, such as the list of boxes of a detector. Only the type of the elements
+    # matters.
     while sequences and (kind := value.type.WhichOneof("value")) in ("sequence_type", "optional_type"):
         value = onnx.ValueInfoProto(name=value.name, type=getattr(value.type, kind).elem_type)
         value.type.tensor_type.ClearField("shape") if value.type.HasField("tensor_type") else None
@@ -315,6 +327,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) ->
             "options={'zipmap': False}",
         )
     tensor = value.type.tensor_type
+    # Asking onnx for the dtype of an unknown number raises a bare KeyError.
     if tensor.elem_type not in onnx.TensorProto.DataType.values():
         raise ModelError(f"{path}: {value.name!r} has the unknown data type {tensor.elem_type}", DAMAGED)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))

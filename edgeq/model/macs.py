@@ -213,6 +213,8 @@ def _matmul_nbits(node: ir.Node, operands: Sequence[Shape], output: Shape) -> in
     return math.prod(operands[0][:-1]) * node.attributes.get_int("K", 0) * node.attributes.get_int("N", 0)
 
 
+# `Operator.mac_rule` → function that counts the multiply-accumulates of a node. Its arguments are the node, the shapes
+# of its `mac_operands`, and the shape of its output.
 _RULES: Mapping[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     "conv": _conv,
     "conv-transpose": _conv_transpose,
@@ -223,8 +225,6 @@ _RULES: Mapping[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
     "fused-attention": _fused_attention,
     "nbits": _matmul_nbits,
 }
-"""`Operator.mac_rule` → function that counts the multiply-accumulates of a node. Its arguments are the node, the shapes
-of its `mac_operands`, and the shape of its output."""
 
 
 def _broadcast(a: Shape, b: Shape) -> int:

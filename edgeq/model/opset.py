@@ -20,8 +20,8 @@ OLDEST = 7
 """Oldest opset that edgeq accepts. ONNX Runtime does not run older models, so edgeq could not check them. onnx's
 converter also converts some of them wrongly: it loses the axis of an Add or Mul that broadcasts by the rules of opset
 6."""
+# IR version of opsets 15 to 18. Since version 4, weights need not be listed as inputs.
 _IR_VERSION = 8
-"""IR version of opsets 15 to 18. Since version 4, weights need not be listed as inputs."""
 _PLACES = "coordinate_transformation_mode"
 
 

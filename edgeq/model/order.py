@@ -29,6 +29,7 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
     Raises:
         ModelError: nodes depend on each other in a cycle.
     """
+    # Nearly every file is sorted, and its order is kept as it is.
     if is_sorted(graph):
         return
     maker = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
@@ -38,6 +39,7 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
         for m in makers:
             users.setdefault(m, []).append(index)
     ready = [i for i, makers in enumerate(waiting) if not makers]
+    # The heap yields the node that came first in the file, so that the order changes as little as possible.
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
@@ -53,6 +55,7 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
             f"{path}: node {stuck.name or stuck.op_type!r} depends on its own output, directly or through others",
             "The graph has a cycle and cannot run; export it again",
         )
+    # Nodes are copied out first, because clearing the list frees them.
     ordered = onnx.GraphProto()
     ordered.node.extend(graph.node[i] for i in order)
     del graph.node[:]

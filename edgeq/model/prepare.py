@@ -69,6 +69,7 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
     """
     version = onnxruntime().__version__
     config = {"optimization.disable_specified_optimizers": ";".join(_DISABLED)}
+    # Weights stay in data files, because protobuf could not hold them together with the graph.
     if external:
         config["session.optimized_model_external_initializers_file_name"] = f"{optimized.name}.data"
         config["session.optimized_model_external_initializers_min_size_in_bytes"] = "1024"
@@ -94,10 +95,12 @@ def normalise(model: ir.Model, original: ir.Model) -> None:
     model.metadata_props.clear()
     model.metadata_props.update(metadata)
     domains = {node.domain for graph in model.graphs() for node in graph} | {""}
+    # ONNX Runtime lists every domain that it knows, whether the model uses it or not.
     for domain in [d for d in model.opset_imports if d not in domains]:
         del model.opset_imports[domain]
     for graph in model.graphs():
         used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
+        # In reverse, so that the first use of a name decides.
         rank = {name: position for position, name in reversed(list(enumerate(used)))}
         values = sorted(graph.initializers.values(), key=lambda v: (rank.get(v.name, len(used)), v.name or ""))
         graph.initializers.clear()
@@ -113,6 +116,7 @@ _LAYOUT_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 # Layers fused with their activation. They occur from the second-to-last level of the optimisation on, and no quantizer
 # accepts them.
 _FUSED = frozenset({"FusedConv", "FusedGemm", "NhwcFusedConv"})
+# Most names in a note. A line of more names is hard to read.
 _LISTED = 8
 
 
@@ -192,11 +196,13 @@ def prepare_model(
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
         model = _load_named(source, loaded, notes)
+        # Sizes are fixed before the passes, because more can be folded if sizes are known.
         if fix:
             fix_sizes(model, fix, source)
             notes.append(f"sizes fixed: {', '.join(f'{name} = {size}' for name, size in fix.items())}")
         external = weight_bytes(model) > inline_limit
         advance(1)
+        # Notes go before the passes, which would otherwise copy them with every node.
         forget_origin(model)
         _apply(_EARLY_PASSES, model, notes, simplify=simplify)
         advance(1)
@@ -212,6 +218,7 @@ def prepare_model(
             proto = _add_shapes(model, notes, source)
             notes.extend(_difference_notes(operators, model))
             path = workdir / PREPARED_NAME
+            # A smaller model needs no data file, and one from an earlier run would look like a part of it.
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
             save_model(model, path, inline_limit=inline_limit, proto=proto)
         advance(1)
@@ -244,6 +251,7 @@ def _load_named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.M
         proto = load_model(source, external_data="none")
         signature_of(proto, source)
         model, bare = from_proto(proto, data_folder(proto, source), label=source), proto_skeleton(proto)
+    # Quantizing twice would round twice, and the message would come from deep within a pass.
     if is_quantized(model):
         raise ModelError(
             f"{source} is quantized already",
@@ -310,6 +318,7 @@ def _apply(passes: Sequence[Pass], model: ir.Model, notes: list[str], *, simplif
         if not (simplify or step.always):
             continue
         changed = step.run(model)
+        # A step may run twice. Its note states the total, once.
         if isinstance(changed, int):
             counts[step.run] += changed
             changed = counts[step.run]
@@ -333,11 +342,13 @@ def _no_ops_note(removed: int) -> str:
     return f"{_count(removed, 'node')} {clause} (Identity, Dropout, Cast to the same type, empty Pad)"
 
 
+# Passes that run before ONNX Runtime's basic optimisation.
 _EARLY_PASSES = (
     Pass(tidy, lambda dead: f"{_count(dead, 'node')} removed that no output depends on", always=True),
     Pass(widen_half, lambda wide: f"16-bit floats widened to float32 ({_count(wide, 'weight')})", always=True),
     Pass(remove_no_ops, _no_ops_note),
     Pass(write_einsums, lambda n: f"{_count(n, 'Einsum')} written as {'a product' if n == 1 else 'products'}"),
+    # Folded here for the norms that follow, and once more below for what the norms and merged branches leave.
     Pass(fold_affine),
     Pass(fold_batch_norms, lambda folded: f"{folded} BatchNormalization folded"),
     Pass(merge_branches, lambda n: f"{_count(n, 'sum')} of convolutions of one tensor written as one convolution"),
@@ -348,8 +359,8 @@ _EARLY_PASSES = (
     Pass(write_global_pools, lambda n: f"{_count(n, 'mean')} over whole images written as GlobalAveragePool"),
     Pass(write_hard_sigmoids, lambda n: f"{_count(n, 'hard sigmoid')} written as one operator"),
 )
-"""Passes that run before ONNX Runtime's basic optimisation."""
 
+# Passes that run after ONNX Runtime's basic optimisation.
 _LATE_PASSES = (
     Pass(tidy, always=True),
     Pass(remove_no_ops),
@@ -363,7 +374,6 @@ _LATE_PASSES = (
         always=True,
     ),
 )
-"""Passes that run after ONNX Runtime's basic optimisation."""
 
 
 def _optimize(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
@@ -379,9 +389,11 @@ def _optimize(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *
     save_model(model, raw, inline_limit=inline_limit, proto=proto)
     optimize_basic(raw, optimized, source=source, external=external)
     optimized_proto = onnx.load(optimized, load_external_data=False)
+    # The model in memory then serves on, and nothing has to be read again.
     if proto is not None and _is_unchanged(proto, optimized_proto):
         return model
     optimized_model = from_proto(optimized_proto, scratch, label=source)
+    # A second run folds what the first one uncovered.
     if not _is_unfolded(optimized_model):
         return optimized_model
     folded = scratch / "folded.onnx"

@@ -21,10 +21,12 @@ from edgeq.model.skeleton import without_initializers
 from edgeq.model.tensors import is_external, iter_tensors, tensor_bytes
 from edgeq.run.session import SessionSettings, open_session
 
+# Types of weights that ONNX Runtime accepts from outside of the model.
 _HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))
+# Smallest size in bytes of a weight that is passed to the session separately. Smaller weights, and integers that may be
+# a shape or axes, stay in the graph for shape inference and constant folding.
 _MIN_BYTES = 1 << 12
-"""Smallest size in bytes of a weight that is passed to the session separately. Smaller weights, and integers that may
-be a shape or axes, stay in the graph for shape inference and constant folding."""
+# Without this option, a model from memory cannot refer to data files.
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -45,6 +47,7 @@ class Loadable:
     @classmethod
     def of_proto(cls, model: onnx.ModelProto, folder: Path) -> Loadable:
         """Convert a protobuf. `folder` contains its external data, if it has any."""
+        # Without external data, the session needs no option for its folder.
         is_whole = not any(map(is_external, iter_tensors(model)))
         proto = without_initializers(model)
         weights: dict[str, NDArray[Any]] = {}
@@ -80,6 +83,7 @@ class Loadable:
         weights: dict[str, NDArray[Any]] = {}
         bare = model
         large = [(v, t) for v in model.graph.initializers.values() if (t := v.const_value) is not None and _is_large(t)]
+        # The clone shares all weights, so it costs little, and the caller's model keeps its values.
         if large:
             bare = model.clone()
         for value, tensor in large:
@@ -109,6 +113,7 @@ class Loadable:
         """
         outputs = list(dict.fromkeys(names))
         graph, required, nodes = self.proto.graph, set(outputs), []
+        # Nodes are sorted, so one walk back from the outputs finds all that are needed.
         for node in reversed(graph.node):
             if required.intersection(node.output):
                 nodes.append(node)

@@ -191,16 +191,16 @@ def _limit_time(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], An
 
 MAX_ACTIVATION_BYTES = 2**36
 """Largest permitted size of one tensor, in bytes. A larger static shape is treated as an attack or an error."""
+# Number of bytes that one tensor may need for each byte of weights and inputs, in addition to `sample` of the budget.
+# Real models with few weights have results of up to 25 times the size of their input. Models with larger results have
+# more weights.
 _BYTES_PER_INPUT_BYTE = 64
-"""Number of bytes that one tensor may need for each byte of weights and inputs, in addition to `sample` of the budget.
-Real models with few weights have results of up to 25 times the size of their input. Models with larger results have
-more weights."""
+# Number of bytes that shape inference may use for each byte of a model without its weights.
 _COPIES = 32
-"""Number of bytes that shape inference may use for each byte of a model without its weights."""
 _DEFAULT = SymbolicOptions()
 _ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.values())
+# Largest number of elements of an integer vector whose values onnx may propagate from node to node.
 _PROPAGATED = 2**16
-"""Largest number of elements of an integer vector whose values onnx may propagate from node to node."""
 
 
 def infer_shapes(

@@ -19,6 +19,7 @@ from edgeq.model.graph import (
 )
 from edgeq.model.parameters import float_constant, set_parameter
 
+# Axes of an image [N, C, H, W].
 _HEIGHT, _WIDTH = 2, 3
 
 
@@ -52,6 +53,7 @@ def _join(concat: ir.Node, blocks: _Blocks, editor: Editor) -> bool:
     joined = concat.outputs[0]
     in_order = blocks.order == tuple(range(len(blocks.order)))
     layers = [use.node for use in joined.uses()]
+    # Only the weights of a convolution can absorb another order of channels.
     if not in_order and (joined.is_graph_output() or not all(_can_take(layer, joined, blocks) for layer in layers)):
         return False
     node = ir.node("SpaceToDepth", [blocks.source], {"blocksize": blocks.size}, name=concat.name)
@@ -81,6 +83,7 @@ def _blocks(concat: ir.Node) -> _Blocks | None:
         sources.add(source)
         phases.append(phase)
     source = sources.pop() if len(sources) == 1 else None
+    # A block is a square, so its side is the root of the number of phases.
     size = round(len(phases) ** 0.5)
     grid_phases = [{_HEIGHT: (row, size), _WIDTH: (column, size)} for row in range(size) for column in range(size)]
     if (
@@ -103,6 +106,7 @@ def _phase(value: ir.Value | None) -> tuple[ir.Value | None, dict[int, tuple[int
     offsets: dict[int, tuple[int, int]] = {}
     while value is not None:
         node = value.producer()
+        # A Slice may cut one axis at a time, so a phase can be the work of several.
         if node is None or node.op_type != "Slice" or node.domain != "" or len(node.inputs) != 5:
             break
         arguments = [constant(v) for v in node.inputs[1:]]

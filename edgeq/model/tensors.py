@@ -95,6 +95,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
+    # Types such as int4 do not fill bytes, so bits are rounded up to whole bytes.
     elements: int = math.prod(tensor.dims)
     return (elements * ELEMENT_BITS.get(tensor.data_type, 0) + 7) // 8
 
@@ -124,8 +125,10 @@ def check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
     name = tensor.name or "(unnamed)"
     if tensor.data_type != onnx.TensorProto.STRING and tensor.data_type not in ELEMENT_BITS:
         raise ModelError(f"{path}: tensor {name!r} has the unknown data type {tensor.data_type}", DAMAGED)
+    # Two negative sizes would have a positive product, and pass the comparison below.
     if any(d < 0 for d in tensor.dims):
         raise ModelError(f"{path}: tensor {name!r} has a negative dimension {list(tensor.dims)}", DAMAGED)
+    # `external_span` checks these against their files.
     if is_external(tensor):
         return
     expected, actual = _sizes_of(tensor)
@@ -161,6 +164,7 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
     spans = [external_span(tensor, path) for tensor in tensors]
     total = sum(span.length for span in spans)
     file_bytes = sum(file.stat().st_size for file in {span.file for span in spans})
+    # Tied tensors may share bytes. Many tensors over the same bytes would only use up memory.
     if total > 2 * file_bytes + largest_sample():
         raise ModelError(f"{path}: its external tensors have {total} bytes, but their files only {file_bytes}", DAMAGED)
     return total
@@ -182,6 +186,7 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
     location = entries.get("location", "")
     subject = f"{model_path}: external tensor {tensor.name!r}"
     allowed = [model_path.parent if folder is None else folder]
+    # Caches such as those of model hubs store files by hash, and link to them by name.
     if folder in (None, model_path.parent) and model_path.is_symlink():
         allowed.append(model_path.resolve().parent)
     file = _find_contained(location, allowed, subject)
@@ -204,13 +209,16 @@ def _find_contained(location: str, allowed: Sequence[Path], subject: str) -> Pat
     these folders.
     """
     fix = "External data must be in the model's folder or below; put it there and export again"
+    # The operating system would end the path at a zero byte.
     if not location or "\0" in location:
         raise ModelError(f"{subject} names no data file", DAMAGED)
+    # A model may travel to another system, so the absolute paths of every system are refused.
     windows = PureWindowsPath(location)
     if PurePosixPath(location).is_absolute() or windows.drive or windows.root:
         raise ModelError(f"{subject} has the absolute location {location!r}", fix)
     if ".." in windows.parts or ".." in PurePosixPath(location).parts:
         raise ModelError(f"{subject} has the location {location!r}, which leaves the model's folder", fix)
+    # Links are resolved before the comparison, because a link inside the folder may lead out of it.
     folders = [folder.resolve() for folder in allowed]
     named = folders[0] / location
     try:
@@ -222,12 +230,14 @@ def _find_contained(location: str, allowed: Sequence[Path], subject: str) -> Pat
         ) from error
     if not any(file.is_relative_to(folder) for folder in folders):
         raise ModelError(f"{subject} follows the symbolic link {location!r} out of the model's folder", fix)
+    # Reading a pipe or a device might never end.
     if not stat.S_ISREG(mode):
         raise ModelError(f"{subject} has the location {location!r}, which is not a regular file", fix)
     return file
 
 
 def _number(text: str, field: str, subject: str) -> int:
+    # `int` accepts other digits, signs and underscores, and takes long for long texts. 19 digits suffice for any file.
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise ModelError(f"{subject} has the {field} {text[:40]!r}", DAMAGED)
     return int(text)
@@ -239,11 +249,13 @@ def _sizes_of(tensor: onnx.TensorProto) -> tuple[int, int]:
     """
     elements = math.prod(tensor.dims)
     data_type = tensor.data_type
+    # Texts have no fixed size, so only their number can be compared.
     if data_type == onnx.TensorProto.STRING:
         return elements, len(tensor.string_data)
     if tensor.HasField("raw_data"):
         return tensor_bytes(tensor), len(tensor.raw_data)
     bits = ELEMENT_BITS.get(data_type, 0)
+    # Typed fields store the real and the imaginary part of a number as two elements.
     if data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
         elements *= 2
     elif bits < 8:  # Packed types store several elements in a byte, and each int32 contains one byte.
@@ -259,8 +271,8 @@ def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
         yield from inner_graphs(function.node)
 
 
+# Attribute → number of axes of the resulting tensor.
 _STRINGS = {"value_string": 0, "value_strings": 1}
-"""Attribute → number of axes of the resulting tensor."""
 
 
 def settle_constants(model: onnx.ModelProto, path: Path) -> None:
@@ -279,6 +291,7 @@ def settle_constants(model: onnx.ModelProto, path: Path) -> None:
         if not node.attribute:
             name = node.name or next(iter(node.output), "")
             raise ModelError(f"{path}: Constant {name!r} has no value", "Export the model again")
+        # Which of several values would count is not defined, so edgeq keeps the first for all readers.
         del node.attribute[1:]
         (value,) = node.attribute
         if value.name in _STRINGS and not value.ref_attr_name:

@@ -38,6 +38,7 @@ DETAIL = "block_compute"
 # Largest number of rows that are taken from one sample, and largest number of outputs that are measured in a product. A
 # few thousand pairs of rows and outputs are enough to estimate the noise within a few percent.
 _POSITIONS, _OUTPUTS = 16, 512
+# The noise of weights with this many bits is the yardstick, because users who choose 4 bits accept it.
 _MIN_BITS = 4
 
 
@@ -79,6 +80,7 @@ class ProductKind:
     def summary(self) -> str:
         """Return one readable line."""
         text = f"{self.count} of {self.bits} bits in {self.compute}"
+        # Without samples there are only numbers and types to report.
         if self.weights_db is None or self.activations_db is None:
             return text
         brought = "bring" if self.compute == "int8" else "would bring"
@@ -178,11 +180,13 @@ def measure_noise(model: ir.Model, prepared: PreparedModel, samples: Samples) ->
     layers = {str(node.name): node for node in prepared.model.graph if node.name in products}
     inputs = [node.inputs[0] for node in layers.values()]
     sources = {name_of(value) for value in inputs if value is not None and not value.is_initializer()}
+    # One run of the float model over the samples serves all products.
     drawn = drawn_rows(prepared, dict.fromkeys(sorted(sources), -1), samples, positions=_POSITIONS)
     noise = []
     for name, node in products.items():
         layer = layers.get(name)
         rows = drawn.get(name_of(layer.inputs[0])) if layer is not None else None
+        # A product in a body has no rows, and its noise stays unknown.
         if layer is None or rows is None:
             noise.append(ProductNoise(name, node.attributes.get_int("bits", 4) or 4))
             continue
@@ -199,6 +203,7 @@ def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32
     matrix = values.reshape(values.shape[-2:])
     exact = rows @ (matrix[columns].T if layer.attributes.get_int("transB", 0) else matrix[:, columns])
     approximate = rows @ stored
+    # A product whose output is all zero has no noise either, whatever it is divided by.
     signal = float(np.square(exact).sum(dtype=np.float64)) or 1.0
     activations = (int8_rows(rows, blocks.integers.shape[-1]) - rows) @ stored
     return ProductNoise(
@@ -219,6 +224,7 @@ def int8_rows(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     padded[:, :k] = rows
     blocks = padded.reshape(count, -1, size)
     scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    # A block of zeros needs some scale, and any scale represents zero exactly.
     scale[scale == 0] = 1
     return np.asarray((np.rint(blocks / scale) * scale).reshape(count, -1)[:, :k], np.float32)
 

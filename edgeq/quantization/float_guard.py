@@ -24,6 +24,7 @@ from edgeq.model.int8_prediction import slow_fusions
 # Session option for layers that `guard_float_layers` cannot change.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
+# Types that WeightBiasQuantization matches.
 _REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SUFFIX = "/kept_in_float"
 
@@ -44,6 +45,7 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
         if weight is None:
             continue
         parameters = {value.name: constant(value) for value in maker.inputs[1:] if value is not None}
+        # Scales per channel are never matched, and computed ones cannot be repeated here.
         if not all(number is not None and not number.ndim for number in parameters.values()):
             continue
         axis, channels = _channels(node, tuple(weight.shape.numpy()))
@@ -66,6 +68,7 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
         )
         node.replace_input_with(0, dequantized)
         changed += 1
+        # The last reader of the shared DequantizeLinear may just have left it.
         if not restored.uses() and not restored.is_graph_output():
             model.graph.remove(maker, safe=True)
     return changed
@@ -117,9 +120,11 @@ def fit_to_runtime(
         The session options, the reason for each change, and whether the graph was changed.
     """
     options = dict(session_options or {})
+    # Optimizers that the user disabled stay disabled.
     disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
     notes = []
     float_layers = float_compute_nodes(built)
+    # A change of the graph comes first, because it travels with the file. An option may be lost.
     guarded = guard_float_layers(built, float_layers) if guard else 0
     if guarded:
         notes.append(
@@ -133,9 +138,11 @@ def fit_to_runtime(
             f"compute nodes that stay in float: {len(at_risk)}; the session option {_DISABLED} keeps ONNX Runtime from "
             "quantizing their weights at load"
         )
+    # A fusion can make a correct model slower. The table lists those that were measured.
     for fusion in slow_fusions("cpu", built):
         disabled.append(fusion.optimizer)
         notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
+    # The same optimizer may have been disabled for several reasons.
     if disabled:
         options[_DISABLED] = ";".join(dict.fromkeys(disabled))
     earlier_options = built.metadata_props.pop(CARRIED, None)
@@ -183,6 +190,7 @@ def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
 
     Return an empty tuple if the graph has no QuantizeLinear nodes.
     """
+    # WeightBiasQuantization matches only between integer tensors.
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return ()
     constants = computed_constants(model.graph)

@@ -46,7 +46,9 @@ from edgeq.quantization.clamps import can_disappear
 from edgeq.quantization.params import is_spread_thin, scheme_params, weight_params
 from edgeq.scheme import Scheme
 
+# The suffixes are those of ONNX Runtime's quantizer, so tools that look for its names find edgeq's.
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
+# These copy values of their input, so the input's scale fits exactly.
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
 RESULTS: Mapping[str, Range] = {"Softmax": Range(0.0, 1.0)}
 """Operator type → range of its result, which replaces the range from the samples."""
@@ -84,8 +86,10 @@ def write_qdq(
         CalibrationError: an activation has no range.
     """
     selection = _select(model.graph, ranges, scheme, nodes, source, results)
+    # Clamps go before the pairs are written, because then no pair has to be moved.
     _drop_clamps(model.graph, selection)
     _QdqWriter(model, selection, scheme, weight_bounds or {}, float_results).write()
+    # The float weights are still there, next to their integers.
     drop_unused_initializers(model.graph)
 
 
@@ -119,6 +123,7 @@ def _select(
 
     def choose(value: ir.Value) -> None:
         """Set a tensor's parameters from its range, unless they are already set."""
+        # Indices and masks have other types. They are never quantized.
         if value in selection.tensors or value.dtype != ir.DataType.FLOAT:
             return
         clamp_output = value
@@ -130,6 +135,7 @@ def _select(
             raise CalibrationError(problem, "The calibration belongs to another model: calibrate this one again")
         maker = value.producer()
         fixed = results.get(maker.op_type) if maker is not None and is_op(maker, maker.op_type) else None
+        # A known range replaces that of the samples, because other inputs may reach its ends.
         if fixed is not None and not (is_op(maker, "Softmax") and is_spread_thin(span)):
             span = fixed
         selection.tensors[value] = scheme_params(span, scheme)
@@ -139,6 +145,7 @@ def _select(
             continue
         data = [value for value in node.inputs if value is not None]
         if is_op(node, "Relu", "Clip"):
+            # A clamp whose input stays in float would need a pair of its own, only for the clamp.
             if data[0] not in selection.tensors:
                 continue
             choose(node.outputs[0])
@@ -148,6 +155,7 @@ def _select(
             float_outputs = [value for value in node.outputs if value.dtype == ir.DataType.FLOAT]
             selection.tensors.update(dict.fromkeys(float_outputs, selection.tensors[data[0]]))
         elif is_op(node, "Where"):
+            # The first input is a condition. Both values need pairs, or the node would mix integers and floats.
             if not selection.tensors.keys() >= {*data[1:]}:
                 continue
             choose(node.outputs[0])
@@ -243,6 +251,7 @@ class _QdqWriter:
 
     def write(self) -> None:
         """Write the weights and biases of all chosen nodes, then the Q/DQ pairs."""
+        # Weights that several nodes read must have their final scales before the first node is written.
         for node in self._selection.nodes:
             self._measure_weights(node)
         for node in self._selection.nodes:
@@ -265,6 +274,8 @@ class _QdqWriter:
             if bias is not None and data is not None and not params.zero_point.any():
                 largest = np.abs(bias.astype(np.float64)) if params.scale.ndim else np.abs(bias).max(initial=0)
                 smallest_scale = largest / _BIAS_LEVELS / float(data.scale)
+                # The product of both scales is the bias's scale. If it were smaller, the bias would not fit into 32
+                # bits.
                 params = replace(params, scale=np.maximum(params.scale, smallest_scale).astype(np.float32))
             self._weights[value, axis] = params
 
@@ -272,6 +283,7 @@ class _QdqWriter:
         row = operator_of(node)
         weight: QuantParams | None = None
         for place, value in enumerate(node.inputs):
+            # The other inputs of these operators are indices and sizes.
             if value is None or place == row.bias or (place and node.op_type in _SELECTING):
                 continue
             values = _floats(value)
@@ -314,13 +326,16 @@ class _QdqWriter:
         name, maker = name_of(value), value.producer()
         is_selected = maker in self._selection.nodes
         readers = [(use.node, use.idx) for use in value.uses() if use.node in self._selection.nodes]
+        # If the kernel can return floats and only float nodes read them, a pair would only add rounding.
         stays = (
             is_selected and not value.is_graph_output() and maker is not None and maker.op_type in self._float_results
         )
         if not readers and (not is_selected or stays):
             return
+        # Pairs of model inputs come first, because any node may read them.
         place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
         quantized, restored = insert_pair(self._editor, value, params, **place)
+        # The output keeps its name, so the tensor before the pair gets a new one.
         if is_selected and value.is_graph_output():
             insert_behind(value, quantized, restored, self._editor.free_value_name(f"{name}{QUANTIZE}_Input"))
             value.type, value.shape = restored.type, restored.shape

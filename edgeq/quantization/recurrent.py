@@ -30,6 +30,7 @@ MIN_MACS = 2**18
 overhead of 8 us a step. In measurements, the float kernel took 3.5 us for 98 thousand products and was twice as fast as
 the Scan. For 960 thousand products it took 33 us, and the Scan was 1.7 times as fast."""
 
+# Update, reset and hidden gate, in ONNX's order z, r, n.
 _GATES = 3
 Floats = NDArray[np.float32]
 
@@ -51,6 +52,7 @@ class IntegerWeights:
         [].
         """
         largest = np.abs(matrix).max(axis=0 if self.per_channel else None)
+        # A column of zeros needs some scale, and any scale represents zero exactly.
         scale = (np.where(largest > 0, largest, 1) / self.limit).astype(np.float32)
         return np.rint(matrix / scale).astype(np.int8), scale
 
@@ -106,6 +108,7 @@ class _Layer:
         # Y [steps, directions, batch, hidden] contains all states. Y_h [directions, batch, hidden] contains the last
         # states.
         for output, position, axis in zip(self.node.outputs, (1, 0), (1, 0), strict=False):
+            # Exporters declare both outputs and mostly read one of them.
             if output.uses() or output.is_graph_output():
                 axes = writer.integers(f"axis{axis}", [axis])
                 parts = [writer.node("Unsqueeze", [result[position], axes]) for result in results]
@@ -134,8 +137,10 @@ def _scan(
     hidden = layer.hidden
     always = slice(0, _GATES * hidden if not layer.reset_last else 2 * hidden)
     w_bias, r_bias = direction.w_bias.copy(), direction.r_bias.copy()
+    # Biases that are only added are added once, outside of the loop. What r multiplies must stay apart.
     w_bias[always] += r_bias[always]
     r_bias[always] = 0
+    # The gates z and r are computed together: one large product is faster than two small ones.
     halves = writer.integers("zr+n", [2 * hidden, hidden])
     projected = writer.product(layer.node.inputs[0], direction.w.T, quantizer, "W", w_bias)
     x_zr, x_n = writer.nodes("Split", [projected, halves], 2, axis=-1)
@@ -156,6 +161,7 @@ def _scan(
         carried = body.product(body.node("Mul", [r, h]), direction.r[2 * hidden :].T, quantizer, "R_n")
     n = body.node("Tanh", [body.node("Add", [in_n, carried])])
     new = body.node("Add", [n, body.node("Mul", [z, body.node("Sub", [h, n])])])
+    # A Scan returns the state and the collected states as two outputs, which may not be the same tensor.
     for output in (new, body.node("Identity", [new])):
         output.shape, output.type = h.shape, h.type
         body.graph.outputs.append(output)
@@ -225,6 +231,7 @@ class _StepWriter:
         integers, scale = quantizer.quantize(matrix)
         inputs = [x, self._constant(local, integers), self._constant(f"{local}_scale", scale)]
         inputs.append(self._constant(f"{local}_zero", np.zeros(scale.shape, np.int8)))
+        # The operator adds a missing bias at no cost.
         if bias is not None and bias.any():
             inputs.append(self._constant(f"{local}_bias", bias))
         return self.node("DynamicQuantizeMatMul", inputs)
@@ -245,16 +252,20 @@ def _row(name: str, size: int) -> ir.Value:
 def _read_layer(node: ir.Node, least_macs: int) -> _Layer | None:
     """Return the GRU layer of a node. Return None if the layer cannot be expanded or is too small to benefit."""
     attributes = node.attributes
+    # The equations above hold for the default functions only.
     if not is_op(node, "GRU") or "clip" in attributes or "activations" in attributes:
         return None
+    # A Scan runs along the first axis, for all sequences equally long.
     if attributes.get_int("layout", 0) or node_input(node, 4) is not None:
         return None
     w, r, b = (constant(node_input(node, place)) for place in (1, 2, 3))
     if w is None or r is None or (b is None and node_input(node, 3) is not None):
         return None
+    # DynamicQuantizeMatMul has a kernel only for float32 activations, scales and biases.
     if any(weight is not None and weight.dtype != np.float32 for weight in (w, r, b)):
         return None
     count, rows, _ = w.shape
+    # Narrow layers stay in float, where the overhead of a step would exceed what integers save.
     if rows * (w.shape[2] + r.shape[2]) < least_macs:
         return None
     biases = np.zeros((count, 2 * rows), np.float32) if b is None else b

@@ -48,11 +48,14 @@ def write_weight_only(
     """
     types = scheme.quantized_types or frozenset()
     model = prepared.model.clone()
+    # Blocks exist for MatMul only.
     if "Gemm" in types:
         gemms_to_matmuls(model, scheme.exclude)
     products = _to_blocks(model, scheme) if types.intersection(("MatMul", "Gemm")) else {}
+    # The file would be the float model under another name.
     if not products:
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Leave --weight-only out")
+    # A given choice needs no measurement, and without samples there is nothing to measure on.
     if scheme.float_compute is None and samples is not None:
         compute = choose_compute(model, prepared, samples)
     else:
@@ -85,6 +88,7 @@ def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
         if bias is not None:
             result = editor.node("Add", [product, bias], f"{node.name}/bias", before=node)
         replace_node(node, result)
+        # The product keeps the Gemm's name, which exclusions and notes use.
         maker(product).name = node.name
     drop_unused_initializers(model.graph)
     return count
@@ -117,6 +121,7 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
             bits = 8 if node.name in scheme.eight_bit else scheme.weight_bits
             values = constant_values(matrix)
             flat = np.asarray(values, np.float32).reshape(values.shape[-2:])
+            # Several products may read one matrix, and the search for its blocks takes long.
             if (matrix, bits) not in fitted:
                 fitted[matrix, bits] = fit_blocks(flat, bits, scheme.block_size, symmetric=scheme.weight_symmetric)
             products[_replace_product(editor, node, matrix, fitted[matrix, bits])] = flat
@@ -139,6 +144,7 @@ def _block_matrix(node: ir.Node) -> ir.Value | None:
     if matrix.dtype != ir.DataType.FLOAT or matrix.shape is None:
         return None
     shape = matrix.shape.numpy()
+    # An empty matrix has no blocks.
     if 0 in shape:
         return None
     is_matrix = len(shape) == 2

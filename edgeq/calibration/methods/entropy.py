@@ -51,8 +51,10 @@ def windows(counts: Float64s, levels: int, *, symmetric: bool) -> tuple[Int64s, 
     """
     used = np.flatnonzero(counts)
     begin, end = (int(used[0]), int(used[-1]) + 1) if used.size else (BINS - 1, BINS + 1)
+    # The widest window holds all data, so no further one can be better.
     reach = max(BINS - begin, end - BINS, 1)
     step = BINS // CANDIDATES
+    # A narrower window would have fewer bins than levels, and quantization would be exact in it.
     narrowest = min(levels // 2, reach)
     sides = np.append(np.arange(narrowest, reach, step), reach)
     start, stop = BINS - sides, BINS + sides
@@ -72,6 +74,7 @@ def divergences(counts: Float64s, start: Int64s, stop: Int64s, levels: int) -> F
 
     outside_low, outside_high = sums[start], total - sums[stop]
     first_count, last_count = counts[start], counts[stop - 1]
+    # In a window of one bin, the first bin is also the last and gets the data from both sides.
     alone = stop - start == 1
     inside_information = information[stop] - information[start]
     inside_information += _xlogx(first_count + outside_low + np.where(alone, outside_high, 0.0)) - _xlogx(first_count)
@@ -89,6 +92,7 @@ def divergences(counts: Float64s, start: Int64s, stop: Int64s, levels: int) -> F
     reference[rows, in_first] += outside_low
     reference[rows, in_last] += outside_high
     spread = np.maximum(weight, FLOOR) / np.maximum(bins, 1.0)
+    # The divergence compares shares, so Q is scaled to the data that the window holds.
     inside = np.maximum(sums[stop] - sums[start], FLOOR)
     cross = np.einsum("ij,ij->i", reference, np.log(spread))
     divergence: Float64s = (inside_information - cross) / total - np.log(total) + np.log(inside)

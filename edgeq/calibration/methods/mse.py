@@ -11,6 +11,7 @@ from edgeq.calibration.range_method import RangeMethod
 from edgeq.calibration.statistics import BINS, Float64s, Linear, TensorStatistics, linear_of
 from edgeq.model.quant_params import Grid, QuantParams
 
+# Half octaves, down to a 64th of the extrema.
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extrema that are tried first. The best share is then refined with smaller and smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
@@ -30,16 +31,19 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
     """
     low, high = min(minimum, 0.0), max(maximum, 0.0)
     bound = max(-low, high)
+    # All values are zero, and any range represents them.
     if bound == 0.0:
         return 0.0, 0.0
     if grid.symmetric:
         low, high = -bound, bound
+    # Computed once, because the search tries more than a hundred ranges.
     moments = moments_of(linear)
     search_low, search_high = low < 0.0, high > 0.0 and not grid.symmetric
     lows = COARSE if search_low else np.ones(1)
     highs = COARSE if search_high else np.ones(1)
     share = np.array([(a, b) for a in lows for b in highs])
     best, best_error = _best_share(moments, _promising(moments, share, low, high, grid), low, high, grid)
+    # Each round halves the distance between neighbours, in octaves, around the best range so far.
     for factor in REFINEMENTS:
         steps = np.array([factor, 1.0, 1.0 / factor])
         a = np.minimum(best[0] * steps, 1.0) if search_low else np.ones(1)
@@ -101,6 +105,7 @@ def _promising(moments: BinMoments, share: Float64s, low: float, high: float, gr
     edgeq first computes the total error of the `PRELIMINARY` ranges that clip least. A range cannot be best if its
     clipping error alone exceeds the smallest of these errors.
     """
+    # With few candidates, ruling some out takes longer than trying them.
     if len(share) <= PRELIMINARY:
         return share
     clipped = clipped_errors(moments, grid.params(*_ends(share, low, high, grid)))
