@@ -104,8 +104,10 @@ def _release(node: ir.Node) -> None:
 
 
 def _drop_dead(graph: ir.Graph) -> int:
-    """Remove unused nodes and weights, and return the number of removed nodes. The pass of onnx-ir is not used, because
-    up to release 1.0 it also switches BatchNormalization out of training mode, which changes results.
+    """Remove unused nodes and weights, and return the number of removed nodes.
+
+    The pass of onnx-ir is not used. It does not count, and it leaves unused weights in bodies. It also drops unused
+    outputs of BatchNormalization, up to release 1.0 together with its training mode, which changes results.
     """
     dead = 0
     for node in reversed(graph):

@@ -47,7 +47,7 @@ class NodeContext:
         convolved: names of the tensors from `find_convolved`; None if they are not known.
         normalized: names of the tensors from `find_normalized`.
         before_layers: nodes that lead to a layer, from `edgeq.model.graph.before_layers`; None if they are not known.
-        kept: name → reason, for nodes that must stay in float.
+        float_reasons: name → reason, for nodes that must stay in float.
     """
 
     constants: Collection[str] = ()
@@ -55,7 +55,7 @@ class NodeContext:
     convolved: Collection[str] | None = None
     normalized: Collection[str] = ()
     before_layers: Collection[ir.Node] | None = None
-    kept: Mapping[str, str] = field(default_factory=dict)
+    float_reasons: Mapping[str, str] = field(default_factory=dict)
 
     def has_constant(self, *values: ir.Value | None) -> bool:
         """Return whether at least one of the values is constant."""
@@ -444,8 +444,8 @@ def explain_float(
         return rule.reason
     context = context or NodeContext()
     # Hazards and masks come before the conditions: 8 bits would be wrong here, not only slow.
-    if node.name in context.kept:
-        return context.kept[node.name or ""]
+    if node.name in context.float_reasons:
+        return context.float_reasons[node.name or ""]
     for name in rule.condition.split(", ") if rule.condition else ():
         if not gains and name.partition(":")[0] in GAINS:
             continue
@@ -600,7 +600,7 @@ def _judge(node: ir.Node, rules: Mapping[str, Int8Rule], context: NodeContext) -
         return "float", "it computes in float64; quantization starts from float32"
     if not any(value.dtype in (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT) for value in outputs):
         # A pair in front of a Cast or a comparison would round the tensor that it reads.
-        float_reason = context.kept.get(node.name or "")
+        float_reason = context.float_reasons.get(node.name or "")
         return ("float", float_reason) if float_reason else ("other", "it makes no floats")
     reason = explain_float(node, rules, context)
     if reason:

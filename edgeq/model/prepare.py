@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from edgeq.errors import ModelError, RuntimeUnavailableError, one_line
 from edgeq.model.affine import fold_affine
@@ -94,10 +95,8 @@ def normalise(model: ir.Model, original: ir.Model) -> None:
     model.domain, model.model_version, model.doc_string = original.domain, original.model_version, original.doc_string
     model.metadata_props.clear()
     model.metadata_props.update(metadata)
-    domains = {node.domain for graph in model.graphs() for node in graph} | {""}
     # ONNX Runtime lists every domain that it knows, whether the model uses it or not.
-    for domain in [d for d in model.opset_imports if d not in domains]:
-        del model.opset_imports[domain]
+    RemoveUnusedOpsetsPass(process_functions=False)(model)
     for graph in model.graphs():
         used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
         # In reverse, so that the first use of a name decides.
