@@ -28,7 +28,7 @@ import onnxruntime
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
 from edgeq.calibration.collect import MAX_CONCURRENT, collect
-from edgeq.calibration.observer import InstrumentedModel
+from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.calibration.plan import plan_statistics, quantizable_tensors
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Statistics, TensorStatistics, histogram_of

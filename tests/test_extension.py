@@ -25,7 +25,7 @@ from edgeq.data.preprocess import parse_text
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
-from edgeq.model.int8_prediction import int8_rules
+from edgeq.model.int8_rules import int8_rules
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.util.records import plain
 from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, ExtensionGroup, data_folders

@@ -22,13 +22,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.model.edit import Editor
 from edgeq.model.graph import channel_axis, constant, is_op, name_of
-from edgeq.model.int8_prediction import (
-    Int8Rule,
-    int8_rules,
-    predict_int8,
-    quantizable_operators,
-    stacked_products,
-)
+from edgeq.model.int8_prediction import predict_int8, stacked_products
+from edgeq.model.int8_rules import Int8Rule, int8_rules, quantizable_operators
 from edgeq.model.load import is_quantized, read_model, read_unchecked, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.sharing import share_model

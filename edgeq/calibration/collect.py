@@ -27,7 +27,8 @@ from edgeq_device.measure.pairs import visible_elements
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
-from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Tally
+from edgeq.calibration.instrumented import InstrumentedModel
+from edgeq.calibration.observer import Observer, Part, Tally
 from edgeq.calibration.plan import DerivedTensor, StatisticsPlan, plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
 from edgeq.data.records import Sample

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibration.collect import collect
-from edgeq.calibration.observer import InstrumentedModel
+from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.calibration.statistics import ChannelExtrema
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples

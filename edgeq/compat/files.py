@@ -30,7 +30,8 @@ from edgeq.compat.source import (
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.graph import clamps, name_of
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.quantization.clamps import find_lasting_clamps
 from edgeq.quantization.dynamic import standard_attentions

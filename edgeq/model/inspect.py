@@ -16,7 +16,8 @@ from edgeq.model.convert import from_proto
 from edgeq.model.digests import model_digest
 from edgeq.model.files import model_files
 from edgeq.model.graph import MAIN_DOMAINS, constant_tensor, every_node, opset_of
-from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8, rules_title
+from edgeq.model.int8_prediction import NodePrediction, predict_int8
+from edgeq.model.int8_rules import int8_rules, rules_title
 from edgeq.model.load import data_folder, is_quantized, load_model, signature_of
 from edgeq.model.macs import assumed_shapes, node_macs, with_sizes
 from edgeq.model.names import node_names

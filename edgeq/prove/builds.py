@@ -45,7 +45,8 @@ from edgeq.measure.coverage import (
 )
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.files import model_bytes
-from edgeq.model.int8_prediction import NodePrediction, foreign_type_reason, int8_rules, predict_int8, rules_title
+from edgeq.model.int8_prediction import NodePrediction, foreign_type_reason, predict_int8
+from edgeq.model.int8_rules import int8_rules, rules_title
 from edgeq.model.macs import node_macs
 from edgeq.model.sharing import shared_model
 from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for

@@ -19,7 +19,7 @@ from edgeq_device.bundle.options import KEY as CARRIED
 
 from edgeq.model.edit import Editor, drop_unused_initializers
 from edgeq.model.graph import computed_constants, constant, constant_tensor, is_op, name_of, node_input
-from edgeq.model.int8_prediction import slow_fusions
+from edgeq.model.int8_rules import slow_fusions
 
 # Session option for layers that `guard_float_layers` cannot change.
 _DISABLED = "optimization.disable_specified_optimizers"

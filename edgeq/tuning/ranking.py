@@ -21,7 +21,7 @@ from edgeq.errors import EdgeqError, one_line
 from edgeq.hardware.target import Target
 from edgeq.model.edit import Editor, insert_behind, set_constant
 from edgeq.model.graph import is_op, name_of, only_reader, sizes
-from edgeq.model.int8_prediction import int8_rules, quantizable_operators
+from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.quant_params import QuantParams

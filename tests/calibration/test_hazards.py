@@ -15,28 +15,16 @@ from hypothesis import strategies as st
 from edgeq.backends.cpu import CpuBackend
 from edgeq.backends.tensorrt.explicit import plan_placement
 from edgeq.calibration.collect import collect
-from edgeq.calibration.hazards import (
-    ANGLE,
-    COLUMNS,
-    DIVISOR,
-    JOINED,
-    LOGARITHM,
-    NONFINITE,
-    NOTHING,
-    ROOT,
-    TAIL,
-    ModelSpreads,
-    Spread,
-    find_hazards,
-    find_sentinel,
-    find_unseen,
-    hazard_notes,
-    root_snr,
-    with_hazards,
-)
+from edgeq.calibration.hazards import find_hazards, hazard_notes, with_hazards
+from edgeq.calibration.joins import COLUMNS, JOINED, TAIL
+from edgeq.calibration.precision import ANGLE, DIVISOR, LOGARITHM, ROOT, root_snr
 from edgeq.calibration.ranges import scheme_ranges
+from edgeq.calibration.sentinels import NONFINITE, NOTHING, find_sentinel
+from edgeq.calibration.spreads import ModelSpreads, Spread
 from edgeq.calibration.statistics import TensorStatistics, histogram_of
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.calibration.unseen import find_unseen
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.prepare import prepare_model
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme

@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.calibration.observer import InstrumentedModel, without_conversions
+from edgeq.calibration.instrumented import InstrumentedModel
+from edgeq.calibration.layout import without_conversions
 from edgeq.errors import DataError
 from edgeq.model.convert import to_proto
 from edgeq.model.load import read_model

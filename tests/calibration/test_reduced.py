@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.calibration import observer
+from edgeq.calibration import instrumented
 from edgeq.calibration.collect import collect
-from edgeq.calibration.observer import FIRST_PARTIAL, Bounds, reduce_large, row_length
+from edgeq.calibration.instrumented import FIRST_PARTIAL
+from edgeq.calibration.reduced import Bounds, reduce_large, row_length
 from edgeq.calibration.statistics import Nonfinite, Statistics
 from edgeq.errors import CalibrationError
 from edgeq.model.convert import to_proto
@@ -31,21 +32,21 @@ COUNT, SIZE = FIRST_PARTIAL + 5, 64
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Record, for each sample that allows a reduced session, whether one was used."""
     found: list[bool] = []
-    run = observer._Reduced.run
+    run = instrumented._Reduced.run
 
-    def watched(self: observer._Reduced, inputs: observer.Inputs) -> Any:
+    def watched(self: instrumented._Reduced, inputs: instrumented.Inputs) -> Any:
         values = run(self, inputs)
         found.append(values is not None)
         return values
 
-    monkeypatch.setattr(observer._Reduced, "run", watched)
+    monkeypatch.setattr(instrumented._Reduced, "run", watched)
     return found
 
 
 def whole(path: Path, samples: ListSamples, **options: Any) -> Statistics:
     """Return the statistics from fetching every tensor."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(observer, "FIRST_PARTIAL", len(samples))
+        patch.setattr(instrumented, "FIRST_PARTIAL", len(samples))
         return collect(read_model(path), samples, **options)
 
 

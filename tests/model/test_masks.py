@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.masks import MASK_REASON, find_masks
 from tests.graphs import model
 

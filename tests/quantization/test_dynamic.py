@@ -15,7 +15,8 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.coverage import Explain, measure_coverage
 from edgeq.model.convert import from_proto, to_proto
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.prepare import PreparedModel
 from edgeq.prove.builds import explainer
 from edgeq.prove.job import Built

@@ -45,7 +45,8 @@ from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.graph import is_op, name_of
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import read_model, read_unchecked, save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.pools import write_whole_pools

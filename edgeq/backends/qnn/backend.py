@@ -31,7 +31,8 @@ from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
 from edgeq.model.digests import structure_digest
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
-from edgeq.model.int8_prediction import Int8Rule, int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import Int8Rule, int8_rules
 from edgeq.model.load import read_model, save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.parts import part_of

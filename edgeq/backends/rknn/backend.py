@@ -37,14 +37,15 @@ from edgeq.backends.rknn.context import write_context
 from edgeq.backends.rknn.data import Chip, chip_named, dialect, toolkit
 from edgeq.backends.rknn.dialect import write_dialect
 from edgeq.backends.rknn.for_c import FORMS, MAGIC, write_for_c
-from edgeq.calibration.hazards import ANGLE, INDEX
+from edgeq.calibration.precision import ANGLE, INDEX
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
 from edgeq.measure.coverage import HALF, Coverage, NodeRun, coverage_of
 from edgeq.model.digests import model_digest
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import save_model, unchecked_signature
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel

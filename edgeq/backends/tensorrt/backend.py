@@ -41,7 +41,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.edit import Editor, insert_behind, replace_node
 from edgeq.model.graph import DATA_MOVEMENT, constant, is_op, name_of, node_input, only_reader
-from edgeq.model.int8_prediction import int8_rules
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import check_valid, save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.names import name_nodes

@@ -58,6 +58,7 @@ from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError
+from edgeq.model.conditions import NodeContext, known_sizes
 from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind
 from edgeq.model.exact import Exactness, is_layer_output
 from edgeq.model.graph import (
@@ -74,7 +75,8 @@ from edgeq.model.graph import (
     only_reader,
     opset_of,
 )
-from edgeq.model.int8_prediction import DEFAULT, Int8Rule, NodeContext, explain_float, foreign_type_reason, known_sizes
+from edgeq.model.int8_prediction import explain_float, foreign_type_reason
+from edgeq.model.int8_rules import DEFAULT, Int8Rule
 from edgeq.model.load import is_quantized
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types, write_shapes
