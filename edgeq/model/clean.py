@@ -16,6 +16,7 @@ def tidy(model: ir.Model) -> int:
     Returns:
         The number of nodes that were removed because no output depends on them.
     """
+    # A weight that an input may override is not a constant, and nothing could be folded into it.
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     dropped, previous_count = 0, -1
@@ -86,6 +87,7 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
         output.replace_all_uses_with(source)
         graph.remove(node, safe=True)
         return True
+    # Only a tensor that a node of this graph computes can take over the name of an output.
     producer = source.producer()
     if producer is None or producer.graph is not graph or source.is_graph_output():
         return False

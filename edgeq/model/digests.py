@@ -46,12 +46,14 @@ def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
         session_options: options of the session, which are included in the hash.
     """
     graph = onnx.load(model, load_external_data=False).graph
+    # Options may select other kernels for the same file.
     digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
     for node in graph.node:
         attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
         digest.update(json.dumps([node.domain, node.op_type, list(node.input), list(node.output)]).encode())
         for attribute in attributes:
             digest.update(attribute)
+    # Two builds may list the same weights in another order.
     for tensor in sorted(graph.initializer, key=lambda t: t.name):
         digest.update(json.dumps([tensor.name, tensor.data_type, list(tensor.dims)]).encode())
     return digest.hexdigest()

@@ -44,6 +44,7 @@ def save_external(
             if tensor_bytes(tensor) >= threshold:
                 name = location or _file_name(tensor.name, used_names)
                 used_names.add(name.lower())
+                # Appended, because one file may hold all weights.
                 with (path.parent / name).open("ab") as file:
                     _move(tensor, origin, file, name)
             elif is_external(tensor):

@@ -62,6 +62,7 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
         return _fold_through(norm, layer, editor)
     if source is None or layer is None or not is_op(layer, *_LINEAR):
         return _NO_LAYER
+    # Another reader needs the result without the norm.
     if only_reader(source) is not norm:
         return f"the result of {layer.name!r} is used elsewhere too"
     factors = norm_factors(norm)
@@ -113,6 +114,7 @@ def norm_factors(norm: ir.Node) -> tuple[Array, Array] | str:
         return "its parameters are not constant"
     scale, bias, mean, variance = (p.ravel() for p in parameters if p is not None)
     spread = variance + norm.attributes.get_float("epsilon", 1e-5)
+    # The root of zero would divide by zero.
     if not np.all(spread > 0):
         return "its variance is not positive"
     factor = scale / np.sqrt(spread)

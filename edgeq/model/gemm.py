@@ -32,6 +32,7 @@ def plain_gemms(model: ir.Model, *, add_nodes: bool = True) -> int:
     """
     changed = 0
     for graph in model.graphs():
+        # MatMul counts too, because it reads shared weights in one direction only.
         layers = [node for node in graph if is_op(node, "Gemm", "MatMul") and _is_matrix(node_input(node, 1))]
         editor = Editor(model, graph)
         for node in layers:
@@ -61,6 +62,7 @@ def _fold_factors(node: ir.Node, editor: Editor) -> bool:
     bias = float_constant(bias_input) if beta != 1.0 else None
     weight = float_constant(node.inputs[1]) if alpha != 1.0 else None
     unknown = (alpha != 1.0 and weight is None) or (beta != 1.0 and bias_input is not None and bias is None)
+    # A factor that stays would change the result if the other one were folded alone.
     if alpha == beta == 1.0 or unknown:
         return False
     if weight is not None:

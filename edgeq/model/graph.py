@@ -412,7 +412,7 @@ class Operator:
         integer_output: places of the scale and the zero point of an integer output.
         float_form: for an integer operator, the corresponding float operator.
         dynamic: whether the operator reads floats and measures their range itself at run time.
-        mac_rule: rule for counting multiply-accumulates, see `edgeq.model.products`; "" if the operator multiplies no
+        mac_rule: rule for counting multiply-accumulates, see `edgeq.model.macs`; "" if the operator multiplies no
             matrices.
         mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
         movement: for an operator that only moves values, the kind of movement. "permutes": every element appears once

@@ -21,6 +21,7 @@ def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> 
     bytes. Tensors whose size cannot be inferred are left out.
     """
     bare = proto_skeleton(model)
+    # Stated shapes may belong to other input sizes.
     del bare.graph.value_info[:]
     for value in bare.graph.input:
         if value.name in inputs:

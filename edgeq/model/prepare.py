@@ -50,7 +50,7 @@ from edgeq.util.display import SILENT, Progress
 
 # Optimizers that edgeq switches off. ConstantSharing renames weights. The next two introduce quantized or
 # layout-specific forms, which only a backend should choose. The last one (since 1.32) reorders channels with a Gather,
-# whereas edgeq.model.rewrites reorders the weights.
+# whereas edgeq.model.space_to_depth reorders the weights.
 _DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer", "SliceConcatToSpaceToDepthFusion")
 
 
@@ -179,12 +179,12 @@ def prepare_model(
 
     The results are the same as those of the source to float32's accuracy. Tensors and nodes that remain keep their
     names, with one exception: an inner tensor is renamed if a quantizer would derive the same name from another tensor
-    (`edgeq.model.clean`).
+    (`edgeq.model.names`).
 
     Args:
         loaded: result of `read_model` for `source`, if the file was read before. It is not changed.
         simplify: False keeps every node that an output depends on. No such node is removed, folded or optimised.
-        fix: numbers for free sizes of the inputs, by name; see `edgeq.model.compatibility`.
+        fix: numbers for free sizes of the inputs, by name; see `edgeq.model.sizes`.
         inline_limit: size of the weights, in bytes, above which the prepared model keeps them in external data.
 
     Raises:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_unchecked
 
+# A comparison needs two models at once. Each kept model takes the memory of its weights.
 _MAX_SHARED = 2
 
 
@@ -21,6 +22,7 @@ def share_model(model: ir.Model, path: Path, origin: GraphIndex) -> GraphIndex:
             and frees them when it is freed itself.
     """
     models = _shared_models(origin)
+    # The file is new, so what is kept for its path is out of date.
     models.pop(path, None)
     while len(models) >= _MAX_SHARED:
         models.pop(next(iter(models)))

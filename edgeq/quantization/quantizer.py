@@ -144,7 +144,7 @@ def quantizer_files(
 def check_clashes(prepared: PreparedModel, source: Path, quantized: Path) -> None:
     """Refuse the file that the quantizer wrote if a new tensor has the name of an input or output of the model.
 
-    Other tensors cannot clash, because `edgeq.model.clean` renames them beforehand.
+    Other tensors cannot clash, because `edgeq.model.names` renames them beforehand.
 
     Args:
         source: the file that the quantizer read.

@@ -53,9 +53,11 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
         if table is None:
             continue
         product = _find_tied(table, products)
+        # Sharing costs no bytes at all, so it comes first.
         if product is not None:
             output, tied_count = _from_product(editor, node, product), tied_count + 1
         else:
+            # Several nodes may gather from one table, which is then stored once.
             if table not in rows:
                 rows[table] = _in_rows(editor, table)
             output, row_count = _from_rows(editor, node, *rows[table]), row_count + 1
@@ -122,6 +124,7 @@ def _in_rows(editor: Editor, table: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Quantize a table with a scale for each row. Return integers int8 [n, k] and scales float32 [n, 1]."""
     values = constant_values(table)
     scales = np.abs(values).max(1, keepdims=True).astype(np.float32) / np.float32(_STEPS)
+    # A row of zeros needs some scale, and any scale represents zero exactly.
     scales[scales == 0] = 1
     integers = np.rint(values / scales).astype(np.int8)
     return editor.constant(f"{table.name}_Q8", integers), editor.constant(f"{table.name}_scales", scales)

@@ -1,4 +1,4 @@
-"""Test `edgeq.model.rewrites` on space to depth: it computes the same, and similar graphs are not rewritten."""
+"""Test `edgeq.model.space_to_depth`: it computes the same, and similar graphs are not rewritten."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ edgeq first lowers the program without samples. It then fits the program to samp
 it brings the outputs closer to the float model's:
 
 - Rounding weights: edgeq minimises the error of a layer's output, not of each weight
-  (`edgeq.quantization.weight_only`). The integers that a layer reads in the program decide which errors matter. The
+  (`edgeq.quantization.gptq`). The integers that a layer reads in the program decide which errors matter. The
   bias absorbs the shift of the mean that rounding causes.
 - Correcting biases: rounded weights and clipped activations shift the mean of a layer's output, and the shifts add up.
   edgeq runs the program once over some samples. Each layer reads the output of the corrected layers before it. The

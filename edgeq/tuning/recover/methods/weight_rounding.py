@@ -1,6 +1,6 @@
 """Round weights again, for the least error of a layer's output, not of each weight.
 
-Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantization.weight_only`
+Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantization.gptq`
 describes the better method, in which H is the second moment of the inputs. If the layer has a bias, this module uses
 the covariance of the inputs as H, because the mean of the error, dW E[x], goes into the bias. The rounding of the input
 adds step^2 / 12 to the diagonal of H, because it is an independent error in each tap.
