@@ -41,7 +41,7 @@ from tasks import shared_data
 
 from edgeq.data.samples import open_samples
 from edgeq.model.load import model_signature, read_model
-from edgeq.quantization.block_weights import find_blocks, read_blocks
+from edgeq.quantization.block_products import find_blocks, read_blocks
 from edgeq.run.session import SessionSettings, open_session
 
 WIDTH, HEADS, VOCABULARY, BLOCK, TOKENS = 768, 12, 8192, 32, 96

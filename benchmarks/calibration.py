@@ -27,9 +27,10 @@ import numpy as np
 import onnxruntime
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
-from edgeq.calibration.collect import MOST_AT_ONCE, collect
-from edgeq.calibration.observer import InstrumentedModel
-from edgeq.calibration.ranges import derive_ranges, plan, quantizable_tensors
+from edgeq.calibration.collect import MAX_CONCURRENT, collect
+from edgeq.calibration.instrumented import InstrumentedModel
+from edgeq.calibration.plan import plan_statistics, quantizable_tensors
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Statistics, TensorStatistics, histogram_of
 from edgeq.data.records import Sample
 from edgeq.hardware.detect import usable_threads
@@ -124,12 +125,12 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
     and everything except the ranges.
     """
     threads = usable_threads()
-    at_once = min(MOST_AT_ONCE, threads)
+    at_once = min(MAX_CONCURRENT, threads)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = max(1, threads // at_once)
     session = onnxruntime.InferenceSession(model, options)
     read = read_model(model)
-    steps = plan(read, quantizable_tensors(read))
+    steps = plan_statistics(read, quantizable_tensors(read))
 
     def opened() -> InstrumentedModel:
         return InstrumentedModel(read, steps.fetched, threads=max(1, threads // at_once))

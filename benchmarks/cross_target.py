@@ -36,9 +36,10 @@ from edgeq.emulate.audit import KernelSimulation  # noqa: E402
 from edgeq.jobs.package import package  # noqa: E402
 from edgeq.jobs.quantize import quantize  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402
-from edgeq.model.edit import to_bytes, with_outputs  # noqa: E402
+from edgeq.model.convert import to_bytes  # noqa: E402
 from edgeq.model.graph import name_of  # noqa: E402
 from edgeq.model.load import model_signature  # noqa: E402
+from edgeq.model.parts import with_outputs  # noqa: E402
 from edgeq.run.session import SessionSettings  # noqa: E402
 from tests.emulate.saturation import cases  # noqa: E402
 from tests.emulate.saturation.emulated_kernels import command, emulated  # noqa: E402

@@ -39,7 +39,7 @@ from edgeq.measure.resample import ResampledMeter
 from edgeq.measure.rows import split_rows
 from edgeq.measure.task import Task
 from edgeq.measure.tasks.detection import Detection, input_size
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.prove.job import Request, collect_statistics
 from edgeq.reporting.tuning_record import Screening
 from edgeq.run.session import open_session

@@ -24,7 +24,8 @@ from models import mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data
 
 from edgeq.backends.base import backend_for
-from edgeq.calibration.ranges import Range, quantizable_tensors
+from edgeq.calibration.plan import quantizable_tensors
+from edgeq.calibration.ranges import Range
 from edgeq.calibration.table import FLATBUFFERS, write_tables
 from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError

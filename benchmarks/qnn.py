@@ -33,9 +33,9 @@ from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import GoalNotMetError
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
+from edgeq.model.sizes import free_sizes
 from edgeq.prove.job import Request, build, collect_statistics
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import engine_for

@@ -28,7 +28,7 @@ from edgeq.backends.rknn.compile import UNFUSED, Compilation, ToolkitSession, pl
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.load import own_signature
+from edgeq.model.load import unchecked_signature
 from edgeq.model.prepare import prepare_model
 from edgeq.run.session import open_session
 
@@ -39,7 +39,7 @@ def own_int8(case: Case, target: Target, folder: Path) -> Compilation:
     """Compile the float model with the toolkit's own quantizer."""
     folder.mkdir()
     prepared = prepare_model(case.model, folder, simplify=False, fix=sizes_of(case))
-    inputs = [spec.name for spec in own_signature(prepared.path, prepared.path).inputs]
+    inputs = [spec.name for spec in unchecked_signature(prepared.path, prepared.path).inputs]
     lines = []
     for place, sample in enumerate(case.open(case.data, case.count or 100)):
         files = [folder / f"{place}-{number}.npy" for number in range(len(inputs))]
@@ -67,7 +67,7 @@ def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict
         progress=Steps(),
     )
     took = time.perf_counter() - began
-    signature = own_signature(made.output, made.output)
+    signature = unchecked_signature(made.output, made.output)
     names = [spec.name for spec in signature.inputs]
     (folder / "simulated").mkdir()
     with ExitStack() as stack:

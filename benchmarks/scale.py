@@ -29,8 +29,8 @@ from typing import Any
 
 from tasks import shared_data
 
-from edgeq.calibration.collect import CalibrationJob, Merged
-from edgeq.calibration.ranges import plan, quantizable_tensors
+from edgeq.calibration.collect import CalibrationJob, ShardMerger
+from edgeq.calibration.plan import plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import TensorStatistics
 from edgeq.data.samples import Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers
@@ -112,7 +112,7 @@ def measure() -> Coefficients:
         model = {"m": (files, ModelAt(prepared.path, SessionSettings()))}
         task = make_task("classification", None)
         evaluate = EvaluationJob(model, samples, replace(task, class_offset=1), None).open(stack)  # type: ignore[type-var]
-        merged = Merged(plan(prepared.model, names, {}), dict.fromkeys(names, TensorStatistics()))
+        merged = ShardMerger(plan_statistics(prepared.model, names, {}), dict.fromkeys(names, TensorStatistics()))
         # the results of an accuracy job take no time to merge
         jobs = [cost(calibrate, merged.add), cost(evaluate, [].append)]
         began = time.process_time()

@@ -33,7 +33,8 @@ from tasks import shared_data
 
 from edgeq.data.samples import open_samples
 from edgeq.measure.loaded_model import open_model
-from edgeq.model.load import model_files, model_signature
+from edgeq.model.files import model_files
+from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
 
 SPECS = Path(__file__).resolve().parent / "specs"

@@ -32,7 +32,7 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.hardware.target import resolve
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.prepare import prepare_model
 from edgeq.signature import Signature
 

@@ -16,7 +16,9 @@ Mode = Literal["static", "dynamic", "weight-only", "float"]
 Format = Literal["QDQ", "QOperator", "table"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 IntegerType = Literal["int8", "uint8"]
+# Integers of these sizes fill bytes without gaps, as MatMulNBits stores them.
 WEIGHT_BITS = (4, 8)
+# The sizes that MatMulNBits accepts. Larger blocks need fewer scales and add more noise.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 SYMMETRIC_BLOCKS = {4: False, 8: True}
 """Whether the zero point of a block of weights is in the middle of the range, for each number of bits. A zero point in
@@ -101,15 +103,19 @@ class Scheme(Displayed):
         _one_of("activation_type", self.activation_type, get_args(IntegerType))
         _one_of("weight_type", self.weight_type, get_args(IntegerType))
         _one_of("rest", self.rest, get_args(FloatType))
+        # Plug-ins may register methods, so the names are not known to a type checker.
         METHODS.check(self.method)
         _one_of("weight_bits", self.weight_bits, WEIGHT_BITS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         for op_type, weight_type in self.dynamic_weight_types.items():
             _one_of(f"dynamic_weight_types.{op_type}", weight_type, get_args(IntegerType))
-        known = {name: reason for name, reason in self.exclude_reasons.items() if name in self.exclude}
-        object.__setattr__(self, "exclude_reasons", known)
+        reasons = {name: reason for name, reason in self.exclude_reasons.items() if name in self.exclude}
+        # A frozen dataclass is set this way only while it is made.
+        object.__setattr__(self, "exclude_reasons", reasons)
+        # Mappings become read-only, so that schemes can be shared and used as keys.
         for name in ("method_options", "dynamic_weight_types", "session_options", "exclude_reasons"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        # Sorted, so that equal choices give equal schemes and equal records.
         for name in ("exclude", "wide", "stored_types", "eight_bit"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         for name in ("op_types", "float_compute"):
@@ -125,6 +131,7 @@ class Scheme(Displayed):
     @property
     def quantized_types(self) -> frozenset[str] | None:
         """Return the operator types that the scheme quantizes; None means every type that the backend can quantize."""
+        # Only static mode leaves the choice of types to the rules of the backend.
         if self.mode == "static":
             return frozenset(self.op_types) if self.op_types is not None else None
         if self.mode == "float":
@@ -156,6 +163,7 @@ class Scheme(Displayed):
 
     def keep_in_float(self, nodes: Iterable[str], reason: str) -> Scheme:
         """Return a copy that also keeps `nodes` in float. Nodes that are in float already keep their reason."""
+        # The first reason for a node stays, because it is why the node was excluded.
         new = [name for name in nodes if name not in self.exclude]
         reasons = {**self.exclude_reasons, **dict.fromkeys(new, reason)}
         return self.replace(exclude=(*self.exclude, *new), exclude_reasons=reasons)
@@ -166,9 +174,9 @@ class Scheme(Displayed):
         """
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
-    def equals_but_options(self, other: Scheme) -> bool:
+    def equals_but_options(self, scheme: Scheme) -> bool:
         """Return whether the two schemes are equal, apart from their session options."""
-        return self.replace(session_options=other.session_options) == other
+        return self.replace(session_options=scheme.session_options) == scheme
 
 
 def _nodes(names: tuple[str, ...]) -> str:

@@ -36,25 +36,25 @@ def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
     """Return one sentence for each input or output that is missing, added or changed, in the order of `a` and then of
     `b`.
     """
-    found = []
-    for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
-        before, after = ({spec.name: spec for spec in specs} for specs in (left, right))
-        for name in dict.fromkeys([*before, *after]):
-            if name not in after:
-                found.append(f"only A has the {kind} {before[name]}")
-            elif name not in before:
-                found.append(f"only B has the {kind} {after[name]}")
-            elif str(before[name]) != str(after[name]):
-                found.append(f"the {kind} is {before[name]} in A and {after[name]} in B")
-    return tuple(found)
+    differences = []
+    for kind, specs_a, specs_b in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
+        in_a, in_b = ({spec.name: spec for spec in specs} for specs in (specs_a, specs_b))
+        for name in dict.fromkeys([*in_a, *in_b]):
+            if name not in in_b:
+                differences.append(f"only A has the {kind} {in_a[name]}")
+            elif name not in in_a:
+                differences.append(f"only B has the {kind} {in_b[name]}")
+            elif str(in_a[name]) != str(in_b[name]):
+                differences.append(f"the {kind} is {in_a[name]} in A and {in_b[name]} in B")
+    return tuple(differences)
 
 
-def interchangeable(a: Signature, b: Signature) -> bool:
+def is_interchangeable(a: Signature, b: Signature) -> bool:
     """Return whether each model accepts the inputs of the other. Names and dtypes must be the same, and fixed sizes
     must not differ.
     """
-    left, right = ({spec.name: spec for spec in s.inputs} for s in (a, b))
-    return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
+    inputs_a, inputs_b = ({spec.name: spec for spec in s.inputs} for s in (a, b))
+    return inputs_a.keys() == inputs_b.keys() and all(_agree(inputs_a[name], inputs_b[name]) for name in inputs_a)
 
 
 def _agree(a: TensorSpec, b: TensorSpec) -> bool:

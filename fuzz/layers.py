@@ -129,7 +129,8 @@ def _model(path: Path) -> None:
 
 @layer("model-load", _models, mutate=_ONNX, cases=2000)
 def _model_load(path: Path) -> None:
-    from edgeq.model.load import model_digest, model_signature
+    from edgeq.model.digests import model_digest
+    from edgeq.model.load import model_signature
 
     model_signature(path)
     model_digest(path)
@@ -794,7 +795,8 @@ def _of_tflite(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 @layer("tflite", _tflites, mutate=_of_tflite)
 def _read_tflite(path: Path) -> None:
-    from edgeq.model.load import model_digest, model_signature
+    from edgeq.model.digests import model_digest
+    from edgeq.model.load import model_signature
 
     model_signature(path)
     model_digest(path)

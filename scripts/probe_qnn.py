@@ -32,7 +32,7 @@ from edgeq.data.samples import open_samples
 from edgeq.errors import EdgeqError
 from edgeq.measure.node_runs import find_source_name
 from edgeq.measure.power_ratios import decibels
-from edgeq.model.int8_prediction import DEFAULT, Int8Rule
+from edgeq.model.int8_rules import DEFAULT, Int8Rule
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session

@@ -27,7 +27,7 @@ LAYERS = (
     {"util", "signature", "demo", "distributed"},
     {"scheme", "run"},
     {"model"},
-    {"data", "hardware", "graph"},
+    {"data", "hardware"},
     {"calibration"},
     {"measure", "bundle"},
     {"quantization"},

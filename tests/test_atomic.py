@@ -13,7 +13,7 @@ import pytest
 from edgeq_device.system import places
 
 from edgeq.errors import ModelError, OutputError
-from edgeq.model.tensors import parse_model
+from edgeq.model.parsing import parse_model
 from edgeq.util import outputs, placement
 from edgeq.util.outputs import check_apart, check_free, output_directory, output_file
 from edgeq.util.placement import alone_in

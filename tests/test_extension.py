@@ -25,7 +25,7 @@ from edgeq.data.preprocess import parse_text
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
-from edgeq.model.int8_prediction import int8_rules
+from edgeq.model.int8_rules import int8_rules
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.util.records import plain
 from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, ExtensionGroup, data_folders
@@ -235,10 +235,3 @@ def test_the_pages_document_every_registered_name(page: str, group: ExtensionGro
     text = (REPOSITORY / "docs" / page).read_text("utf-8")
     rows = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)}
     assert set(group.names()) <= rows
-
-
-def test_former_names_of_the_documentation_stay() -> None:
-    from edgeq.graph.index import GraphIndex
-    from edgeq.model import graph
-
-    assert GraphIndex is graph.GraphIndex

@@ -27,8 +27,9 @@ from contextlib import contextmanager
 from edgeq.backends.base import Backend, Check, require_fields
 from edgeq.backends.cpu import CpuBackend
 from edgeq.measure.coverage import forecast_coverage
-from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.products import node_macs
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.macs import node_macs
 from edgeq.run.session import open_session
 
 

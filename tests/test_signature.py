@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeq.signature import Signature, TensorSpec, interchangeable, signature_differences
+from edgeq.signature import Signature, TensorSpec, is_interchangeable, signature_differences
 
 F32 = np.dtype(np.float32)
 
@@ -41,4 +41,4 @@ def test_signatures() -> None:
     ],
 )
 def test_which_take_the_same_inputs(left: TensorSpec, right: TensorSpec, same: bool) -> None:
-    assert interchangeable(Signature((left,), ()), Signature((right,), ())) is same
+    assert is_interchangeable(Signature((left,), ()), Signature((right,), ())) is same

@@ -22,7 +22,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Session
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantization.block_weights import DETAIL, BlockCompute
+from edgeq.quantization.block_compute import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import SessionSettings
 from edgeq.run.toolkit import Toolkit

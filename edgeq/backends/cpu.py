@@ -22,34 +22,22 @@ from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.model.edit import Editor
 from edgeq.model.graph import channel_axis, constant, is_op, name_of
-from edgeq.model.int8_prediction import (
-    Int8Rule,
-    int8_rules,
-    predict_int8,
-    quantizable_operators,
-    stacked_products,
-)
-from edgeq.model.load import is_quantized, read_model, read_own, save_model, share_model
+from edgeq.model.int8_prediction import predict_int8, stacked_products
+from edgeq.model.int8_rules import Int8Rule, int8_rules, quantizable_operators
+from edgeq.model.load import is_quantized, read_model, read_unchecked, save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantization.block_weights import BlockCompute
-from edgeq.quantization.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
-from edgeq.quantization.quantizer import (
-    chosen_params,
-    integer_type,
-    quant_type,
-    quantize_with_ranges,
-    settle,
-    spreads_thin,
-)
-from edgeq.quantization.weight_only import OPERATORS as DYNAMIC_OPERATORS
-from edgeq.quantization.weight_only import (
-    check_dynamic,
-    finish_dynamic,
-    tables_note,
-    write_dynamic,
-    write_tables,
-    write_weight_only,
-)
+from edgeq.model.sharing import share_model
+from edgeq.quantization.block_compute import BlockCompute
+from edgeq.quantization.clamps import find_lasting_clamps
+from edgeq.quantization.dynamic import OPERATORS as DYNAMIC_OPERATORS
+from edgeq.quantization.dynamic import check_dynamic, finish_dynamic, write_dynamic
+from edgeq.quantization.float_guard import fit_to_runtime
+from edgeq.quantization.pair_fit import check_fit, fitted_bounds
+from edgeq.quantization.params import integer_type, is_spread_thin, range_params
+from edgeq.quantization.qdq import write_qdq
+from edgeq.quantization.quantizer import quant_type, quantize_with_ranges
+from edgeq.quantization.tables import tables_note, write_tables
+from edgeq.quantization.weight_only import write_weight_only
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 
@@ -196,7 +184,7 @@ class CpuBackend(Backend):
             raise ModelError(
                 f"{prepared.source}: nothing in it was quantized", _nothing_quantized_note(prepared, scheme)
             )
-        session_options, why, settled = settle(built, scheme.session_options)
+        session_options, why, settled = fit_to_runtime(built, scheme.session_options)
         # In the other modes the writer has already written the file, so it is written again only if something changed.
         if settled or changes or scheme.mode == "static":
             save_model(built, destination)
@@ -214,8 +202,8 @@ class CpuBackend(Backend):
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
         """Return the artifact with other session options. See `Backend.with_options`."""
-        model = read_own(artifact.model)
-        options, _, _ = settle(model, scheme.session_options)
+        model = read_unchecked(artifact.model)
+        options, _, _ = fit_to_runtime(model, scheme.session_options)
         save_model(model, destination)
         return replace(artifact, model=destination, scheme=scheme, session_options=options)
 
@@ -282,12 +270,12 @@ def _static(
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
     # onnxruntime's quantizer would remove these clamps, although their bounds cut values that the range contains.
-    float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
+    float_nodes |= find_lasting_clamps(graph, range_params(ranges, dtype, symmetric=scheme.activation_symmetric))
     # In the QOperator format, onnxruntime's quantizer gives every Softmax the range 0..1.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
-    float_nodes |= {name for name, span in outputs.items() if span is not None and spreads_thin(span)}
+    float_nodes |= {name for name, span in outputs.items() if span is not None and is_spread_thin(span)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
-    return read_own(destination)
+    return read_unchecked(destination)
 
 
 def _write_operators(

@@ -18,7 +18,7 @@ from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE,
 
 from edgeq.bundle.verify import contents, opened, verified_key
 from edgeq.bundle.write import BUNDLE, write_archive
-from edgeq.model.clean import check_bundle_name, is_named_bundle
+from edgeq.util.bundle_names import check_bundle_name, is_named_bundle
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import output_directory, output_file
 from edgeq.util.registry import device_errors

@@ -47,10 +47,12 @@ from onnx import TensorProto, numpy_helper
 from edgeq.bundle.plan import BundleSpec, Content, plan_bundle
 from edgeq.bundle.verify import check_cryptography, contents, opened, verified_key
 from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageError
-from edgeq.model.clean import is_named_bundle
-from edgeq.model.load import load_model, model_files, path_of
+from edgeq.model.files import model_files
+from edgeq.model.load import load_model
+from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import Judge, Ownership, as_listed, is_plain, output_directory, output_file, shown
+from edgeq.util.paths import path_of
 from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:

@@ -27,23 +27,28 @@ from edgeq_device.measure.pairs import visible_elements
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
-from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Seen
-from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan, plan, quantizable_tensors
+from edgeq.calibration.instrumented import InstrumentedModel
+from edgeq.calibration.observer import Observer, Part, Tally
+from edgeq.calibration.plan import DerivedTensor, StatisticsPlan, plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.hardware.detect import usable_threads
+from edgeq.model.files import model_files
 from edgeq.model.graph import GraphIndex, indexed, name_of
-from edgeq.model.load import model_files, partitions, read_model, save_model, tensor_sizes
+from edgeq.model.load import read_model, save_model
+from edgeq.model.memory import partitions, tensor_sizes
 from edgeq.model.padding import find_padding
+from edgeq.model.parameters import float_constant
 from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
-from edgeq.model.tensors import float_constant
 from edgeq.util.display import SILENT, Progress
 
-_MOST_BYTES = 2**26
+# Outputs of the float model that fit here (64 MiB) save the proof another run of the float model.
+_MAX_STORED_BYTES = 2**26
+# Bytes of an element of the widest type (float64, int64), because the types of outputs may not be known.
 _LARGEST_ELEMENT = 8
 
 
@@ -61,8 +66,8 @@ class FloatOutputs:
 
     def __init__(self, model: ir.Model, total: int) -> None:
         outputs = model.graph.outputs
-        kept = total * sum(map(_most_bytes, outputs)) <= _MOST_BYTES
-        self.names = tuple(map(name_of, outputs)) if kept else ()
+        fits = total * sum(map(_bound_bytes, outputs)) <= _MAX_STORED_BYTES
+        self.names = tuple(map(name_of, outputs)) if fits else ()
         self._total = total
         self._by_place: dict[int, Mapping[str, NDArray[Any]]] = {}
 
@@ -77,16 +82,16 @@ class FloatOutputs:
         return tuple(self._by_place[place] for place in range(self._total))
 
 
-def _most_bytes(output: ir.Value) -> float:
+def _bound_bytes(output: ir.Value) -> float:
     """Return an upper bound of an output's size for one sample, in bytes. Return infinity if the size is not known, or
     if an axis other than the first is free.
     """
     if output.producer() is None or output.shape is None:
         return math.inf
-    known = [size for size in output.shape if isinstance(size, int)]
-    free = len(output.shape) - len(known)
+    sizes = [size for size in output.shape if isinstance(size, int)]
+    free = len(output.shape) - len(sizes)
     first_alone = free == 0 or (free == 1 and not isinstance(output.shape[0], int))
-    return math.prod(known) * _LARGEST_ELEMENT if first_alone else math.inf
+    return math.prod(sizes) * _LARGEST_ELEMENT if first_alone else math.inf
 
 
 _Arrays = list[tuple[str, NDArray[Any] | Part]]
@@ -131,6 +136,7 @@ class FloatPass:
             name: Observer(state[name], channels.get(name), every_element=every_element) for name in steps.names
         }
         self._pool = ThreadPoolExecutor(at_once)
+        # One more sample than can run waits in the pool, so that no thread is idle while another sample is read.
         self._limit = at_once + 1
         self._pending: set[Future[None]] = set()
         self._failure: EdgeqError | None = None
@@ -143,9 +149,9 @@ class FloatPass:
         for place, sample in samples:
             self._pending.add(self._pool.submit(self.observe, sample, place))
             while len(self._pending) >= self._limit:
-                yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+                yield from self._await(wait(self._pending, return_when=FIRST_COMPLETED).done)
         while self._pending:
-            yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
+            yield from self._await(wait(self._pending, return_when=FIRST_COMPLETED).done)
 
     def so_far(self) -> dict[str, TensorStatistics]:
         """Finish the samples that are running, and return statistics of all samples so far.
@@ -164,13 +170,13 @@ class FloatPass:
             EdgeqError: a sample failed.
         """
         self.close()
-        return self.freeze(last=True)
+        return self.freeze(release=True)
 
-    def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
+    def freeze(self, *, release: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
         """Return statistics of the tensors of this pass. Do not call it while a sample is running.
 
         Args:
-            last: whether to free the memory of the counters.
+            release: whether to free the memory of the counters.
             derive: whether to derive histograms from the histograms of other tensors. If not, derived histograms are
                 empty.
 
@@ -179,21 +185,26 @@ class FloatPass:
         """
         if self._failure is not None:
             raise self._failure
-        done = {name: self._observers[name].freeze(last=last) for name in self._plan.counted}
+        statistics = {name: self._observers[name].freeze(release=release) for name in self._plan.counted_names}
         nonfinite = {name: observer.nonfinite for name, observer in self._observers.items()}
-        known = self._plan.histograms({n: one.histogram for n, one in done.items()}, nonfinite) if derive else {}
-        for how in self._plan.derived:
-            done[how.name] = self._observers[how.name].freeze(known.get(how.name, EMPTY))
-        return done
+        histograms = (
+            self._plan.histograms({n: tensor.histogram for n, tensor in statistics.items()}, nonfinite)
+            if derive
+            else {}
+        )
+        for derived in self._plan.derived:
+            statistics[derived.name] = self._observers[derived.name].freeze(histograms.get(derived.name, EMPTY))
+        return statistics
 
     def close(self) -> None:
         """Finish the samples that are running and drop the waiting samples. The observed samples are then the first n
         samples, without a gap.
         """
+        # Running samples are finished, because a sample that is counted in some tensors only would leave a gap.
         self._pool.shutdown(cancel_futures=True)
 
-    def _finished(self, done: set[Future[None]]) -> Iterator[int]:
-        for future in done:
+    def _await(self, futures: set[Future[None]]) -> Iterator[int]:
+        for future in futures:
             self._pending.discard(future)
             future.result()
             yield 1
@@ -208,6 +219,7 @@ class FloatPass:
         """
         try:
             self._observe(sample, place)
+        # The failure is kept: statistics of the samples around it would look complete.
         except EdgeqError as error:
             self._failure = error
             raise
@@ -230,7 +242,7 @@ class FloatPass:
                 self._counting.release()
 
     def _count(self, sample: Sample, place: int, arrays: _Arrays) -> None:
-        seen: dict[str, Seen] = {}
+        tallies: dict[str, Tally] = {}
         while arrays:
             # Pop the arrays, so that each is freed as soon as it is counted.
             name, values = arrays.pop()
@@ -238,22 +250,24 @@ class FloatPass:
                 visible = None
                 if self._padding.masks and not isinstance(values, Part):
                     visible = visible_elements(self._padding, name, values.shape, sample.inputs)
-                seen[name] = self._observers[name].observe(values, place, visible=visible)
+                tallies[name] = self._observers[name].observe(values, place, visible=visible)
             except CalibrationError as error:
                 raise CalibrationError(
                     f"tensor {name!r} in sample {sample.name}: {error.problem}",
                     error.fix or "Check the sample and its preprocessing, or leave the tensor out",
                 ) from error
         for derived in self._plan.derived:
-            part = _derive(derived, [seen[source] for source in derived.sources])
-            seen[derived.name] = part
+            part = _derive(derived, [tallies[source] for source in derived.sources])
+            tallies[derived.name] = part
             self._observers[derived.name].note(part)
+        # Inputs must be finite, because a NaN of the sample would appear in nearly every tensor after it.
         for name in self._plan.inputs:
-            if seen[name].nonfinite:
-                raise _refusal(name, sample, seen[name])
+            if tallies[name].nonfinite:
+                raise _refusal(name, sample, tallies[name])
+        # An output may contain infinities, such as masked scores, but must have some finite value to get a range.
         for name in self._plan.outputs:
-            if seen[name].nonfinite.nan or (seen[name].nonfinite and not seen[name].count):
-                raise _refusal(name, sample, seen[name])
+            if tallies[name].nonfinite.nan or (tallies[name].nonfinite and not tallies[name].count):
+                raise _refusal(name, sample, tallies[name])
 
     def _arrays(self, sample: Sample, place: int) -> _Arrays:
         """Return the arrays to count for a sample, each with its tensor name. The order is reversed, because the arrays
@@ -268,27 +282,29 @@ class FloatPass:
             arrays += zip(self._plan.fetched, values, strict=self._outputs is None)
             if self._outputs is not None:
                 self._outputs.keep(place, dict(zip(self._model.names, values, strict=True)))
+        # The arrays are popped from the end, which frees each as soon as it is counted.
         return arrays[::-1]
 
 
-def _refusal(name: str, sample: Sample, seen: Seen) -> CalibrationError:
+def _refusal(name: str, sample: Sample, tally: Tally) -> CalibrationError:
     return CalibrationError(
-        f"tensor {name!r} in sample {sample.name}: it contains {seen.nonfinite}",
+        f"tensor {name!r} in sample {sample.name}: it contains {tally.nonfinite}",
         "Check the sample and its preprocessing",
     )
 
 
-def _derive(how: DerivedTensor, sources: list[Seen]) -> Seen:
+def _derive(derived: DerivedTensor, sources: list[Tally]) -> Tally:
     count = sum(s.count for s in sources)
     low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
     nonfinite = sum((s.nonfinite for s in sources), start=FINITE)
-    if how.kind == "clip":
-        moved, nonfinite = how.clipped(nonfinite)
+    # A clip turns infinities into its bounds, which then count as ordinary values.
+    if derived.kind == "clip":
+        moved, nonfinite = derived.clipped(nonfinite)
         count += sum(number for number, _ in moved)
         low, high = min((low, *(bound for _, bound in moved))), max((high, *(bound for _, bound in moved)))
         if count:
-            low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
-    return Seen(count, low, high, sources[0].dtype, nonfinite)
+            low, high = (min(max(v, derived.low), derived.high) + 0.0 for v in (low, high))
+    return Tally(count, low, high, sources[0].dtype, nonfinite)
 
 
 @dataclass(frozen=True)
@@ -304,9 +320,10 @@ class CalibrationJob:
 
     def open(self, stack: ExitStack) -> Callable[[Shard], dict[str, TensorStatistics]]:
         """Return the function that computes the statistics of a shard. See `edgeq.distributed.workers.WorkerJob`."""
+        # A worker gets the model as a file once, and prepares its session once for all of its shards.
         model = read_model(self.model.place(stack))
         graph = GraphIndex(model)
-        steps, padding = plan(model, self.names, self.channels), find_padding(graph)
+        steps, padding = plan_statistics(model, self.names, self.channels), find_padding(graph)
         every = self.every_element
         fetched = InstrumentedModel(
             graph,
@@ -318,10 +335,12 @@ class CalibrationJob:
         nothing = {name: TensorStatistics() for name in self.names}
 
         def run(shard: Shard) -> dict[str, TensorStatistics]:
-            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding)
+            float_pass = FloatPass(
+                fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding
+            )
             for place, sample in enumerate(shard.read(self.samples), shard.start):
-                seen.observe(sample, place)
-            return seen.freeze(last=True, derive=False)
+                float_pass.observe(sample, place)
+            return float_pass.freeze(release=True, derive=False)
 
         return run
 
@@ -335,9 +354,9 @@ def observe_on(
     *,
     threads: int,
     every_element: bool,
-    first: int,
+    start: int,
 ) -> Iterator[dict[str, TensorStatistics]]:
-    """Yield the statistics of each shard, in order, beginning with sample `first`. Histograms that can be derived are
+    """Yield the statistics of each shard, in order, beginning with sample `start`. Histograms that can be derived are
     left empty.
     """
     with scratch_folder("edgeq-calibrate-") as folder:
@@ -345,10 +364,10 @@ def observe_on(
         save_model(model, path)
         files = files_for(workers, path, model_files(path)[1:])
         job = CalibrationJob(files, samples.reference, names, channels, threads, every_element)
-        yield from workers.map(job, samples.shards(first))
+        yield from workers.map(job, samples.shards(start))
 
 
-class Merged:
+class ShardMerger:
     """Merge the statistics of shards as they arrive. Histogram counts are summed in tables, and derived histograms are
     computed once, at the end.
 
@@ -360,7 +379,8 @@ class Merged:
     def __init__(self, steps: StatisticsPlan, state: Mapping[str, TensorStatistics]) -> None:
         self._plan = steps
         self._totals = {name: replace(state[name], histogram=EMPTY) for name in steps.names}
-        self._counters = {name: Counter(state[name].histogram) for name in steps.counted}
+        self._counters = {name: Counter(state[name].histogram) for name in steps.counted_names}
+        # An interrupt in the middle of `add` would leave some tensors with the shard and others without it.
         self._whole = True
 
     def run(self, parts: Iterable[Mapping[str, TensorStatistics]]) -> Iterator[int]:
@@ -373,8 +393,8 @@ class Merged:
         """Add the statistics of one shard. Its derived histograms are not used."""
         self._whole = False
         for name, new in part.items():
-            before, totals = self._totals[name], replace(new, histogram=EMPTY)
-            self._totals[name] = before.merge(totals) if before.samples else totals
+            total, addition = self._totals[name], replace(new, histogram=EMPTY)
+            self._totals[name] = total.merge(addition) if total.samples else addition
         for name, counter in self._counters.items():
             counter.take(part[name].histogram)
         self._whole = True
@@ -382,9 +402,13 @@ class Merged:
     def so_far(self) -> dict[str, TensorStatistics]:
         """Return the statistics of all shards added so far."""
         totals = self._totals
-        counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
-        known = self._plan.histograms(counted, {name: one.nonfinite for name, one in totals.items()})
-        return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
+        counted_histograms = {
+            name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()
+        }
+        histograms = self._plan.histograms(
+            counted_histograms, {name: tensor.nonfinite for name, tensor in totals.items()}
+        )
+        return {name: replace(tensor, histogram=histograms[name]) for name, tensor in totals.items()}
 
     def end(self) -> dict[str, TensorStatistics]:
         """Return the statistics of all shards. Return {} if an interrupt left a shard half added; the caller then keeps
@@ -393,7 +417,7 @@ class Merged:
         return self.so_far() if self._whole else {}
 
 
-MOST_AT_ONCE = 4
+MAX_CONCURRENT = 4
 """Largest number of samples that run at once. A larger number is not faster, because only one sample is counted at a
 time."""
 
@@ -456,18 +480,20 @@ def collect(
     channels = dict(channels or {})
     graph = indexed(model)
     model = graph.model
-    names = _known_floats(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
+    names = _float_names(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
+    # Several workers may share a machine, so each gets one thread unless the user says otherwise.
     threads = threads or (1 if workers is not None else usable_threads())
-    at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
+    at_once = 1 if workers is not None else min(MAX_CONCURRENT, threads)
     passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
-    kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
+    # Several passes would store each output again, and workers would send all outputs back.
+    output_store = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
         """Return the current statistics. A sample counts as done once it has been counted for every tensor."""
-        done = min((t.samples for t in state.values()), default=total)
-        return Statistics(model_digest, data_digest, done, state, total)
+        sample_count = min((t.samples for t in state.values()), default=total)
+        return Statistics(model_digest, data_digest, sample_count, state, total)
 
     def save() -> None:
         """Pass the current statistics to `checkpoint`."""
@@ -476,11 +502,12 @@ def collect(
 
     sharded = Sharded(samples, workers) if workers is not None else None
     padding = find_padding(graph)
-    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _weights_named(model):
+    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _name_weights(model):
         for partition in passes:
-            done = state[partition[0]].samples
-            advance(done)
-            steps = plan(model, partition, channels)
+            position = state[partition[0]].samples
+            advance(position)
+            steps = plan_statistics(model, partition, channels)
+            # Workers return the statistics of whole shards, so there is nothing to fetch or count in this process.
             if workers is not None and sharded is not None:
                 parts = observe_on(
                     workers,
@@ -490,37 +517,40 @@ def collect(
                     channels,
                     threads=threads,
                     every_element=every_element,
-                    first=done,
+                    start=position,
                 )
-                merged = Merged(steps, state)
+                merged = ShardMerger(steps, state)
                 _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
                 continue
-            each = max(1, threads // at_once)
-            last = kept.names if kept is not None else ()
-            wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
+            sample_threads = max(1, threads // at_once)
+            output_names = output_store.names if output_store is not None else ()
+            fetched_names = tuple(dict.fromkeys((*steps.fetched, *output_names)))
             # Positions can be told apart only in the whole tensor, in its own layout.
-            kept_layout = wanted if padding.masks else {*channels, *last}
+            layout_names = fetched_names if padding.masks else {*channels, *output_names}
             every = every_element or bool(padding.masks)
-            fetched = InstrumentedModel(graph, wanted, keep_layout=kept_layout, threads=each, every_element=every)
-            seen = FloatPass(
+            fetched = InstrumentedModel(
+                graph, fetched_names, keep_layout=layout_names, threads=sample_threads, every_element=every
+            )
+            float_pass = FloatPass(
                 fetched,
                 steps,
                 state,
                 channels,
                 at_once=at_once,
                 every_element=every_element,
-                outputs=kept,
+                outputs=output_store,
                 padding=padding,
             )
-            remaining = itertools.islice(enumerate(samples), done, None)
-            with closing(seen):
-                _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)
-            timed(seen.running_s, seen.counting_s)
+            remaining = itertools.islice(enumerate(samples), position, None)
+            # The pool must end before the next pass begins, or both would hold their activations at once.
+            with closing(float_pass):
+                _collect(float_pass.run(remaining), float_pass, state, advance, save, checkpoint_seconds)
+            timed(float_pass.running_s, float_pass.counting_s)
     return snapshot()
 
 
 @contextmanager
-def _weights_named(model: ir.Model) -> Iterator[None]:
+def _name_weights(model: ir.Model) -> Iterator[None]:
     """If a tensor contains NaN because a weight contains NaN, name the weight in the error instead of blaming the
     sample. Infinite weights are not named, because they may be masks.
     """
@@ -556,12 +586,13 @@ def _passes(
         if state[name].samples < total:
             by_progress.setdefault(state[name].samples, []).append(name)
     groups = list(by_progress.values())
+    # Without a limit, one pass sees all tensors, because each further pass runs the model again.
     if memory is None:
         return [tuple(group) for group in groups], at_once
-    first = next(iter(samples), None)
-    if first is None:
+    first_sample = next(iter(samples), None)
+    if first_sample is None:
         raise DataError("there are no samples to calibrate with", "Give at least one")
-    sizes = tensor_sizes(Loadable.of(graph).proto, first.inputs)
+    sizes = tensor_sizes(Loadable.of(graph).proto, first_sample.inputs)
     largest = max(sizes.values(), default=0)
     sizes = {name: sizes.get(name, largest) for name in names}
     # Besides the samples that run at once, one more waits to be counted.
@@ -572,24 +603,25 @@ def _passes(
 
 
 def _collect(
-    seen: Iterable[int],
-    statistics: FloatPass | Merged,
+    counts: Iterable[int],
+    statistics: FloatPass | ShardMerger,
     state: dict[str, TensorStatistics],
     advance: Callable[[int], None],
     save: Callable[[], None],
     save_seconds: float,
 ) -> None:
-    """Run a pass and store its statistics in `state` every `save_seconds`, on an interrupt, and at the end. `seen`
+    """Run a pass and store its statistics in `state` every `save_seconds`, on an interrupt, and at the end. `counts`
     yields the number of samples processed since it last yielded.
     """
     saved = time.monotonic()
     try:
-        for count in seen:
+        for count in counts:
             advance(count)
             if time.monotonic() - saved > save_seconds:
                 state.update(statistics.so_far())
                 save()
                 saved = time.monotonic()
+    # What was counted so far is saved, so that a later run can go on from here.
     except KeyboardInterrupt:
         state.update(statistics.end())
         save()
@@ -614,7 +646,7 @@ def _initial(
     return dict(start.tensors)
 
 
-def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
+def _float_names(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
     """Return `names`, leaving out tensors that are not floats. Sometimes only ONNX Runtime can infer a type.
 
     Raises:
@@ -624,6 +656,7 @@ def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
         if name not in graph.values or graph.values[name].is_initializer():
             raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")
     types = element_types(graph)
+    # Opening a session takes long, so ONNX Runtime is asked only about types that onnx cannot infer.
     untyped = [n for n in names if n not in graph.inputs and n not in types]
     if not untyped:
         return tuple(names)

@@ -39,8 +39,8 @@ from edgeq.calibration.statistics import (
     Statistics,
     TensorStatistics,
     from_order,
+    is_sound,
     order_of,
-    sound,
 )
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError, OutputError, one_line
@@ -84,6 +84,7 @@ def check_regular(directory: Path) -> None:
     Raises:
         OutputError: a file is not a regular file.
     """
+    # A link could lead the writer or a reader to any file of the user.
     for place in (directory / JSON, directory / ARRAYS):
         if os.path.lexists(place) and not is_plain(place):
             raise OutputError(f"{place} is a link or not a regular file", "Move it, or choose another output")
@@ -101,6 +102,7 @@ def save_statistics(statistics: Statistics, directory: Path, *, force: bool = Fa
 
 def _judge(directory: Path) -> Judge | None:
     described = read_object(directory / JSON)
+    # Another program's statistics.json must not be replaced.
     if described is None or described.get("format") != FORMAT:
         return None
     return lambda name: name == JSON or (name == ARRAYS and _are_arrays(directory / name))
@@ -241,7 +243,8 @@ def _statistics(described: _Description, arrays: Mapping[str, NDArray[Any]]) -> 
             None if axis is None else ChannelExtrema(axis, splits["channel_minimum"][i], splits["channel_maximum"][i]),
             described.nonfinite.get(entry.name, FINITE),
         )
-        if not sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry.name in tensors:
+        # Numbers that contradict each other would give ranges that no value explains.
+        if not is_sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry.name in tensors:
             raise ValueError(f"tensor {entry.name!r} has contradictory numbers")
         if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
             raise ValueError(f"tensor {entry.name!r} has the extrema {tensor.minimum}..{tensor.maximum}")

@@ -44,22 +44,22 @@ class RangeMethod:
     search: tuple[Mapping[str, float], ...] = ({},)
     compared: bool = True
 
-    def settings(self, given: Mapping[str, float]) -> dict[str, float]:
+    def settings(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the value of every option: the given value, or the default.
 
         Raises:
             UsageError: an option is unknown, or its value is out of bounds.
         """
-        known = {option.name: option for option in self.options}
-        for name, value in given.items():
-            if name not in known:
-                takes = f"It has: {', '.join(known)}" if known else "It has none"
+        options = {option.name: option for option in self.options}
+        for name, value in values.items():
+            if name not in options:
+                takes = f"It has: {', '.join(options)}" if options else "It has none"
                 raise UsageError(f"calibration method {self.name} has no option {name!r}", takes)
-            option = known[name]
+            option = options[name]
             number = isinstance(value, int | float) and math.isfinite(value)
             if not number or not option.above < value <= option.most:
                 raise UsageError(f"calibration option {name} is {value!r}", f"It is {_bounds(option)}")
-        return {name: given.get(name, option.default) for name, option in known.items()}
+        return {name: values.get(name, option.default) for name, option in options.items()}
 
 
 def _bounds(option: Option) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibration.collect import collect
-from edgeq.calibration.observer import InstrumentedModel
+from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.calibration.statistics import ChannelExtrema
 from edgeq.data.records import Sample
 from edgeq.data.samples import Samples
@@ -56,11 +56,11 @@ def channel_extrema(
         axes: tensor → channel axis.
     """
     statistics = collect(prepared.graph, samples, list(axes), channels=axes, progress=progress)
-    found = {}
+    extrema = {}
     for name, tensor in statistics.tensors.items():
         assert tensor.channels is not None, "extrema were requested"
-        found[name] = tensor.channels
-    return found
+        extrema[name] = tensor.channels
+    return extrema
 
 
 def drawn_rows(

@@ -27,7 +27,7 @@ from edgeq.util.registry import METHODS
 
 
 @dataclass(frozen=True)
-class Shown:
+class RangeComparison:
     """Pair statistics with the ranges that every method would choose.
 
     Attributes:
@@ -48,7 +48,7 @@ class Shown:
                     "count": tensor.count,
                     "minimum": tensor.minimum if tensor.count else None,
                     "maximum": tensor.maximum if tensor.count else None,
-                    "ranges": {m: [found[name].low, found[name].high] for m, found in self.ranges.items()},
+                    "ranges": {m: [spans[name].low, spans[name].high] for m, spans in self.ranges.items()},
                 }
             )
         return {
@@ -61,33 +61,35 @@ class Shown:
         }
 
 
-def show_statistics(
+def compare_ranges(
     statistics: Statistics,
     names: Sequence[str] = (),
     *,
     activation_type: IntegerType = "uint8",
     symmetric: bool = False,
-) -> Shown:
+) -> RangeComparison:
     """Return the ranges of every method, for the tensors `names` or for all tensors."""
-    chosen = statistics.select(names) if names else statistics
-    return Shown(
-        chosen,
-        {m: derive_ranges(chosen, m, activation_type=activation_type, symmetric=symmetric) for m in METHODS.names()},
+    selection = statistics.select(names) if names else statistics
+    return RangeComparison(
+        selection,
+        {m: derive_ranges(selection, m, activation_type=activation_type, symmetric=symmetric) for m in METHODS.names()},
     )
 
 
-def open_shown(
+def open_calibration(
     path: Path, names: Sequence[str] = (), activation_type: IntegerType = "uint8", *, symmetric: bool = False
-) -> Shown | dict[str, Any]:
+) -> RangeComparison | dict[str, Any]:
     """Open a statistics directory or a calibration table.
 
     Returns:
         The statistics with the range of every method, or the table as a plain dict. A table is a file, a directory with
         ONNX Runtime's three files, or a bundle's calibration.zip.
     """
+    # A directory of tables always has this file, and a directory of statistics never does.
     if path.is_dir() and not (path / FLATBUFFERS).exists():
-        return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
+        return compare_ranges(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
     if path.is_file() and is_zipfile(path):
+        # The readers take files, so that one check of sizes serves archives and directories.
         with scratch_folder("edgeq-tables-") as folder:
             unpack_tables(path, Path(folder))
             table = read_tables(Path(folder))
@@ -106,6 +108,7 @@ def columns(histogram: Histogram, low: float, high: float, number: int) -> Float
     """
     lower, upper = histogram.edges()
     place = ((lower + upper) / 2 - low) / ((high - low) or 1.0) * number
+    # The centre of an outermost bin may lie just outside of the extrema.
     places = np.clip(place.astype(np.int64), 0, number - 1)
     return np.bincount(places, histogram.counts.astype(np.float64), minlength=number).astype(np.float64)
 
@@ -113,76 +116,81 @@ def columns(histogram: Histogram, low: float, high: float, number: int) -> Float
 def heights(counts: Float64s) -> Float64s:
     """Return counts on a logarithmic scale from 0 to 1. A few values in the tails stay visible next to millions."""
     logs = np.log1p(counts)
-    most = float(logs.max(initial=0.0))
-    return np.asarray(logs / most if most else logs, np.float64)
+    highest = float(logs.max(initial=0.0))
+    return np.asarray(logs / highest if highest else logs, np.float64)
 
 
+# Eighths of a line, which nearly every terminal font has.
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 # Colours of Okabe and Ito, which can be distinguished with any kind of colour vision.
 _COLOURS = ("#000000", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2")
+# Sizes in pixels of a histogram, and the height of a panel with its title and axis.
 _WIDTH, _HEIGHT, _PANEL = 720, 120, 210
 
 
-def sparkline(shown: Shown, name: str, width: int = 24) -> str:
+def sparkline(comparison: RangeComparison, name: str, width: int = 24) -> str:
     """Draw the histogram of a tensor in one line, from minimum to maximum, with counts on a logarithmic scale."""
-    tensor = shown.statistics.tensors[name]
+    tensor = comparison.statistics.tensors[name]
+    # A tensor without values has infinite extrema, which nothing can be drawn between.
     if not tensor.count:
         return " " * width
     tops = heights(columns(tensor.histogram, tensor.minimum, tensor.maximum, width))
     return "".join(_BLOCKS[round(float(top) * (len(_BLOCKS) - 1))] for top in tops)
 
 
-def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list[str]:
+def text_plot(comparison: RangeComparison, name: str, width: int = 72, height: int = 8) -> list[str]:
     """Return the lines of a plot: title, histogram, and a ruler for each method with the range that it chooses."""
-    tensor = shown.statistics.tensors[name]
+    tensor = comparison.statistics.tensors[name]
     lines = [f"{name}  {tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}"]
     if not tensor.count:
         return [f"{name}  no values"]
-    low, high = _extent(shown, name)
+    # The extent includes the ranges, because some methods choose ranges beyond the extrema.
+    low, high = _extent(comparison, name)
     tops = heights(columns(tensor.histogram, low, high, width)) * height
+    # Text is written from the top down.
     for row in range(height - 1, -1, -1):
         fills = [min(max(float(top) - row, 0.0), 1.0) for top in tops]
         lines.append("  " + "".join(_BLOCKS[round(fill * (len(_BLOCKS) - 1))] for fill in fills).rstrip())
-    for method, spans in shown.ranges.items():
+    for method, spans in comparison.ranges.items():
         span = spans[name]
         lines.append(f"  {_ruler(span, low, high, width)}  {method} {span.low:.6g} to {span.high:.6g}")
     return lines
 
 
-def svg_plot(shown: Shown) -> str:
+def svg_plot(comparison: RangeComparison) -> str:
     """Return an SVG with one panel for each tensor. The panels are stacked vertically."""
-    names = list(shown.statistics.tensors)
+    names = list(comparison.statistics.tensors)
     total = _PANEL * len(names) + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 40} {total}" width="{_WIDTH + 40}" '
         f'height="{total}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
-    for number, method in enumerate(shown.ranges):
+    for number, method in enumerate(comparison.ranges):
         x = 20 + 140 * number
         parts.append(f'<line x1="{x}" y1="16" x2="{x + 18}" y2="16" stroke="{_colour(number)}" stroke-width="2"/>')
         parts.append(f'<text x="{x + 24}" y="20">{method}</text>')
     for number, name in enumerate(names):
         parts.append(f'<g transform="translate(20,{40 + _PANEL * number})">')
-        parts.extend(_panel(shown, name))
+        parts.extend(_panel(comparison, name))
         parts.append("</g>")
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def write_svg(shown: Shown | Mapping[str, Any], path: Path, *, force: bool = False) -> None:
+def write_svg(comparison: RangeComparison | Mapping[str, Any], path: Path, *, force: bool = False) -> None:
     """Write `svg_plot` to a file.
 
     Raises:
-        UsageError: `shown` is a table, which contains no histograms.
+        UsageError: `comparison` is a table, which contains no histograms.
     """
-    if not isinstance(shown, Shown):
+    if not isinstance(comparison, RangeComparison):
         raise UsageError("a calibration table contains no histograms to plot", "Give the statistics directory")
     with output_file(path, force=force) as draft:
-        draft.write_text(svg_plot(shown), "utf-8")
+        draft.write_text(svg_plot(comparison), "utf-8")
 
 
-def _panel(shown: Shown, name: str) -> Iterator[str]:
-    tensor = shown.statistics.tensors[name]
+def _panel(comparison: RangeComparison, name: str) -> Iterator[str]:
+    tensor = comparison.statistics.tensors[name]
     yield f'<text y="14" font-weight="bold">{escape(name)}</text>'
     if not tensor.count:
         yield '<text y="32">no values</text>'
@@ -191,12 +199,12 @@ def _panel(shown: Shown, name: str) -> Iterator[str]:
         f'<text y="30">{tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}; counts on a logarithmic '
         "scale</text>"
     )
-    low, high = _extent(shown, name)
+    low, high = _extent(comparison, name)
     tops = heights(columns(tensor.histogram, low, high, _WIDTH // 3))
     base = 40 + _HEIGHT
     path = "".join(f"V{base - float(top) * _HEIGHT:.1f}h3" for top in tops)
     yield f'<path d="M0 {base}{path}V{base}Z" fill="#bbbbbb"/>'
-    for number, (method, spans) in enumerate(shown.ranges.items()):
+    for number, (method, spans) in enumerate(comparison.ranges.items()):
         for value in (spans[name].low, spans[name].high):
             x = (value - low) / (high - low) * _WIDTH
             yield (
@@ -211,17 +219,17 @@ def _colour(number: int) -> str:
     return _COLOURS[number % len(_COLOURS)]
 
 
-def _extent(shown: Shown, name: str) -> tuple[float, float]:
+def _extent(comparison: RangeComparison, name: str) -> tuple[float, float]:
     """Return the interval that a plot covers: all values, zero, and all ranges."""
-    tensor = shown.statistics.tensors[name]
-    spans = [ranges[name] for ranges in shown.ranges.values()]
+    tensor = comparison.statistics.tensors[name]
+    spans = [ranges[name] for ranges in comparison.ranges.values()]
     low = min(tensor.minimum, *(s.low for s in spans))
     high = max(tensor.maximum, *(s.high for s in spans))
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _ruler(span: Range, low: float, high: float, width: int) -> str:
-    first, last = (min(int((v - low) / (high - low) * width), width - 1) for v in (span.low, span.high))
-    if first == last:
-        return " " * first + "│" + " " * (width - 1 - first)
-    return " " * first + "├" + "─" * (last - first - 1) + "┤" + " " * (width - 1 - last)
+    begin, end = (min(int((v - low) / (high - low) * width), width - 1) for v in (span.low, span.high))
+    if begin == end:
+        return " " * begin + "│" + " " * (width - 1 - begin)
+    return " " * begin + "├" + "─" * (end - begin - 1) + "┤" + " " * (width - 1 - end)

@@ -27,10 +27,13 @@ from edgeq.util.display import Displayed
 from edgeq.util.records import Count
 
 MANTISSA_BITS = 10
+# A float32 has 23 mantissa bits. This many are cut off.
 _SHIFT = 23 - MANTISSA_BITS
+# The sign is the highest bit of a key, above eight exponent bits and the mantissa.
 _SIGN = 1 << (8 + MANTISSA_BITS)
 KEYS = 2 * _SIGN
 """Number of keys: 2^19."""
+# The key of infinity without its sign: all exponent bits are set. Keys from here on are not finite.
 _INFINITE = 255 << MANTISSA_BITS
 
 Float32s = NDArray[np.float32]
@@ -40,8 +43,10 @@ Int64s = NDArray[np.int64]
 CHUNK = 1 << 16
 """Number of values that are counted at a time. The number is small enough for the caches, and large enough to make the
 cost of a call negligible."""
-_FEW = 1 << 10
-_MOST = 2**32 - 1
+# A buffer begins with this many keys. Histograms with at most this many bins are merged by sorting.
+_SMALL_BUFFER = 1 << 10
+# Largest count that an entry of a table can hold.
+_MAX_COUNT = 2**32 - 1
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -77,24 +82,26 @@ class Histogram:
         """Return the number of values that were counted."""
         return int(self.counts.sum())
 
-    def merge(self, other: Histogram) -> Histogram:
+    def merge(self, histogram: Histogram) -> Histogram:
         """Return the histogram of the values of both histograms. It is exact, because counts are integers."""
-        if not (self.keys.size and other.keys.size):
-            return self if self.keys.size else other
-        return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
+        if not (self.keys.size and histogram.keys.size):
+            return self if self.keys.size else histogram
+        return _collect(np.concatenate([self.keys, histogram.keys]), np.concatenate([self.counts, histogram.counts]))
 
     def clip(self, low: float, high: float) -> Histogram:
         """Return the exact histogram of min(max(x, low), high). The bins of the bounds count the clipped values."""
         order = order_of(self.keys)
-        least, most = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
-        first, last = np.searchsorted(order, [least, most + 1])
-        below, above = int(self.counts[:first].sum()), int(self.counts[last:].sum())
+        low_key, high_key = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
+        start, stop = np.searchsorted(order, [low_key, high_key + 1])
+        below, above = int(self.counts[:start].sum()), int(self.counts[stop:].sum())
+        # Nothing is clipped, so both tensors share one histogram, and its range is computed only once.
         if not below and not above:
             return self
         ends = _collect(
-            from_order(np.array([least, most])[[below > 0, above > 0]]), np.array([n for n in (below, above) if n])
+            from_order(np.array([low_key, high_key])[[below > 0, above > 0]]),
+            np.array([n for n in (below, above) if n]),
         )
-        return Histogram(self.keys[first:last], self.counts[first:last]).merge(ends)
+        return Histogram(self.keys[start:stop], self.counts[start:stop]).merge(ends)
 
     def edges(self) -> tuple[Float64s, Float64s]:
         """Return the lower and the upper edge of each bin, each float64[n]. Only the bin around zero contains values of
@@ -127,38 +134,39 @@ class Counter:
     """
 
     def __init__(self, start: Histogram = EMPTY) -> None:
-        self._kept = start
+        self._merged = start
         self._counts: NDArray[np.uint32] | None = None
-        self._room = _MOST
-        self._waiting: NDArray[np.uint32] = np.empty(_FEW, np.uint32)
+        self._room = _MAX_COUNT
+        self._waiting: NDArray[np.uint32] = np.empty(_SMALL_BUFFER, np.uint32)
         self._filled = 0
         self._weight = 1
 
     def add(self, values: Float32s, weight: int = 1) -> None:
         """Count at most CHUNK finite values, each `weight` times."""
         filled = self._filled + values.size
-        if weight != self._weight or filled > CHUNK or filled * weight > _MOST:
+        # The buffer holds keys of one weight only, so that one call can add them all.
+        if weight != self._weight or filled > CHUNK or filled * weight > _MAX_COUNT:
             self._count()
             self._weight = weight
-        needed = self._filled + values.size
-        if needed > self._waiting.size:
-            grown = np.empty(min(CHUNK, 2 * needed), np.uint32)
+        size = self._filled + values.size
+        if size > self._waiting.size:
+            grown = np.empty(min(CHUNK, 2 * size), np.uint32)
             grown[: self._filled] = self._waiting[: self._filled]
             self._waiting = grown
         waiting = self._waiting[self._filled : self._filled + values.size]
         np.right_shift(values.view(np.uint32), np.uint32(_SHIFT), out=waiting)
         self._filled += values.size
 
-    def take(self, other: Histogram) -> None:
+    def take(self, histogram: Histogram) -> None:
         """Add the counts of a histogram. A histogram with few bins is merged by sorting, which is faster than using a
         table.
         """
-        total = other.total
-        if other.keys.size <= _FEW or total > _MOST:
-            self._kept = self._kept.merge(other)
+        total = histogram.total
+        if histogram.keys.size <= _SMALL_BUFFER or total > _MAX_COUNT:
+            self._merged = self._merged.merge(histogram)
         else:
             table = self._table(total)
-            table[other.keys] += other.counts.astype(np.uint32)
+            table[histogram.keys] += histogram.counts.astype(np.uint32)
 
     def _count(self) -> None:
         table = self._table(self._filled * self._weight)
@@ -170,10 +178,11 @@ class Counter:
         if self._counts is None:
             self._counts = _zeros()
         self._room -= more
+        # Before any count could overflow, the table is emptied into an exact histogram.
         if self._room < 0:
-            self._kept = _read(self._counts, -_LARGEST, _LARGEST).merge(self._kept)
+            self._merged = _read_table(self._counts, -_LARGEST, _LARGEST).merge(self._merged)
             self._counts = _zeros()
-            self._room = _MOST - more
+            self._room = _MAX_COUNT - more
         return self._counts
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
@@ -182,18 +191,18 @@ class Counter:
         """
         if self._counts is None:
             keys, counts = np.unique(self._waiting[: self._filled], return_counts=True)
-            return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._kept)
+            return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._merged)
         self._count()
-        return _read(self._counts, minimum, maximum).merge(self._kept)
+        return _read_table(self._counts, minimum, maximum).merge(self._merged)
 
 
-def _read(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
+def _read_table(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
     """Return the histogram that a table contains, from `minimum` to `maximum`."""
-    least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
-    positive = table[: most + 1 if maximum >= 0 else 0]
-    negative = table[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
+    lowest_key, highest_key = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
+    positive = table[: highest_key + 1 if maximum >= 0 else 0]
+    negative = table[_SIGN : _SIGN + lowest_key + 1 if minimum <= 0 else _SIGN][::-1]
     places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
-    keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
+    keys = np.concatenate([_SIGN + lowest_key - places[0], places[1]]).astype(np.uint32)
     counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
     # If minus zero was counted, the bin of minus zero must still be joined with that of plus zero.
     return Histogram(keys, counts) if not table[_SIGN] else _collect(keys, counts)
@@ -225,7 +234,7 @@ def repeated(value: float, count: int) -> Histogram:
     return Histogram(_keys_of(np.array([value + 0.0], np.float32)), np.array([count], np.int64))
 
 
-def sound(histogram: Histogram) -> bool:
+def is_sound(histogram: Histogram) -> bool:
     """Return whether a histogram from a file is valid: the keys are finite, sorted and unique, and the counts are
     positive.
     """
@@ -247,11 +256,12 @@ def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
     """
     if not keys.size:
         return EMPTY
+    # Keys of negative values rise with the magnitude, so keys alone are not in the order of the values.
     order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
     place = np.argsort(order, kind="stable")
     order = order[place]
-    first = np.flatnonzero(np.diff(order, prepend=order[0] - 1))
-    return Histogram(from_order(order[first]), np.add.reduceat(counts[place], first))
+    starts = np.flatnonzero(np.diff(order, prepend=order[0] - 1))
+    return Histogram(from_order(order[starts]), np.add.reduceat(counts[place], starts))
 
 
 def _keys_of(values: Float32s) -> NDArray[np.uint32]:
@@ -322,8 +332,8 @@ def linear_of(histogram: Histogram) -> Linear:
     split = steps == 0
     # Halves of integers are exact, so the order of additions does not matter.
     counts[split] /= 2
-    beside = places[split] + np.where(order[split] < 0, -1, 1)
-    parts = np.bincount(places, counts, 2 * BINS), np.bincount(beside, counts[split], 2 * BINS)
+    neighbours = places[split] + np.where(order[split] < 0, -1, 1)
+    parts = np.bincount(places, counts, 2 * BINS), np.bincount(neighbours, counts[split], 2 * BINS)
     spread = np.add(*parts, dtype=np.float64)
     return Linear(spread, 2.0 ** (max(top, 1) - 126) / BINS)
 
@@ -343,22 +353,22 @@ class ChannelExtrema:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ChannelExtrema):
             return NotImplemented
-        same = np.array_equal(self.minimum, other.minimum) and np.array_equal(self.maximum, other.maximum)
-        return self.axis == other.axis and same
+        equal_extrema = np.array_equal(self.minimum, other.minimum) and np.array_equal(self.maximum, other.maximum)
+        return self.axis == other.axis and equal_extrema
 
     def __hash__(self) -> int:
         return hash((self.axis, self.minimum.tobytes(), self.maximum.tobytes()))
 
-    def merge(self, other: ChannelExtrema) -> ChannelExtrema:
+    def merge(self, extrema: ChannelExtrema) -> ChannelExtrema:
         """Return the extrema over both parts.
 
         Raises:
             CalibrationError: the axes or the numbers of channels differ.
         """
-        if self.axis != other.axis or self.minimum.shape != other.minimum.shape:
+        if self.axis != extrema.axis or self.minimum.shape != extrema.minimum.shape:
             raise CalibrationError("the number of channels differs between samples", "Collect it per tensor")
         return ChannelExtrema(
-            self.axis, np.minimum(self.minimum, other.minimum), np.maximum(self.maximum, other.maximum)
+            self.axis, np.minimum(self.minimum, extrema.minimum), np.maximum(self.maximum, extrema.maximum)
         )
 
 
@@ -417,32 +427,33 @@ class TensorStatistics:
     channels: ChannelExtrema | None = None
     nonfinite: Nonfinite = FINITE
 
-    def merge(self, other: TensorStatistics) -> TensorStatistics:
+    def merge(self, statistics: TensorStatistics) -> TensorStatistics:
         """Return the statistics of both parts together. Sums and counts are exact, so the order of merging does not
         matter.
 
         Raises:
             CalibrationError: the element types differ, or only one part has extrema per channel.
         """
-        if self.dtype != other.dtype:
-            raise CalibrationError(f"one part has {self.dtype}, the other {other.dtype}")
-        if (self.channels is None) != (other.channels is None) and self.nonempty and other.nonempty:
+        if self.dtype != statistics.dtype:
+            raise CalibrationError(f"one part has {self.dtype}, the other {statistics.dtype}")
+        if (self.channels is None) != (statistics.channels is None) and self.nonempty and statistics.nonempty:
             raise CalibrationError("one part has channel extrema, the other has none", "Collect both the same way")
-        channels = self.channels or other.channels
-        if self.channels is not None and other.channels is not None:
-            channels = self.channels.merge(other.channels)
+        # A part without elements has no extrema, and the other part's are then those of both.
+        channels = self.channels or statistics.channels
+        if self.channels is not None and statistics.channels is not None:
+            channels = self.channels.merge(statistics.channels)
         return TensorStatistics(
             self.dtype,
-            self.samples + other.samples,
-            self.nonempty + other.nonempty,
-            self.count + other.count,
-            min(self.minimum, other.minimum),
-            max(self.maximum, other.maximum),
-            self.minimum_sum + other.minimum_sum,
-            self.maximum_sum + other.maximum_sum,
-            self.histogram.merge(other.histogram),
+            self.samples + statistics.samples,
+            self.nonempty + statistics.nonempty,
+            self.count + statistics.count,
+            min(self.minimum, statistics.minimum),
+            max(self.maximum, statistics.maximum),
+            self.minimum_sum + statistics.minimum_sum,
+            self.maximum_sum + statistics.maximum_sum,
+            self.histogram.merge(statistics.histogram),
             channels,
-            self.nonfinite + other.nonfinite,
+            self.nonfinite + statistics.nonfinite,
         )
 
 
@@ -466,6 +477,7 @@ class Statistics(Displayed):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(sorted(self.tensors.items()))))
+        # Merged statistics state no total of their own.
         if self.total < self.samples:
             object.__setattr__(self, "total", self.samples)
 
@@ -481,6 +493,7 @@ class Statistics(Displayed):
         Raises:
             CalibrationError: the statistics were collected on another model.
         """
+        # Statistics that were never saved have no digest, and nothing can be compared.
         if digest and self.model_digest and digest != self.model_digest:
             raise CalibrationError(
                 f"{place} was collected on another model ({self.model_digest[:12]}…, this one is {digest[:12]}…)",
@@ -489,36 +502,39 @@ class Statistics(Displayed):
 
     def select(self, names: Iterable[str]) -> Statistics:
         """Return only the statistics of the tensors `names`."""
-        chosen = {}
+        selection = {}
         for name in names:
             if name not in self.tensors:
                 raise UsageError(f"there are no statistics of a tensor {name!r}", "`edgeq calibrate show` lists them")
-            chosen[name] = self.tensors[name]
-        return replace(self, tensors=chosen)
+            selection[name] = self.tensors[name]
+        return replace(self, tensors=selection)
 
-    def merge(self, other: Statistics) -> Statistics:
+    def merge(self, statistics: Statistics) -> Statistics:
         """Return the statistics of both parts together. Merging is associative and commutative to the last bit.
 
         Raises:
             CalibrationError: the models or tensors differ, the data are the same, or a part is unfinished.
         """
-        if self.model_digest != other.model_digest:
+        if self.model_digest != statistics.model_digest:
             raise CalibrationError("the parts were collected on different models", "Merge parts of one model")
-        if self.tensors.keys() != other.tensors.keys():
-            name = min(self.tensors.keys() ^ other.tensors.keys())
+        if self.tensors.keys() != statistics.tensors.keys():
+            name = min(self.tensors.keys() ^ statistics.tensors.keys())
             raise CalibrationError(f"tensor {name!r} is only in one of the parts", "Collect the same tensors in both")
-        if not (self.complete and other.complete):
+        if not (self.complete and statistics.complete):
             raise CalibrationError("one of the parts is unfinished", "Finish it with --resume, then merge")
-        mine, theirs = (set(s.data_digest.split("+")) - {""} for s in (self, other))
+        # Statistics that were merged before contain the data of several parts. No part may count twice.
+        mine, theirs = (set(s.data_digest.split("+")) - {""} for s in (self, statistics))
         if mine & theirs:
             raise CalibrationError("both parts contain the same data", "Merge each part once")
         tensors = {}
         for name, tensor in self.tensors.items():
             try:
-                tensors[name] = tensor.merge(other.tensors[name])
+                tensors[name] = tensor.merge(statistics.tensors[name])
             except CalibrationError as error:
                 raise CalibrationError(f"tensor {name!r}: {error.problem}", error.fix) from error
-        return Statistics(self.model_digest, "+".join(sorted(mine | theirs)), self.samples + other.samples, tensors)
+        return Statistics(
+            self.model_digest, "+".join(sorted(mine | theirs)), self.samples + statistics.samples, tensors
+        )
 
 
 def in_units(value: float) -> int:
@@ -528,5 +544,6 @@ def in_units(value: float) -> int:
 
 def mean_of_units(total: int, count: int) -> float:
     """Return the mean of `count` values whose sum is `total` units. Only the final division rounds."""
-    whole, remaining = divmod(total, count)
-    return (float(whole) + remaining / count) * UNIT
+    # An integer division keeps all digits of the sum, which a float64 could not hold.
+    quotient, remaining = divmod(total, count)
+    return (float(quotient) + remaining / count) * UNIT

@@ -45,6 +45,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
     """Return the bytes of a TrtTable of name → decimal text. Keys are sorted by their bytes, the order that flatbuffers
     uses.
     """
+    # The builder grows by itself from this size in bytes.
     builder = flatbuffers.Builder(1024)
     pairs = []
     for name, value in sorted(table.items(), key=lambda pair: pair[0].encode()):
@@ -54,6 +55,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
         builder.PrependUOffsetTRelativeSlot(VALUE, text, 0)
         pairs.append(builder.EndObject())
     builder.StartVector(4, len(pairs), 4)
+    # A flatbuffer is built from its end to its beginning.
     for pair in reversed(pairs):
         builder.PrependUOffsetTRelative(pair)
     vector = builder.EndVector()
@@ -74,19 +76,20 @@ def decode_table(content: bytes) -> list[tuple[str, str]]:
     if vector is None:
         return []
     count = view.unsigned(vector)
+    # Each entry takes four bytes, so a larger count is damage. The check comes before the loop, which would be long.
     if count > len(content) // 4:
         raise ValueError("its vector is longer than the file")
     pairs = []
     # Tensor names are unique, so in a valid file each name has its own bytes, and all names together are shorter than
     # the file. Without this limit, a megabyte of offsets to one long name would become gigabytes of text.
-    left = len(content)
+    remaining = len(content)
     for index in range(count):
         pair = view.follow(vector + 4 + 4 * index)
         key, value = view.field(pair, KEY), view.field(pair, VALUE)
         if key is None or value is None:
             raise ValueError("an entry lacks its key or value")
-        name, text = view.string(key, left), view.string(value, LONGEST_VALUE)
-        left -= len(name)
+        name, text = view.string(key, remaining), view.string(value, LONGEST_VALUE)
+        remaining -= len(name)
         pairs.append((name, text))
     return pairs
 
@@ -109,8 +112,8 @@ class _View:
         """Return the position to which the offset in field `slot` of the table at `table` points. Return None if the
         field is absent.
         """
-        (back,) = struct.unpack_from("<i", self._content, self._inside(table, 4))
-        vtable = self._inside(table - back, 4)
+        (distance,) = struct.unpack_from("<i", self._content, self._inside(table, 4))
+        vtable = self._inside(table - distance, 4)
         (size,) = struct.unpack_from("<H", self._content, vtable)
         place = 4 + 2 * slot
         if place + 2 > size:
@@ -118,12 +121,12 @@ class _View:
         (offset,) = struct.unpack_from("<H", self._content, self._inside(vtable + place, 2))
         return self.follow(table + offset) if offset else None
 
-    def string(self, at: int, most: int) -> str:
-        """Return the text at byte `at`, of at most `most` bytes. A text is stored as its length in bytes (uint32),
+    def string(self, at: int, limit: int) -> str:
+        """Return the text at byte `at`, of at most `limit` bytes. A text is stored as its length in bytes (uint32),
         followed by its UTF-8 bytes.
         """
         length = self.unsigned(at)
-        if length > most:
+        if length > limit:
             raise ValueError(f"a text has {length} bytes, more than possible")
         self._inside(at + 4, length)
         return self._content[at + 4 : at + 4 + length].decode()
@@ -135,7 +138,9 @@ class _View:
 
 
 FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calibration.cache"
+# A TensorRT scale is the largest magnitude over this number.
 LEVELS = 127
+# Readers of the tables parse the numbers as float32.
 _LARGEST = float(np.finfo(np.float32).max)
 MAX_BYTES = 2**25
 """Largest permitted size of a table file, in bytes."""
@@ -180,6 +185,7 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
     """
     table = table_of(ranges, tensors)
     for name in table:
+        # A line of the text form ends the name at the first space.
         if not name or any(c.isspace() for c in name):
             raise CalibrationError(
                 f"tensor name {name!r} is empty or contains white space, which {CACHE} cannot represent",
@@ -192,11 +198,13 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
         CACHE: "".join(f"{name} {value}\n" for name, value in text.items()).encode(),
     }
     readers = {FLATBUFFERS: read_flatbuffers, JSON: read_json, CACHE: read_cache}
+    # All three paths are checked before the first file is written.
     for name in forms:
         check_table(directory / name)
     with output_file(directory / FLATBUFFERS, force=True, ours=is_table) as draft:
         for name, content in forms.items():
             draft.with_name(name).write_bytes(content)
+            # A table with one wrong digit would only show as lost accuracy on the device.
             if readers[name](draft.with_name(name)) != table:
                 raise CalibrationError(f"{directory / name} does not read back as it was written", "Report this")
 
@@ -204,8 +212,9 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
 def read_tables(directory: Path) -> Table:
     """Read the three tables and check that they contain the same ranges."""
     table = read_flatbuffers(directory / FLATBUFFERS)
-    for name, other in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
-        if other != table:
+    # If the three disagreed, the result would depend on which of them a tool reads.
+    for name, variant in ((JSON, read_json(directory / JSON)), (CACHE, read_cache(directory / CACHE))):
+        if variant != table:
             raise CalibrationError(f"{directory / name} differs from {FLATBUFFERS}", "Write the tables again")
     return table
 
@@ -230,7 +239,7 @@ def unpack_tables(path: Path, folder: Path) -> None:
 
 def read_table(path: Path) -> Table:
     """Read a calibration table in any of the four forms. The content and the suffix of the file determine the form."""
-    content = _read(path)
+    content = _read_file(path)
     if content.startswith(b"TRT-"):
         return read_native(path)
     if path.suffix == ".json" or content[:1] == b"{":
@@ -266,10 +275,11 @@ def read_flatbuffers(path: Path) -> Table:
         CalibrationError: the file is damaged, or has another form.
     """
     try:
-        pairs = decode_table(_read(path))
+        pairs = decode_table(_read_file(path))
     except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path} is not a calibration table: {error}", "Write it again") from error
     names = [name.encode() for name, _ in pairs]
+    # Readers look keys up by binary search, which misses keys of an unsorted table without an error.
     if names != sorted(names):
         raise CalibrationError(f"{path} has unsorted keys, so looking up a key fails", "Write it again")
     return _table(path, pairs)
@@ -282,7 +292,8 @@ def read_json(path: Path) -> Table:
         CalibrationError: the file is damaged, or has another form.
     """
     try:
-        pairs = json.loads(_read(path), object_pairs_hook=list)
+        # A dict would hide that a name occurs twice.
+        pairs = json.loads(_read_file(path), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
         raise CalibrationError(f"{path} is not JSON: {error}", "Write it again") from error
     if not isinstance(pairs, list) or not all(isinstance(p, tuple) and isinstance(p[1], str) for p in pairs):
@@ -296,6 +307,7 @@ def read_cache(path: Path) -> Table:
     Raises:
         CalibrationError: the file is damaged, or has another form.
     """
+    # Only the last space of a line separates, in case a name contains one.
     lines = [line.rsplit(" ", 1) for line in _text(path).splitlines()]
     if any(len(line) != 2 for line in lines):
         raise CalibrationError(f"{path} has a line that is not 'name value'", "Write it again")
@@ -316,6 +328,7 @@ def write_native(
         raise CalibrationError(
             f"TRT-{version}-{algorithm} is not a first line of a TensorRT cache", "Use digits and letters"
         )
+    # A line break in a name would add a line of its own to the table.
     if any("\n" in name or "\r" in name for name in table):
         raise CalibrationError(
             "a tensor name contains a line break, which TensorRT's cache cannot represent", "Rename it"
@@ -343,14 +356,15 @@ def read_native(path: Path) -> Table:
         _check(path, match[1], scale)
         if match[1] in table:
             raise CalibrationError(f"{path} names tensor {match[1]!r} twice", "Write it again")
+        # The same roundings as in `write_native`, so that a table reads back as it was written.
         table[match[1]] = _float32(_float32(scale) * LEVELS)
         _check(path, match[1], table[match[1]])
     return table
 
 
 def _scale(bound: float) -> float:
-    least = float(np.finfo(np.float32).tiny)
-    return float(np.float32(max(bound / LEVELS, least)))
+    tiny = float(np.finfo(np.float32).tiny)
+    return float(np.float32(max(bound / LEVELS, tiny)))
 
 
 def _decimal(value: float) -> str:
@@ -385,12 +399,12 @@ def _check(path: Path, name: str, value: float) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return _read(path).decode()
+        return _read_file(path).decode()
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{path} is not text", "Give a calibration table") from error
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         if is_longer(path, MAX_BYTES):
             raise CalibrationError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Give a calibration table")

@@ -11,7 +11,7 @@ from edgeq.cli._common import Lines, Printer, command
 from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
-    from edgeq.calibration.show import Shown
+    from edgeq.calibration.show import RangeComparison
     from edgeq.calibration.statistics import Statistics
 
 
@@ -89,7 +89,7 @@ def collect(
     # the workers start up while this process imports these modules
     with open_workers(workers, ["edgeq.calibration.collect"]) as opened:
         from edgeq.jobs.calibrate import calibrate, parse_bytes
-        from edgeq.model.compatibility import parse_sizes
+        from edgeq.model.sizes import parse_sizes
 
         named: dict[str, Any] = {
             "memory": parse_bytes(memory) if memory is not None else None,
@@ -132,13 +132,13 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     PATH can be a folder that `edgeq calibrate` wrote, a folder with ONNX Runtime's three tables, one of those tables, a
     native TensorRT cache, or a bundle's calibration.zip.
     """
-    from edgeq.calibration.show import open_shown, write_svg
+    from edgeq.calibration.show import open_calibration, write_svg
     from edgeq.util.outputs import check_apart, check_outside
 
     if svg is not None:
         check_apart(svg, [path])
         check_outside(svg, [path])
-    shown = open_shown(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
+    shown = open_calibration(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
     if svg is not None:
         write_svg(shown, svg, force=force)
     printer.lines(shown, _calibrate_lines(shown, plotted=bool(options["tensors"])))
@@ -155,10 +155,10 @@ def _print_written(printer: Printer, statistics: Statistics, output: Path) -> No
     printer.lines(record, [f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples"])
 
 
-def _calibrate_lines(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
-    from edgeq.calibration.show import Shown, sparkline, text_plot
+def _calibrate_lines(shown: RangeComparison | dict[str, Any], *, plotted: bool) -> Lines:
+    from edgeq.calibration.show import RangeComparison, sparkline, text_plot
 
-    if not isinstance(shown, Shown):
+    if not isinstance(shown, RangeComparison):
         for entry in shown["tensors"]:
             yield f"{entry['magnitude']:>14.6g}  {entry['name']}"
         return

@@ -233,7 +233,7 @@ def _show(report: ModelReport, *, verbose: bool) -> Lines:
 
 
 def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
-    from edgeq.model.int8_prediction import rules_title
+    from edgeq.model.int8_rules import rules_title
 
     counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]

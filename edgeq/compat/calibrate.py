@@ -32,7 +32,8 @@ from edgeq.data.preprocess import Preprocess, load_preprocess
 from edgeq.data.records import model_size
 from edgeq.errors import ModelError, UsageError
 from edgeq.jobs import quantize as job
-from edgeq.model.load import model_files, model_signature, read_model
+from edgeq.model.files import model_files
+from edgeq.model.load import model_signature, read_model
 from edgeq.util.outputs import check_apart, output_file
 
 _SIZES = 3

@@ -40,7 +40,7 @@ from edgeq.compat.source import (
 from edgeq.data.python_items import given_by
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.graph import clamps, name_of
 from edgeq.model.load import load_model, read_model, save_model
 from edgeq.model.prepare import PreparedModel

@@ -22,7 +22,8 @@ from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.compat.source import METHODS
 from edgeq.data.records import Sample
 from edgeq.errors import UsageError
-from edgeq.model.load import model_digest, read_model
+from edgeq.model.digests import model_digest
+from edgeq.model.load import read_model
 from edgeq.util.registry import DECODERS
 
 TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"

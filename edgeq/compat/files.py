@@ -28,16 +28,18 @@ from edgeq.compat.source import (
     warn_unknown_nodes,
 )
 from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.graph import clamps, name_of
-from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import path_of
-from edgeq.model.prepare import PreparedModel, rewritten
-from edgeq.model.rewrites import gemms_with_factors, plain_gemms
-from edgeq.quantization.qdq import lasting_clamps
-from edgeq.quantization.quantizer import chosen_params, quantize_with_ranges, quantizer_files, tensors_data
-from edgeq.quantization.weight_only import standard_attentions
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.prepare import PreparedModel, save_rewritten
+from edgeq.quantization.clamps import find_lasting_clamps
+from edgeq.quantization.dynamic import standard_attentions
+from edgeq.quantization.params import range_params
+from edgeq.quantization.quantizer import quantize_with_ranges, quantizer_files, tensors_data
 from edgeq.retargeting.run import retarget
 from edgeq.util.outputs import output_file
+from edgeq.util.paths import path_of
 
 # Options that onnxruntime's quantizer reads. edgeq uses this quantizer to write the model.
 WRITER = frozenset(
@@ -213,14 +215,14 @@ def quantize_static(
 def _kept_clamps(
     model: ir.Model, ranges: Mapping[str, Range], activation_type: Any, options: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the Relu and Clip nodes that onnxruntime's quantizer must keep. These are the nodes that `lasting_clamps`
-    returns, and those for whose input the user set a scale.
+    """Return the Relu and Clip nodes that onnxruntime's quantizer must keep. These are the nodes that
+    `find_lasting_clamps` returns, and those for whose input the user set a scale.
     """
     dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()
     free = {name: found for name, found in ranges.items() if name not in overridden}
     before = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
-    kept = lasting_clamps(model.graph, chosen_params(free, dtype, symmetric=symmetric))
+    kept = find_lasting_clamps(model.graph, range_params(free, dtype, symmetric=symmetric))
     return kept | {str(node.name) for node in before}
 
 
@@ -235,7 +237,7 @@ def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
     if not changed:
         return prepared
     note = f"{changed} Gemm nodes rewritten without factors, with one bias value per output"
-    return rewritten(prepared, model, folder / "plain.onnx", note)
+    return save_rewritten(prepared, model, folder / "plain.onnx", note)
 
 
 def _ranges(

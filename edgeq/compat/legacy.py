@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from edgeq.compat.source import LOG, as_given, checked, member, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.model.edit import Editor, from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.edit import Editor
 from edgeq.model.graph import (
     MAIN_DOMAINS,
     clamp_bounds,

@@ -18,11 +18,12 @@ from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._names import find, quantization_tools
 from edgeq.compat.source import ModelInput, listed, siblings
 from edgeq.errors import ModelError, UsageError
-from edgeq.model.edit import from_proto
-from edgeq.model.load import load_model, path_of, save_model
+from edgeq.model.convert import from_proto
+from edgeq.model.load import load_model, save_model
 from edgeq.quantization.quantizer import refusals
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.outputs import output_file
+from edgeq.util.paths import path_of
 
 _OPERATOR = "MatMulBnb4"
 

@@ -22,13 +22,14 @@ from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._names import find, quantization_tools
 from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, member, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.model.edit import from_proto
-from edgeq.model.load import load_model, path_of, save_model
-from edgeq.quantization.block_weights import INT8_LEVEL, LEVEL, OPERATOR
+from edgeq.model.convert import from_proto
+from edgeq.model.load import load_model, save_model
+from edgeq.quantization.block_products import INT8_LEVEL, LEVEL, OPERATOR
 from edgeq.quantization.quantizer import refusals
 from edgeq.quantization.weight_only import write_weight_only
 from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
 from edgeq.util.outputs import output_file
+from edgeq.util.paths import path_of
 
 _SEARCHED = ("DEFAULT", "RTN", "k_quant")
 """Algorithms that differ only in how they choose the scale and zero point of a block."""

@@ -28,8 +28,9 @@ from edgeq.compat.source import as_file
 from edgeq.data.samples import open_samples
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.clean import name_nodes
-from edgeq.model.load import data_beside, load_model, model_files, model_signature, read_model, save_model
+from edgeq.model.files import data_names, model_files
+from edgeq.model.load import load_model, model_signature, read_model, save_model
+from edgeq.model.names import name_nodes
 from edgeq.quantization.quantizer import quiet
 from edgeq.retargeting.compare import made_up_inputs
 from edgeq.run.session import open_session
@@ -158,7 +159,7 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
     check_apart(output, model_files(source))
     with (
         scratch_folder("edgeq-optimizer-") as folder,
-        output_file(output, force=True, beside=data_beside(output, source)) as draft,
+        output_file(output, force=True, beside=data_names(output, source)) as draft,
     ):
         read = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
         read.add_argument("--opt_level", type=int)

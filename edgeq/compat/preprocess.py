@@ -19,24 +19,19 @@ from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run
 from edgeq.compat._names import find
 from edgeq.compat.source import as_file
 from edgeq.errors import ModelError, UsageError
-from edgeq.model.clean import name_nodes, tidy
-from edgeq.model.edit import external_folder, to_proto
-from edgeq.model.load import (
-    INLINE_LIMIT,
-    check_valid,
-    data_name,
-    load_model,
-    model_files,
-    path_of,
-    read_model,
-    save_model,
-)
-from edgeq.model.prepare import optimize_basic, settle
-from edgeq.model.rewrites import widen_half
+from edgeq.model.clean import tidy
+from edgeq.model.convert import external_folder, to_proto
+from edgeq.model.external import save_external
+from edgeq.model.files import INLINE_LIMIT, data_name, model_files
+from edgeq.model.half import widen_half
+from edgeq.model.load import check_valid, load_model, read_model, save_model
+from edgeq.model.names import name_nodes
+from edgeq.model.prepare import normalise, optimize_basic
 from edgeq.model.shapes import SymbolicOptions, check_sizes, unknown_shapes, write_shapes
-from edgeq.model.tensors import save_external, weight_bytes
+from edgeq.model.tensors import weight_bytes
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
+from edgeq.util.paths import path_of
 
 _INT_MAX = 2**31 - 1
 
@@ -209,7 +204,7 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
     save_model(model, raw)
     optimize_basic(raw, optimized, source=source, external=weight_bytes(model) > INLINE_LIMIT)
     result = ir.load(optimized)
-    settle(result, model)
+    normalise(result, model)
     return result
 
 

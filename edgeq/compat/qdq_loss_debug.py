@@ -24,9 +24,10 @@ from edgeq.measure.inference import run_samples
 from edgeq.measure.match_weights import match_weights, weight_values
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex
-from edgeq.model.load import FREE_INITIALIZERS, model_signature, path_of, read_model
+from edgeq.model.load import FREE_INITIALIZERS, model_signature, read_model
 from edgeq.model.shapes import infer_shapes
 from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.paths import path_of
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]

@@ -19,7 +19,7 @@ from edgeq.compat.legacy import quantize_model
 from edgeq.compat.matmul_nbits_quantizer import in_blocks
 from edgeq.compat.source import ModelInput, Written
 from edgeq.errors import UsageError
-from edgeq.model.load import path_of
+from edgeq.util.paths import path_of
 
 
 def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:

@@ -13,12 +13,14 @@ import onnx
 import onnx_ir as ir
 
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
+from edgeq.model.files import data_names
 from edgeq.model.graph import MAIN_DOMAINS
-from edgeq.model.load import data_beside, is_quantized, path_of, read_model, save_model
+from edgeq.model.load import is_quantized, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.quantization.quantizer import settle
+from edgeq.quantization.float_guard import fit_to_runtime
 from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.paths import path_of
 
 METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
 """CalibrationMethod that gives ranges for integers → edgeq's method."""
@@ -92,10 +94,10 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
 
 
 def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
-    """For a model that is given by its path, return the result of `edgeq.model.load.data_beside`. For a model in
+    """For a model that is given by its path, return the result of `edgeq.model.files.data_names`. For a model in
     memory, which always fits in one file, return an empty tuple.
     """
-    return () if isinstance(model, onnx.ModelProto) else data_beside(output, path_of(model))
+    return () if isinstance(model, onnx.ModelProto) else data_names(output, path_of(model))
 
 
 def as_file(model: ModelInput, folder: Path) -> Path:
@@ -136,7 +138,7 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
             f"{output}: nothing in it was quantized",
             "Choose operator types and nodes of the model. For convolutions, use static quantization",
         )
-    options, why, changed = settle(model, guard=False)
+    options, why, changed = fit_to_runtime(model, guard=False)
     if changed:
         save_model(model, draft)
     try:

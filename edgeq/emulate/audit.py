@@ -29,8 +29,8 @@ from edgeq.emulate.kernels import Computed, SaturatingLayer, find_layers
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Session
 from edgeq.model.graph import GraphIndex, name_of, reads
-from edgeq.model.load import read_own
-from edgeq.model.products import node_macs
+from edgeq.model.load import read_unchecked
+from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, pairs_vary
 from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings, open_session
@@ -162,7 +162,7 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
         # onnxruntime copies the references to external weights unchanged, so the weights are read from the original
         # folder.
         weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
-        return GraphIndex(read_own(path, weights))
+        return GraphIndex(read_unchecked(path, weights))
 
 
 def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[SaturatingLayer | _Segment, ...]:

@@ -52,7 +52,7 @@ from edgeq.measure.paired import MOST_LOSS_DB, PairedEvaluation, PairedLoss
 from edgeq.measure.resample import SURE
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, make_task
-from edgeq.model.load import own_signature
+from edgeq.model.load import unchecked_signature
 from edgeq.run.engines import Engine, described, load_engines, only_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Advance, Progress
@@ -610,7 +610,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
     """Return the requested samples, prepared for a variant; None if onnxruntime does not run the variant."""
     if variant.model is None:
         return None
-    signature = own_signature(variant.model, request.bundle)
+    signature = unchecked_signature(variant.model, request.bundle)
     preprocess = request.preprocess if request.preprocess is not None else variant_preprocessing(variant)
     return open_samples(request.data, signature, preprocess=preprocess, labels=request.labels, progress=progress)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgeq.errors import CheckFailedError, HardwareError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq.hardware import profile
 from edgeq.measure.inference import Session
-from edgeq.model.edit import bytes_of_text
+from edgeq.model.convert import bytes_of_text
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import Positive, parse, plain, read_json
 from edgeq.util.registry import shipped, user_folder

@@ -35,7 +35,7 @@ from edgeq.model.graph import (
     node_input,
     operator_of,
 )
-from edgeq.model.products import integers
+from edgeq.model.integer_products import integers
 from edgeq.model.saturation import (
     PAIR_LIMIT,
     SaturatingPath,

@@ -14,12 +14,15 @@ from edgeq_device.program import LABELS
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import share_weights, write_bundle
-from edgeq.calibration.ranges import Range, quantizable_tensors, scheme_ranges
+from edgeq.calibration.plan import quantizable_tensors
+from edgeq.calibration.ranges import Range, scheme_ranges
 from edgeq.calibration.table import write_tables
 from edgeq.measure.checks import summarise
 from edgeq.measure.match_activations import match_activations
-from edgeq.model.load import model_bytes, model_digest, shared_model
+from edgeq.model.digests import model_digest
+from edgeq.model.files import model_bytes
 from edgeq.model.quant_params import QuantParams
+from edgeq.model.sharing import shared_model
 from edgeq.prove.job import Built, Job
 from edgeq.prove.variants import ProvenVariant, alternative_spec, selftest_cases, variant_spec
 from edgeq.reporting.layers import layer_record, quantized_tensors, worst_tensors

@@ -14,17 +14,18 @@ from edgeq_device.system.places import scratch_folder
 
 from edgeq.calibration.collect import collect
 from edgeq.calibration.files import check_directory, check_regular, load_statistics, save_statistics
-from edgeq.calibration.ranges import quantizable_tensors
+from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.statistics import Statistics
 from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.measure.preprocess_search import open_or_search
-from edgeq.model.load import model_files, path_of
+from edgeq.model.files import model_files
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.run.session import open_session
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, recover
+from edgeq.util.paths import path_of
 
 
 def calibrate(

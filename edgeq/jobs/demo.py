@@ -20,7 +20,7 @@ from edgeq.jobs.package import Packaged, package
 from edgeq.measure.bench import bench
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import make_task
-from edgeq.model.load import model_digest
+from edgeq.model.digests import model_digest
 from edgeq.prove.proof import FLOAT, INT8
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import output_directory, read_object

@@ -8,8 +8,8 @@ from pathlib import Path
 from edgeq.backends.base import backend_for
 from edgeq.hardware.target import AUTO, as_targets, resolve
 from edgeq.model.inspect import ModelReport, inspect_model
-from edgeq.model.load import path_of
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.paths import path_of
 
 
 def inspect(

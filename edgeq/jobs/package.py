@@ -25,9 +25,7 @@ from edgeq.jobs.bundles import as_text, bundle_variants
 from edgeq.jobs.repair import Repairer
 from edgeq.measure.checks import keep_strongest
 from edgeq.measure.task import Task
-from edgeq.model.clean import BUNDLE as SUFFIX
-from edgeq.model.clean import is_named_bundle
-from edgeq.model.load import model_bytes, path_of
+from edgeq.model.files import model_bytes
 from edgeq.prove.builds import (
     Builds,
     check_measurable,
@@ -52,9 +50,12 @@ from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.goal import Effort, check_effort
+from edgeq.util.bundle_names import BUNDLE as SUFFIX
+from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to
+from edgeq.util.paths import path_of
 from edgeq.util.records import computed, plain
 
 

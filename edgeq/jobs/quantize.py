@@ -19,21 +19,22 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.repair import Repairer
 from edgeq.measure.task import Task
-from edgeq.model.clean import check_model_name
-from edgeq.model.load import data_beside, model_bytes, path_of
+from edgeq.model.files import data_names, model_bytes
 from edgeq.prove.block_race import must_race, race_compute
 from edgeq.prove.builds import Builds, check_measurable, finished, must_decide, runtime_requirements, simulated_proof
 from edgeq.prove.job import Builder, Built, Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
-from edgeq.quantization.block_weights import DETAIL, BlockCompute
+from edgeq.quantization.block_compute import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
 from edgeq.tuning.goal import Effort, check_effort
+from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to, output_file
+from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
 
@@ -181,7 +182,7 @@ def quantize(
             output,
             force=force,
             ours=lambda place: any(backend.owns(place) for _, backend in REGISTRY.items()),
-            beside=data_beside(output, request.model),
+            beside=data_names(output, request.model),
         ) as draft,
         open_workers(workers) if workers is not None else nullcontext() as pool,
     ):

@@ -24,10 +24,9 @@ from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.bundles import as_text, bundle_variants
 from edgeq.measure.checks import keep_strongest
 from edgeq.measure.task import Task
-from edgeq.model.clean import BUNDLE as SUFFIX
-from edgeq.model.load import model_bytes, path_of
+from edgeq.model.files import model_bytes
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.model.products import node_macs
 from edgeq.prove.builds import prove_built, simulated_proof, target_coverage, with_compiled
 from edgeq.prove.job import Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
@@ -66,9 +65,11 @@ from edgeq.tuning.space import (
 )
 from edgeq.tuning.trials import FLOAT, Outcome, Trial
 from edgeq.tuning.verdict import met, verdict
+from edgeq.util.bundle_names import BUNDLE as SUFFIX
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import next_to, shown
+from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
 

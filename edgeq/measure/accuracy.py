@@ -29,9 +29,10 @@ from edgeq.measure.resample import loss_interval
 from edgeq.measure.rows import split_rows
 from edgeq.measure.skill import find_doubts
 from edgeq.measure.task import Task, as_task
-from edgeq.model.load import own_signature, path_of
+from edgeq.model.load import unchecked_signature
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.paths import path_of
 from edgeq.util.records import Count, Finite
 
 
@@ -324,7 +325,7 @@ def evaluate(
         # A serialized model has no folder, so no preprocess.toml can be next to it.
         if isinstance(model, bytes):
             session = open_session(model, session_settings)
-            signature = None if isinstance(samples, Samples) else own_signature(model, Path(name))
+            signature = None if isinstance(samples, Samples) else unchecked_signature(model, Path(name))
         # What is neither a path nor a session goes this way too, because `path_of` refuses it with a useful message.
         elif isinstance(model, (str, os.PathLike)) or not hasattr(model, "get_outputs"):
             loaded = stack.enter_context(open_model(path_of(model), session_settings))

@@ -9,7 +9,7 @@ import numpy as np
 from edgeq_device.measure.basis import Basis
 from numpy.typing import NDArray
 
-from edgeq.calibration.hazards import find_limits
+from edgeq.calibration.sentinels import find_limits
 from edgeq.calibration.statistics import Nonfinite, Statistics, TensorStatistics, histogram_of
 from edgeq.data.samples import Samples
 from edgeq.measure.inference import Session, infer

@@ -19,15 +19,12 @@ from edgeq.measure.latency import Measurement, measure_models
 from edgeq.measure.loaded_model import check_models, is_bundle, refuse_ignored, variant_preprocessing
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.timed_model import bench_model, count_sessions
-from edgeq.model.load import (
-    model_signature,
-    own_signature,
-    path_of,
-)
+from edgeq.model.load import model_signature, unchecked_signature
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.paths import path_of
 from edgeq.util.registry import device_errors
 
 SAMPLES = 32
@@ -186,7 +183,7 @@ def _bench_bundle(
             if runnable is None or runnable.model is None:
                 raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
             # The model's external weights may be in another folder of the bundle, but only names and shapes are needed.
-            signature = own_signature(runnable.model, path)
+            signature = unchecked_signature(runnable.model, path)
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(runnable))
             samples = _open_feeds(data, signature, runnable.model, progress)

@@ -27,10 +27,11 @@ from edgeq.measure.loaded_model import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.reference import ORDER, find_reference
 from edgeq.model.graph import GraphIndex
-from edgeq.model.load import is_quantized, path_of
+from edgeq.model.load import is_quantized
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
 SAMPLES = 32

@@ -20,7 +20,7 @@ from edgeq.measure.inference import infer
 from edgeq.measure.layers import LayerPair, instrumented_session
 from edgeq.measure.match_activations import match_activations
 from edgeq.model.graph import GraphIndex, consumers
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.model.sessions import Loadable
 from edgeq.util.records import NullIsInfinite
 

@@ -15,7 +15,7 @@ from edgeq.measure.node_runs import Kind, classify, map_kernel_names
 from edgeq.model.graph import (
     name_of,
 )
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.records import Amount, written
 

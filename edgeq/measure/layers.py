@@ -55,9 +55,9 @@ from edgeq.measure.layer_cuts import (
 from edgeq.measure.layer_noise import ActivationComparison, ActivationSums, LayerArrays
 from edgeq.measure.match_activations import ActivationMatch, find_exact_readers, match_activations
 from edgeq.measure.match_weights import WeightComparison, WeightMatch, compare_weights, match_weights, weight_values
-from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex, name_of
-from edgeq.model.load import partitions, tensor_sizes
+from edgeq.model.memory import partitions, tensor_sizes
+from edgeq.model.parts import with_outputs
 from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.run.session import OptimizationLevel, SessionSettings

@@ -19,18 +19,11 @@ from edgeq_device.engines.sessions import read_device
 
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
-from edgeq.model.clean import is_named_bundle
-from edgeq.model.load import (
-    check_declared_sizes,
-    data_folder,
-    in_memory,
-    load_runnable,
-    own_runnable,
-    signature_of,
-)
+from edgeq.model.load import check_declared_sizes, data_folder, load_runnable, load_unchecked, signature_of, to_memory
 from edgeq.run.draws import random_names
 from edgeq.run.session import Engines, SessionSettings, in_own_engine, with_carried
 from edgeq.signature import Signature
+from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.registry import device_errors
 
 
@@ -137,7 +130,7 @@ def open_model(
         yield LoadedModel(
             path=path,
             model=path,
-            graph=in_memory(proto, data_folder(proto, path), where=path),
+            graph=to_memory(proto, data_folder(proto, path), label=path),
             variant=None,
             signature=signature_of(proto, path),
             settings=settings,
@@ -162,7 +155,7 @@ def _open_variant(
             best_variant = next(variant for variant in bundle.components[MAIN] if variant.name == variant_name)
         assert best_variant.model is not None, "select() returns only variants that ONNX Runtime runs"
         # The bundle's files were checked when it was opened. External weights may be in another folder of the bundle.
-        model = own_runnable(best_variant.model)
+        model = load_unchecked(best_variant.model)
         settings = variant_settings(best_variant, settings)
         with Engines() as engines:
             # Outputs can be compared only if random operators give the same numbers in each session.
@@ -172,8 +165,8 @@ def _open_variant(
             yield LoadedModel(
                 path=path,
                 model=best_variant.model,
-                graph=in_memory(
-                    model, Path(settings.config.get(EXTERNAL_FOLDER, best_variant.model.parent)), where=path
+                graph=to_memory(
+                    model, Path(settings.config.get(EXTERNAL_FOLDER, best_variant.model.parent)), label=path
                 ),
                 variant=best_variant.name,
                 signature=signature_of(model, path),
@@ -194,7 +187,7 @@ def check_models(bundle: Bundle) -> None:
     # Several variants may share a model file, which is checked once.
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
     for model, folder in places.items():
-        check_declared_sizes(own_runnable(model), folder, bundle.source)
+        check_declared_sizes(load_unchecked(model), folder, bundle.source)
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:

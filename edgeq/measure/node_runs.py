@@ -18,7 +18,7 @@ import onnx_ir as ir
 from edgeq.measure.engine_layers import EngineLayer
 from edgeq.measure.kernels import KernelRun, TypedShape
 from edgeq.model.graph import consumers, name_of
-from edgeq.model.products import node_macs, sized
+from edgeq.model.macs import node_macs, with_sizes
 from edgeq.util.records import Count
 
 Kind = Literal["int8", "float", "conversion", "other"]
@@ -200,4 +200,4 @@ def _count_macs(
 
 def count_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Return `node_macs` for an inference on `feed`."""
-    return node_macs(sized(source, {name: array.shape for name, array in feed.items()}))
+    return node_macs(with_sizes(source, {name: array.shape for name, array in feed.items()}))

@@ -19,7 +19,7 @@ from edgeq.measure.accuracy import Collected, Evaluation, RunningEvaluation
 from edgeq.measure.inference import infer
 from edgeq.measure.loaded_model import is_bundle, open_model
 from edgeq.measure.task import Task, TaskOptions, make_task
-from edgeq.model.load import model_files
+from edgeq.model.files import model_files
 from edgeq.run.session import SessionSettings
 from edgeq.util.display import SILENT, Progress
 

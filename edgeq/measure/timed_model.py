@@ -10,7 +10,7 @@ from typing import Any
 from edgeq_device.measure.bench_models import BenchModel, Shapes
 from edgeq_device.measure.memory import MemoryUse, measure_memory
 
-from edgeq.model.load import model_bytes
+from edgeq.model.files import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_request, open_session, with_carried
 
 # Each session holds a copy of the weights, so larger models are timed in a single one.

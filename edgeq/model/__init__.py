@@ -1,6 +1,5 @@
-"""Check, prepare and describe models, and provide the in-memory graph that all packages share.
+"""Check, prepare and describe models. In: untrusted ONNX files. Out: `onnx_ir.Model`s, prepared ones for all backends.
 
-`edgeq.model.load` parses a model once and passes it on as an `onnx_ir.Model`. Code that changes a model changes a
-`clone()`, which shares the weights with the original. Only two places use the protobuf form: code that reads and writes
-files, and calls to libraries that accept nothing else.
+A model is parsed once and passed on in memory. Code that changes it changes a `clone()`, which shares the weights. Only
+code that reads and writes files, or calls a library that accepts nothing else, uses the protobuf form.
 """

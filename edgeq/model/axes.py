@@ -36,7 +36,7 @@ def follow_axes(graph: GraphIndex, starts: Mapping[str, Axis]) -> dict[str, Axis
     axes = dict(starts)
     for node in graph.graph:
         for output in node.outputs:
-            axis = _through(node, output, axes) if output.name else None
+            axis = _follow_node(node, output, axes) if output.name else None
             if axis is not None:
                 axes.setdefault(name_of(output), axis)
     return axes
@@ -50,7 +50,7 @@ def ranked_axes(graph: GraphIndex) -> dict[str, Axis]:
     for node in graph.graph:
         default, count = _RANKING.get(node.op_type, (0, 0)) if node.domain in MAIN_DOMAINS else (0, 0)
         for output in node.outputs[:count]:
-            place = _normalised(node.attributes.get_int("axis", default), output.shape)
+            place = _count_from_front(node.attributes.get_int("axis", default), output.shape)
             if output.name and place is not None:
                 # Unique's and Compress's rows are flat if no axis is given; their indices are always flat.
                 flat = node.op_type == "Unique" and output is not node.outputs[0]
@@ -58,7 +58,7 @@ def ranked_axes(graph: GraphIndex) -> dict[str, Axis]:
     return follow_axes(graph, starts) if starts else {}
 
 
-def _normalised(place: int, shape: ir.Shape | None) -> int | None:
+def _count_from_front(place: int, shape: ir.Shape | None) -> int | None:
     """Return an axis counted from the front, or None if it counts from the end of an unknown shape."""
     if place >= 0:
         return place
@@ -69,7 +69,7 @@ def _rank(value: ir.Value | None) -> int | None:
     return len(value.shape) if value is not None and value.shape is not None else None
 
 
-def _through(node: ir.Node, output: ir.Value, axes: Mapping[str, Axis]) -> Axis | None:
+def _follow_node(node: ir.Node, output: ir.Value, axes: Mapping[str, Axis]) -> Axis | None:
     """Return the axis of a node's output that continues an axis of one of its inputs, or None."""
     inputs = list(enumerate(node.inputs))
     # Indices decide the order of the rows that they choose, whatever the order of the data was.
@@ -77,7 +77,8 @@ def _through(node: ir.Node, output: ir.Value, axes: Mapping[str, Axis]) -> Axis 
         axis = axes.get(name_of(value)) if value is not None else None
         if axis is None or value is None:
             continue
-        rule = _RULES.get(node.op_type, _reduced if _is_reduction(node) else _aligned)
+        rule = _RULES.get(node.op_type, _follow_reduction if _is_reduction(node) else _align)
+        # The first input whose axis survives decides, because a broadcast gives all inputs the same axes.
         moved = rule(node, place, axis.place, value, output)
         if moved is not None:
             return Axis(moved, axis.origin)
@@ -91,21 +92,21 @@ def _is_reduction(node: ir.Node) -> bool:
     return node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
 
 
-def _aligned(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _align(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     """Align shapes at their ends, as broadcasting does. Elementwise operators, norms and all operators without a rule
     of their own keep the axis if the rank does not shrink.
     """
     if operator_of(node).mac_rule or (place and not (operator_of(node).elementwise or node.op_type in _ALIGNED)):
         return None
-    before, after = _rank(value), _rank(output)
-    if before is None or after is None:
-        return axis if before == after else None
-    return axis + after - before if after >= before else None
+    input_rank, output_rank = _rank(value), _rank(output)
+    if input_rank is None or output_rank is None:
+        return axis if input_rank == output_rank else None
+    return axis + output_rank - input_rank if output_rank >= input_rank else None
 
 
-def _gathered(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_gather(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     data, indices = node.inputs[0], node.inputs[1]
-    along = _normalised(node.attributes.get_int("axis", 0), data.shape if data is not None else None)
+    along = _count_from_front(node.attributes.get_int("axis", 0), data.shape if data is not None else None)
     if along is None:
         return None
     if place == 1:
@@ -116,14 +117,15 @@ def _gathered(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.
     return axis if axis < along else (axis - 1 + depth if depth is not None else None)
 
 
-def _gathered_slices(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_slices(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     depth = _rank(value)
     return axis if place == 1 and (depth is None or axis < depth - 1) else None
 
 
-def _transposed(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_transpose(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     order = node.attributes.get_ints("perm", ())
     rank = _rank(value)
+    # Without `perm`, a Transpose reverses all axes.
     if not order:
         return rank - 1 - axis if rank is not None else None
     return list(order).index(axis) if axis in order else None
@@ -131,40 +133,42 @@ def _transposed(node: ir.Node, place: int, axis: int, value: ir.Value, output: i
 
 def _axes_of(node: ir.Node, rank: int | None) -> list[int] | None:
     """Return the axes that an attribute or a constant second input names, counted from the front; None if unknown."""
-    given = node.attributes.get_ints("axes", ())
-    axes = constant(node_input(node, 1)) if not given else None
+    attribute_axes = node.attributes.get_ints("axes", ())
+    axes = constant(node_input(node, 1)) if not attribute_axes else None
     if axes is None and node_input(node, 1) is not None:
         return None
-    places = [int(n) for n in (given or (axes.reshape(-1).tolist() if axes is not None else ()))]
+    places = [int(n) for n in (attribute_axes or (axes.reshape(-1).tolist() if axes is not None else ()))]
     if any(n < 0 for n in places) and rank is None:
         return None
     return [n if n >= 0 else n + (rank or 0) for n in places]
 
 
-def _unsqueezed(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_unsqueeze(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     rank = _rank(output)
     inserted = _axes_of(node, rank)
     if place or inserted is None:
         return None
+    # In ascending order, each new axis moves those behind it by one.
     for new in sorted(inserted):
         axis += new <= axis
     return axis
 
 
-def _squeezed(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_squeeze(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     removed = _axes_of(node, _rank(value))
     if place or removed is None:
         return None
+    # Without axes, a Squeeze removes all axes of size 1.
     if not removed and value.shape is not None:
         removed = [k for k, size in enumerate(value.shape) if size == 1]
     return None if axis in removed else axis - sum(n < axis for n in removed)
 
 
-def _reduced(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_reduction(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     if place:
         return None
     if node.op_type in _REDUCTIONS:
-        along = _normalised(node.attributes.get_int("axis", 0), value.shape)
+        along = _count_from_front(node.attributes.get_int("axis", 0), value.shape)
         removed = [along] if along is not None else None
     else:
         removed = _axes_of(node, _rank(value))
@@ -173,37 +177,40 @@ def _reduced(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.V
     return axis if node.attributes.get_int("keepdims", 1) else axis - sum(n < axis for n in removed)
 
 
-def _multiplied(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_matmul(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     """Keep the rows of the first factor, the columns of the second, and the batch axes. A sum over the axis ends it."""
-    before, after = _rank(value), _rank(output)
-    if before is None or after is None or before < 2 or place > 1:
+    input_rank, output_rank = _rank(value), _rank(output)
+    if input_rank is None or output_rank is None or input_rank < 2 or place > 1:
         return None
-    summed = before - 1 if place == 0 else before - 2
-    return None if axis == summed else axis + after - before
+    summed = input_rank - 1 if place == 0 else input_rank - 2
+    return None if axis == summed else axis + output_rank - input_rank
 
 
-def _fully_connected(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_gemm(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     transposed = node.attributes.get_int("transA", 0)
     return 0 if place == 0 and axis == (1 if transposed else 0) else None
 
 
-def _reshaped(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _follow_reshape(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     """Keep an axis that has the same length in both shapes and is preceded by the same number of elements. With one
     unknown length on each side, the two unknown lengths count as equal.
     """
     if place or value.shape is None or output.shape is None:
         return None
-    before, after = list(value.shape), list(output.shape)
-    for candidate, size in enumerate(after):
-        if _alike(size, before[axis]) and _product(before[:axis]) == _product(after[:candidate]):
+    input_sizes, output_sizes = list(value.shape), list(output.shape)
+    for candidate, size in enumerate(output_sizes):
+        if _can_be_equal(size, input_sizes[axis]) and _product(input_sizes[:axis]) == _product(
+            output_sizes[:candidate]
+        ):
             return candidate
-    same = [k for k, size in enumerate(after) if _alike(size, before[axis])]
-    return same[0] if len(same) == 1 and len(before) == len(after) else None
+    equal_axes = [k for k, size in enumerate(output_sizes) if _can_be_equal(size, input_sizes[axis])]
+    return equal_axes[0] if len(equal_axes) == 1 and len(input_sizes) == len(output_sizes) else None
 
 
-def _alike(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
+def _can_be_equal(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
     if isinstance(a, int) or isinstance(b, int):
         return bool(a == b)
+    # Two sizes without a name may be equal, and nothing contradicts it.
     return a.value == b.value or None in (a.value, b.value)
 
 
@@ -218,30 +225,30 @@ def _product(sizes: list[int | ir.SymbolicDim]) -> tuple[object, ...]:
     return (number, *sorted(symbols))
 
 
-def _same(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _keep_axis(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     return axis
 
 
-def _ends(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
+def _end_axis(node: ir.Node, place: int, axis: int, value: ir.Value, output: ir.Value) -> int | None:
     return None
 
 
 _ALIGNED = frozenset({"And", "BitwiseAnd", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mean", "Mod",
                       "Or", "PRelu", "Sum", "Where", "Xor", *_NORMS})  # fmt: skip
 _RULES: Mapping[str, _Rule] = {
-    "Concat": _same,
-    "Flatten": _reshaped,
-    "Gather": _gathered,
-    "GatherElements": _same,
-    "GatherND": _gathered_slices,
-    "Gemm": _fully_connected,
-    "MatMul": _multiplied,
-    "Reshape": _reshaped,
-    "ScatterElements": _ends,
-    "ScatterND": _ends,
-    "Shape": _ends,
-    "Size": _ends,
-    "Squeeze": _squeezed,
-    "Transpose": _transposed,
-    "Unsqueeze": _unsqueezed,
+    "Concat": _keep_axis,
+    "Flatten": _follow_reshape,
+    "Gather": _follow_gather,
+    "GatherElements": _keep_axis,
+    "GatherND": _follow_slices,
+    "Gemm": _follow_gemm,
+    "MatMul": _follow_matmul,
+    "Reshape": _follow_reshape,
+    "ScatterElements": _end_axis,
+    "ScatterND": _end_axis,
+    "Shape": _end_axis,
+    "Size": _end_axis,
+    "Squeeze": _follow_squeeze,
+    "Transpose": _follow_transpose,
+    "Unsqueeze": _follow_unsqueeze,
 }

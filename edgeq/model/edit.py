@@ -1,22 +1,17 @@
-"""Edit a graph in memory, and convert models from protobuf and to protobuf."""
+"""Edit a graph in memory: add nodes and constants, replace values, rewrite nodes of a type."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
 import onnx_ir as ir
-from edgeq_device.system.files import check_file
 from numpy.typing import NDArray
 
-from edgeq.errors import ModelError, one_line
-from edgeq.model.graph import MAIN_DOMAINS, every_node, is_op, maker, named_values, node_input, reads
+from edgeq.model.graph import MAIN_DOMAINS, is_op, maker, node_input
 from edgeq.model.quant_params import QuantParams
 
 
@@ -56,6 +51,7 @@ class Editor:
         """
         tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
         texts = tensor.string_data() if isinstance(tensor, ir.StringTensor) else None
+        # Texts have no bytes that could be hashed.
         content = tensor.tobytes() if texts is None else repr(texts).encode()
         key = (name, hashlib.sha256(content).digest(), f"{tensor.dtype}{list(tensor.shape)}")
         if key not in self._made:
@@ -88,14 +84,14 @@ class Editor:
             like: a value whose shape the output gets. The output also gets the value's type if `dtype` is not given.
             attributes: plain values, or `ir.Attr` objects, which are not changed.
         """
-        (made,) = self.nodes(
+        (tensor,) = self.nodes(
             op_type, inputs, name, [output or name], before=before, after=after, attributes=attributes, domain=domain
         )
         if like is not None:
-            made.shape, made.type = like.shape, like.type
+            tensor.shape, tensor.type = like.shape, like.type
         if dtype is not None:
-            made.type = ir.TensorType(dtype)
-        return made
+            tensor.type = ir.TensorType(dtype)
+        return tensor
 
     def nodes(
         self,
@@ -112,9 +108,10 @@ class Editor:
         """Insert a node with several outputs and return them. Their types and shapes are not set. For the other
         arguments, see `node`.
         """
+        # A model must import every domain that its nodes use.
         if domain not in MAIN_DOMAINS:
             self.model.opset_imports.setdefault(domain, 1)
-        made = ir.Node(
+        node = ir.Node(
             domain,
             op_type,
             list(inputs),
@@ -126,12 +123,12 @@ class Editor:
             name=self.free_node_name(name),
         )
         if before is not None:
-            self.graph.insert_before(before, made)
+            self.graph.insert_before(before, node)
         elif after is not None:
-            self.graph.insert_after(after, made)
+            self.graph.insert_after(after, node)
         else:
-            self.graph.append(made)
-        return made.outputs
+            self.graph.append(node)
+        return node.outputs
 
     def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:
         """Insert a QuantizeLinear."""
@@ -144,13 +141,19 @@ class Editor:
         return self._converted("DequantizeLinear", source, params, name, ir.DataType.FLOAT, before)
 
     def _converted(
-        self, op_type: str, source: ir.Value, params: QuantParams, name: str, dtype: ir.DataType, before: ir.Node | None
+        self,
+        op_type: str,
+        source: ir.Value,
+        params: QuantParams,
+        name: str,
+        dtype: ir.DataType,
+        successor: ir.Node | None,
     ) -> ir.Value:
         inputs = [source, *self.parameters(params, name)]
         attributes = {"axis": params.axis} if params.per_channel or params.block else {}
         if params.block:
             attributes["block_size"] = params.block
-        return self.node(op_type, inputs, name, before=before, like=source, dtype=dtype, attributes=attributes)
+        return self.node(op_type, inputs, name, before=successor, like=source, dtype=dtype, attributes=attributes)
 
     def parameters(self, params: QuantParams, name: str) -> tuple[ir.Value, ir.Value]:
         """Return the scale (float32) and the zero point as initializers. Both are scalars unless `params` is
@@ -169,6 +172,7 @@ class Editor:
         the name is taken, a number is appended.
         """
         old = node_input(node, place)
+        # A tensor that others read must keep its values for them.
         if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
             set_constant(old, values)
             return
@@ -189,6 +193,7 @@ def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> N
     """Replace `old` by `new` everywhere. If `old` is a graph output or `keep_name` is True, `new` takes over the name
     of `old`, and also its type and shape if they are known.
     """
+    # Names of outputs are part of the model's interface.
     if keep_name or old.is_graph_output():
         name = old.name
         old.name, new.name = f"{name}/replaced", name
@@ -220,34 +225,25 @@ def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *
     return count
 
 
-def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -> None:
-    """Replace `value` everywhere by `last`, which is computed from `value`. `last` takes over the name, type and shape.
+def insert_behind(value: ir.Value, head: ir.Value, tail: ir.Value, name: str) -> None:
+    """Replace `value` everywhere by `tail`, which is computed from `value`. `tail` takes over the name, type and shape.
 
     Args:
-        first: output of the node that reads `value` and leads to `last`. This node still reads `value` afterwards.
+        head: output of the node that reads `value` and leads to `tail`. This node still reads `value` afterwards.
         name: new name of `value`.
     """
-    replace_value(value, last, keep_name=True)
-    reader = maker(first)
-    reader.replace_input_with(reader.inputs.index(last), value)
+    replace_value(value, tail, keep_name=True)
+    reader = maker(head)
+    reader.replace_input_with(reader.inputs.index(tail), value)
     value.name, value.type, value.shape = name, None, None
 
 
 def drop_unused_initializers(graph: ir.Graph) -> None:
     """Remove the initializers that no node reads, unless they are inputs or outputs of the graph."""
+    # A copy of the items, because the loop deletes from the dict.
     for name, value in tuple(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
             del graph.initializers[name]
-
-
-def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
-    """Return a copy of a model that also outputs the tensors `names`, after its own outputs. The types of these outputs
-    stay unknown if the model does not state them; the runtime infers them.
-    """
-    observed = model.clone()
-    values, present = named_values(observed.graph), {value.name for value in observed.graph.outputs}
-    observed.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in present)
-    return observed
 
 
 def set_constant(value: ir.Value, values: NDArray[Any]) -> None:
@@ -282,206 +278,3 @@ class _Names:
         self._counts[name] = count
         self.taken.add(free)
         return free
-
-
-def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: object = "the model") -> ir.Model:
-    """Return the in-memory model of a checked protobuf. Weights are not copied.
-
-    Args:
-        base: folder to which the locations of external weights are relative. The files are read only when values are
-            needed.
-        where: the model's file, for messages.
-
-    Raises:
-        ModelError: the model contains something undefined, such as an element type that ONNX does not have.
-    """
-    try:
-        model = ir.serde.deserialize_model(proto)
-        for _ in ir.traversal.RecursiveGraphIterator(model.graph):
-            continue  # An attribute that should contain a graph may have none.
-    # ValueError, KeyError, AttributeError and others. The cause of the error has the useful text.
-    except Exception as error:
-        cause = error.__cause__ or error
-        text = one_line(cause, most=300) or type(cause).__name__
-        raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
-    if base is not None:
-        _read_from(model, base)
-    return model
-
-
-class DataTensor(ir.ExternalTensor):
-    """Read a tensor from a data file in the model's folder. The file may have several hard links, as in the stores of
-    DVC, Nix and Bazel. onnx_ir refuses such files.
-    """
-
-    @functools.cached_property
-    def _file(self) -> ir.ExternalTensor:
-        """The same tensor at an absolute path. onnx_ir checks only relative paths.
-
-        Raises:
-            ModelError: the file is not a regular file in the folder. It was one when the model was loaded.
-        """
-        folder = Path(self.base_dir).resolve()
-        file = (folder / self.location).resolve()
-        try:
-            check_file(file)
-        except OSError as error:
-            raise ModelError(
-                f"{file} cannot be read: {error.strerror}", "Copy the data file next to the model"
-            ) from error
-        if not file.is_relative_to(folder):
-            raise ModelError(f"{file} is not in {folder}", "External data must be in the model's folder or below")
-        return ir.ExternalTensor(file, self.offset, self.length, self.dtype, shape=self.shape, name=self.name or "")
-
-    def numpy(self) -> NDArray[Any]:
-        """Return the values. They are mapped into memory and not copied."""
-        return self._file.numpy()
-
-    def __array__(self, dtype: Any = None) -> NDArray[Any]:
-        return self._file.__array__(dtype)
-
-    def tobytes(self) -> bytes:
-        """Return the bytes of the values."""
-        return self._file.tobytes()
-
-    def tofile(self, file: Any) -> None:
-        """Write the bytes of the values to a binary stream."""
-        self._file.tofile(file)
-
-    def release(self) -> None:
-        """Free the mapped memory."""
-        self.__dict__.pop("_file", None)
-
-
-def _read_from(model: ir.Model, base: Path) -> None:
-    """Let all external tensors of a model read from data files in the folder `base`, in place."""
-
-    def moved(tensor: Any) -> Any:
-        if not isinstance(tensor, ir.ExternalTensor):
-            return tensor
-        kept = DataTensor(
-            tensor.location,
-            tensor.offset,
-            tensor.length,
-            tensor.dtype,
-            shape=tensor.shape,
-            name=tensor.name,
-            doc_string=tensor.doc_string,
-            metadata_props=tensor.metadata_props,
-            base_dir=base,
-        )
-        kept.meta.update(tensor.meta)
-        return kept
-
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            value.const_value = moved(value.const_value)
-    for node in every_node(model):
-        for name, attribute in node.attributes.items():
-            if attribute.is_ref():
-                continue
-            if attribute.type is ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                node.attributes[name] = ir.AttrTensor(name, moved(attribute.value))
-            elif attribute.type is ir.AttributeType.TENSORS:
-                node.attributes[name] = ir.AttrTensors(name, [moved(tensor) for tensor in attribute.value])
-
-
-def external_folder(model: ir.Model) -> Path | None:
-    """Return the folder to which the locations of external weights are relative. Return None if all weights are in
-    memory.
-    """
-    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
-    folder = next((t.base_dir for t in tensors if isinstance(t, ir.ExternalTensor)), None)
-    return None if folder is None else Path(folder).absolute()
-
-
-def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the protobuf of a model. The protobuf refers to external weights, which are not read. `value_info` lists
-    only the outputs of nodes, because the tensor of an initializer already contains its type and shape.
-    """
-    proto = ir.serde.serialize_model(model)
-    for graph in (proto.graph, *inner_graphs(proto.graph.node)):
-        weights = {tensor.name for tensor in graph.initializer}
-        described = [value for value in graph.value_info if value.name not in weights]
-        del graph.value_info[:]
-        graph.value_info.extend(described)
-    return proto
-
-
-def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
-    """Write the types and shapes of the main graph's inner tensors and outputs into `proto`, in place. `proto` is the
-    result of `to_proto` before the types and shapes were known.
-    """
-    graph = proto.graph
-    del graph.value_info[:], graph.output[:]
-    made = [value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()]
-    graph.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
-    graph.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
-
-
-def to_bytes(model: ir.Model) -> bytes:
-    """Return a model as the content of one file. The same model always gives the same bytes. The content refers to
-    external weights without containing them.
-
-    Raises:
-        ValueError: the model exceeds protobuf's limit of 2 GiB.
-    """
-    content: bytes = to_proto(model).SerializeToString(deterministic=True)
-    return content
-
-
-def from_bytes(content: bytes) -> ir.Model:
-    """Return the in-memory form of a model. `content` is a result of `to_bytes`."""
-    return from_proto(onnx.load_model_from_string(content))
-
-
-def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the content of a model file for a model in ONNX's text form. `weights` become initializers of its
-    graph.
-    """
-    model = onnx.parser.parse_model(text)
-    tensors = (onnx.numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in weights.items())
-    model.graph.initializer.extend(tensors)
-    content: bytes = model.SerializeToString()
-    return content
-
-
-def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs inside nodes such as If, Loop and Scan, in depth-first order."""
-    for node in nodes:
-        for attribute in node.attribute:
-            for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-                yield body
-                yield from inner_graphs(body.node)
-
-
-_NEWEST_IR = 10
-
-
-def part_of(
-    model: ir.Model, nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
-) -> ir.Model:
-    """Return some nodes of the main graph as a separate model, with the constants that they read. The shapes of its
-    inputs and outputs are left open.
-    """
-    used = {value for node in nodes for value in reads(node)}
-    view = ir.GraphView(
-        inputs,
-        outputs,
-        nodes=nodes,
-        initializers=[value for value in model.graph.initializers.values() if value in used],
-        opset_imports=model.graph.opset_imports,
-        name="part",
-    )
-    part = view.clone()
-    forget_types(part)
-    for value in (*part.inputs, *part.outputs):
-        value.shape = None
-    return ir.Model(part, ir_version=min(model.ir_version, _NEWEST_IR))
-
-
-def forget_types(graph: ir.Graph) -> None:
-    """Remove the types and shapes of all values except inputs and outputs, in place. Files then do not list them."""
-    inside = (value for node in graph for value in node.outputs if not value.is_graph_output())
-    for value in (*graph.initializers.values(), *inside):
-        value.shape, value.type = None, None

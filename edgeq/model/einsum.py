@@ -76,34 +76,35 @@ def _write(node: ir.Node, editor: Editor) -> bool:
         plan = _plan(values, letters, result)
     except _CannotWriteError:
         return False
-    written: dict[_Step, ir.Value] = {}
-    final = _emit(plan, node, editor, written)
-    main = next((step for step in reversed(written) if step.op_type in ("MatMul", "Mul")), plan)
+    outputs: dict[_Step, ir.Value] = {}
+    final = _emit(plan, node, editor, outputs)
+    # The last product stands for the Einsum in options and reports, so it gets the name.
+    main = next((step for step in reversed(outputs) if step.op_type in ("MatMul", "Mul")), plan)
     final.shape, final.type = node.outputs[0].shape, node.outputs[0].type
     replace_node(node, final)
-    maker(written[main]).name = node.name  # Options such as --exclude use this name.
+    maker(outputs[main]).name = node.name  # Options such as --exclude use this name.
     return True
 
 
-def _emit(step: _Step, node: ir.Node, editor: Editor, written: dict[_Step, ir.Value]) -> ir.Value:
+def _emit(step: _Step, node: ir.Node, editor: Editor, outputs: dict[_Step, ir.Value]) -> ir.Value:
     """Write a step and the steps that it needs before `node`, and return the result."""
     inputs = []
     for place, value in enumerate(step.inputs):
         if isinstance(value, _Step):
-            value = _emit(value, node, editor, written)
+            value = _emit(value, node, editor, outputs)
         elif isinstance(value, np.ndarray):
             value = editor.constant(f"{node.name}/{step.op_type.lower()}/{place}", value)
         inputs.append(value)
     name = f"{node.name}/{step.op_type.lower()}"
     dtype = ir.DataType.FLOAT
-    written[step] = editor.node(step.op_type, inputs, name, before=node, dtype=dtype, attributes=step.attributes)
-    return written[step]
+    outputs[step] = editor.node(step.op_type, inputs, name, before=node, dtype=dtype, attributes=step.attributes)
+    return outputs[step]
 
 
 def _letters(equation: str, operands: Sequence[ir.Value]) -> tuple[list[str], str]:
     """Return a letter for each axis of each operand, and for each axis of the result."""
-    left, arrow, result = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
+    operand_terms, arrow, result = equation.replace(" ", "").partition("->")
+    terms = operand_terms.split(",")
     if len(terms) != len(operands):
         raise _CannotWriteError
     named = []
@@ -112,16 +113,18 @@ def _letters(equation: str, operands: Sequence[ir.Value]) -> tuple[list[str], st
         missing = len(value.shape) - len(term.replace("...", ""))
         more = "".join(chr(_ELLIPSIS + place) for place in reversed(range(missing)))
         named.append(term.replace("...", more))
+        # A repeated letter takes a diagonal, which none of the operators below can do.
         if missing < 0 or len(named[-1]) != len(value.shape) or len(set(named[-1])) != len(named[-1]):
             raise _CannotWriteError
     used = "".join(named)
-    most = max((ord(letter) - _ELLIPSIS + 1 for letter in used if ord(letter) >= _ELLIPSIS), default=0)
-    whole = "".join(chr(_ELLIPSIS + place) for place in reversed(range(most)))
+    ellipsis_rank = max((ord(letter) - _ELLIPSIS + 1 for letter in used if ord(letter) >= _ELLIPSIS), default=0)
+    ellipsis = "".join(chr(_ELLIPSIS + place) for place in reversed(range(ellipsis_rank)))
+    # Without an arrow, the letters that occur once form the result, in alphabetical order.
     if not arrow:
-        once = (letter for letter in set(used) - set(whole) if used.count(letter) == 1)
-        result = whole + "".join(sorted(once))
-    result = result.replace("...", whole)
-    if not set(whole) <= set(result) <= set(used) or len(set(result)) != len(result):
+        once = (letter for letter in set(used) - set(ellipsis) if used.count(letter) == 1)
+        result = ellipsis + "".join(sorted(once))
+    result = result.replace("...", ellipsis)
+    if not set(ellipsis) <= set(result) <= set(used) or len(set(result)) != len(result):
         raise _CannotWriteError
     return named, result
 
@@ -132,11 +135,11 @@ def _sizes(letters: Iterable[str], operands: Iterable[ir.Value]) -> dict[str, in
     for term, value in zip(letters, operands, strict=True):
         assert value.shape is not None
         for letter, size in zip(term, value.shape, strict=True):
-            known = size if isinstance(size, int) else None
-            other = sizes.setdefault(letter, known)
-            if None not in (known, other) and known != other:
+            number = size if isinstance(size, int) else None
+            recorded = sizes.setdefault(letter, number)
+            if None not in (number, recorded) and number != recorded:
                 raise _CannotWriteError
-            sizes[letter] = known if other is None else other
+            sizes[letter] = number if recorded is None else recorded
     return sizes
 
 
@@ -145,46 +148,53 @@ def _plan(values: Sequence[ir.Value], letters: Sequence[str], result: str) -> _S
     sizes = _sizes(letters, values)
     constants = [constant(value) for value in values]
     operands = [
-        _EinsumOperand(value if known is None else known, term)
-        for value, known, term in zip(values, constants, letters, strict=True)
+        _EinsumOperand(value if array is None else array, term)
+        for value, array, term in zip(values, constants, letters, strict=True)
     ]
     current = operands[0]
-    for place, other in enumerate(operands[1:], 1):
+    for place, factor in enumerate(operands[1:], 1):
         later = result + "".join(operand.letters for operand in operands[place + 1 :])
-        current = _joined(current, other, later, sizes)
-    last = _arranged(_summed(current, result), result)
-    return last.value if isinstance(last.value, _Step) else _Step("Identity", (last.value,))
+        current = _joined(current, factor, later, sizes)
+    output = _arranged(_summed(current, result), result)
+    return output.value if isinstance(output.value, _Step) else _Step("Identity", (output.value,))
 
 
-def _joined(left: _EinsumOperand, right: _EinsumOperand, later: str, sizes: dict[str, int | None]) -> _EinsumOperand:
+def _joined(
+    left_factor: _EinsumOperand, right_factor: _EinsumOperand, later: str, sizes: dict[str, int | None]
+) -> _EinsumOperand:
     """Return the product of two operands.
 
     Args:
         later: the letters that the result or another operand has.
     """
-    if isinstance(left.value, np.ndarray):  # Layers have their constant weights on the right.
-        left, right = right, left
-    left, right = _summed(left, later + right.letters), _summed(right, later + left.letters)
-    both = [letter for letter in left.letters if letter in right.letters]
+    if isinstance(left_factor.value, np.ndarray):  # Layers have their constant weights on the right.
+        left_factor, right_factor = right_factor, left_factor
+    left_factor, right_factor = (
+        _summed(left_factor, later + right_factor.letters),
+        _summed(right_factor, later + left_factor.letters),
+    )
+    both = [letter for letter in left_factor.letters if letter in right_factor.letters]
     batch = "".join(letter for letter in both if letter in later)
     sums = "".join(letter for letter in both if letter not in later)
-    rows, columns = ("".join(letter for letter in operand.letters if letter not in both) for operand in (left, right))
+    rows, columns = (
+        "".join(letter for letter in operand.letters if letter not in both) for operand in (left_factor, right_factor)
+    )
     if not sums:
-        whole = batch + rows + columns
-        sides = [_raised(side, whole).value for side in (left, right)]
-        return _EinsumOperand(_Step("Mul", tuple(sides)), whole)
+        letters = batch + rows + columns
+        sides = [_raised(side, letters).value for side in (left_factor, right_factor)]
+        return _EinsumOperand(_Step("Mul", tuple(sides)), letters)
     # Without batch letters, MatMul takes any number of rows.
     leading, merged = (batch, [rows]) if batch else (rows, [])
     ours, theirs = [*merged, sums], [sums, columns] if columns or batch else [sums]
-    a = _grouped(_arranged(left, leading + "".join(ours)), [*leading, *ours], sizes)
-    b = _grouped(_arranged(right, batch + "".join(theirs)), [*batch, *theirs], sizes)
+    a = _grouped(_arranged(left_factor, leading + "".join(ours)), [*leading, *ours], sizes)
+    b = _grouped(_arranged(right_factor, batch + "".join(theirs)), [*batch, *theirs], sizes)
     product = _EinsumOperand(_Step("MatMul", (a.value, b.value)), leading + "".join(merged) + columns)
     parts = [*leading, *merged, *theirs[1:]]
     if all(len(part) == 1 for part in parts):
         return product
     aligned = next(place for place, part in enumerate(parts) if len(part) != 1)
-    known = [0 if place < aligned else _count(letter, sizes) for place, letter in enumerate(product.letters)]
-    return replace(product, value=_reshape(product.value, known))
+    shape = [0 if place < aligned else _count(letter, sizes) for place, letter in enumerate(product.letters)]
+    return replace(product, value=_reshape(product.value, shape))
 
 
 def _summed(operand: _EinsumOperand, later: str) -> _EinsumOperand:
@@ -201,6 +211,7 @@ def _arranged(operand: _EinsumOperand, letters: str) -> _EinsumOperand:
     if operand.letters == letters:
         return operand
     order = [operand.letters.index(letter) for letter in letters]
+    # A constant is rearranged here, so that it stays a constant.
     if isinstance(operand.value, np.ndarray):
         return _EinsumOperand(np.ascontiguousarray(operand.value.transpose(order)), letters)
     return _EinsumOperand(_Step("Transpose", (operand.value,), {"perm": order}), letters)
@@ -227,6 +238,7 @@ def _grouped(operand: _EinsumOperand, groups: Sequence[str], sizes: dict[str, in
 
 
 def _reshape(value: ir.Value | NDArray[Any] | _Step, shape: Sequence[int]) -> _Step:
+    # A Reshape can compute one unknown size only.
     if list(shape).count(-1) > 1:
         raise _CannotWriteError
     return _Step("Reshape", (value, np.array(shape, np.int64)))
@@ -234,5 +246,5 @@ def _reshape(value: ir.Value | NDArray[Any] | _Step, shape: Sequence[int]) -> _S
 
 def _count(letters: str, sizes: dict[str, int | None]) -> int:
     """Return the number of elements on some axes, or -1 if it is not known."""
-    known = [sizes[letter] for letter in letters]
-    return -1 if None in known else math.prod(size for size in known if size is not None)
+    lengths = [sizes[letter] for letter in letters]
+    return -1 if None in lengths else math.prod(size for size in lengths if size is not None)

@@ -27,9 +27,10 @@ from edgeq.model.graph import (
 )
 from edgeq.model.shapes import element_types
 
+# Operators with index inputs that may also be floats.
 _INDEXED_BY_FLOATS = frozenset({"OneHot", "Range"})
-"""Operators with index inputs that may also be floats."""
 _WHOLE = frozenset({"Ceil", "Floor", "Round", "Sign"})
+# Operators whose outputs are whole numbers if their float inputs are.
 _KEEP_WHOLE = frozenset(
     {
         "Abs", "Add", "Clip", "Concat", "CumSum", "GatherElements", "GatherND", "Max", "Min", "Mod", "Mul", "Neg",
@@ -37,7 +38,6 @@ _KEEP_WHOLE = frozenset(
         "Sum", "Where",
     }
 )  # fmt: skip
-"""Operators whose outputs are whole numbers if their float inputs are."""
 
 
 class Exactness:
@@ -54,12 +54,14 @@ class Exactness:
         """
         reading: dict[ir.Value, ir.Node] = {}
         casts: dict[ir.Node, ir.Node] = {}
+        # In reverse order, a node's outputs are known to lead to an index before its inputs are.
         for node in reversed(list(self._graph.all_nodes())):
             behind = next((reading[output] for output in node.outputs if output in reading), None)
             for place, value in enumerate(node.inputs):
                 reader = behind or (node if self._is_index(node, place) else None)
                 if value is not None and reader is not None and self._type(value).is_integer():
                     reading.setdefault(value, reader)
+            # Only from here on upstream are floats at stake. Integers are exact anyway.
             if behind is not None and is_op(node, "Cast") and self._is_float(node.inputs[0]):
                 casts[node] = behind
         return casts
@@ -68,20 +70,21 @@ class Exactness:
         """Return the computed float tensors of the main graph that contain only whole numbers, as far as the operators
         show it.
         """
-        whole: dict[ir.Value, None] = {}
+        integral: dict[ir.Value, None] = {}
 
         def is_whole(value: ir.Value) -> bool:
             values = constant(value)
             if values is not None:
                 return values.dtype.kind != "f" or bool(np.all(values == np.rint(values)))
-            return value in whole or not self._is_float(value)
+            return value in integral or not self._is_float(value)
 
         for node in self._graph:
             inputs = [value for value in node.inputs if value is not None]
+            # These return whole numbers only if all of their inputs are whole.
             keeps = moves_data(node) or is_op(node, "Cast", *_KEEP_WHOLE)
             if is_op(node, *_WHOLE) or (keeps and inputs and all(map(is_whole, inputs))):
-                whole.update(dict.fromkeys(filter(self._is_float, node.outputs)))
-        return tuple(whole)
+                integral.update(dict.fromkeys(filter(self._is_float, node.outputs)))
+        return tuple(integral)
 
     def angles(self) -> Iterator[ir.Value]:
         """Yield the arguments of the trigonometric functions of the main graph."""
@@ -94,23 +97,24 @@ class Exactness:
         """Yield a float tensor and the float tensors from which it is computed, back to the outputs of layers, of Q/DQ
         pairs and of nodes with bodies. Constants are left out.
         """
-        seen: set[ir.Value] = set()
+        visited: set[ir.Value] = set()
         waiting = [value]
         while waiting:
             at = waiting.pop()
-            if at in seen or constant(at) is not None or not self._is_float(at):
+            if at in visited or constant(at) is not None or not self._is_float(at):
                 continue
-            seen.add(at)
+            visited.add(at)
             yield at
             node = at.producer()
             if node is None or node.domain not in MAIN_DOMAINS or any(bodies(node)):
                 continue
             if not (operator_of(node).mac_rule or operator_of(node).quantized):
-                waiting.extend(read for read in node.inputs if read is not None)
+                waiting.extend(operand for operand in node.inputs if operand is not None)
 
     def _is_index(self, node: ir.Node, place: int) -> bool:
         if node.domain not in MAIN_DOMAINS or node.op_type in _INDEXED_BY_FLOATS:
             return True
+        # ONNX Runtime's own operators have no schema in onnx.
         if not onnx.defs.has(node.op_type, ""):
             return False
         inputs = onnx.defs.get_schema(node.op_type, self._opset, "").inputs

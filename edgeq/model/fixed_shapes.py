@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from edgeq.model.edit import Editor, part_of, to_proto
+from edgeq.model.convert import to_proto
+from edgeq.model.edit import Editor
 from edgeq.model.graph import attributes, bodies, constant_tensor, is_random, name_of, sizes
+from edgeq.model.parts import part_of
 
 _SMALL = 4096
 

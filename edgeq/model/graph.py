@@ -80,30 +80,31 @@ def is_constant(value: ir.Value | None) -> bool:
 
 def maker(value: ir.Value) -> ir.Node:
     """Return the node that computes a value. The value must not be an input or an initializer."""
-    made = value.producer()
-    assert made is not None, value.name
-    return made
+    node = value.producer()
+    assert node is not None, value.name
+    return node
 
 
 def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
     """Return the bounds of a Relu, or of a Clip of floats. A missing bound is infinite. Return None for other nodes and
     if a bound is computed. The bounds of a Clip are attributes up to opset 10 and inputs from opset 11.
     """
+    # A Relu is a Clip with one bound.
     if is_op(node, "Relu"):
         return 0.0, math.inf
     if not is_op(node, "Clip"):
         return None
-    found = []
+    bounds = []
     for place, attribute, otherwise in ((1, "min", -math.inf), (2, "max", math.inf)):
-        given = node_input(node, place)
-        tensor = constant_tensor(given)
-        if given is None:
-            found.append(float(np.float32(node.attributes.get_float(attribute, otherwise))))
+        bound_input = node_input(node, place)
+        tensor = constant_tensor(bound_input)
+        if bound_input is None:
+            bounds.append(float(np.float32(node.attributes.get_float(attribute, otherwise))))
         elif tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
             return None
         else:
-            found.append(float(tensor.numpy().reshape(())))
-    return found[0], found[1]
+            bounds.append(float(tensor.numpy().reshape(())))
+    return bounds[0], bounds[1]
 
 
 def opset_of(model: ir.Model) -> int:
@@ -144,6 +145,7 @@ def readers(value: ir.Value) -> tuple[ir.Node, ...]:
     value; in that case the nodes are in graph order.
     """
     nodes = dict.fromkeys(use.node for use in value.uses())
+    # Nearly always no body reads the value. Then the graph need not be searched.
     if all(node.graph is value.graph for node in nodes) or value.graph is None:
         return tuple(nodes)
     return tuple(node for node in value.graph if node in nodes or value in captured(node))
@@ -174,13 +176,14 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
     """Return the values of outer graphs that the bodies inside a node read, each once, in order."""
-    found: dict[ir.Value, None] = {}
+    values: dict[ir.Value, None] = {}
     for body in bodies(node):
-        own = {id(graph) for graph in (body, *body.subgraphs())}
-        read = [v for inner in body.all_nodes() for v in inner.inputs if v is not None]
-        inside = (*read, *(g_out for graph in (body, *body.subgraphs()) for g_out in graph.outputs))
-        found.update((value, None) for value in inside if id(value.graph) not in own)
-    return tuple(found)
+        # A value of an inner body is not captured from outside.
+        graph_ids = {id(graph) for graph in (body, *body.subgraphs())}
+        inputs = [v for inner in body.all_nodes() for v in inner.inputs if v is not None]
+        inside = (*inputs, *(g_out for graph in (body, *body.subgraphs()) for g_out in graph.outputs))
+        values.update((value, None) for value in inside if id(value.graph) not in graph_ids)
+    return tuple(values)
 
 
 def reads(node: ir.Node) -> tuple[ir.Value, ...]:
@@ -216,11 +219,12 @@ class KernelGeometry:
 
 def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> KernelGeometry:
     """Return the geometry of a convolution or pooling node. `image` and `kernel` are spatial sizes."""
-    given, axes = node.attributes, len(kernel)
-    strides = tuple(given.get_ints("strides", [1] * axes))
-    dilations = tuple(given.get_ints("dilations", [1] * axes))
-    auto = given.get_string("auto_pad", "NOTSET")
-    pads = list(given.get_ints("pads", [0] * 2 * axes))
+    settings, axes = node.attributes, len(kernel)
+    strides = tuple(settings.get_ints("strides", [1] * axes))
+    dilations = tuple(settings.get_ints("dilations", [1] * axes))
+    auto = settings.get_string("auto_pad", "NOTSET")
+    pads = list(settings.get_ints("pads", [0] * 2 * axes))
+    # ONNX ignores `pads` if `auto_pad` is set.
     if auto == "VALID":
         pads = [0] * 2 * axes
     elif auto != "NOTSET":
@@ -228,10 +232,11 @@ def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> 
             max(0, (-(-size // stride) - 1) * stride + (taps - 1) * dilation + 1 - size)
             for size, stride, taps, dilation in zip(image, strides, kernel, dilations, strict=True)
         ]
+        # If the padding is odd, the names say at which end the extra element is.
         less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
         pads = less + more if auto == "SAME_UPPER" else more + less
     both = tuple((int(pads[axis]), int(pads[axis + axes])) for axis in range(axes))
-    return KernelGeometry(kernel, strides, dilations, both, given.get_int("group", 1))
+    return KernelGeometry(kernel, strides, dilations, both, settings.get_int("group", 1))
 
 
 def is_random(node: ir.Node) -> bool:
@@ -239,6 +244,7 @@ def is_random(node: ir.Node) -> bool:
     if node.domain not in MAIN_DOMAINS or node.op_type != DROPOUT:
         return node.domain in MAIN_DOMAINS and node.op_type in RANDOM
     training = node_input(node, 2)
+    # A computed training flag may be true, so the node counts as random.
     values = None if training is None else constant(training)
     return training is not None and (values is None or bool(values.any()))
 
@@ -248,12 +254,13 @@ def random_nodes(model: ir.Model) -> tuple[ir.Node, ...]:
     return tuple(filter(is_random, every_node(model)))
 
 
-def drawn(graph: ir.Graph) -> frozenset[str]:
+def random_tensors(graph: ir.Graph) -> frozenset[str]:
     """Return the names of the tensors of a main graph whose values depend on random numbers. The shape of a tensor does
     not count as a value.
     """
     names: set[str] = set()
     for node in graph:
+        # A shape is the same in each run, even if the values are random.
         if is_op(node, "Shape", "Size"):
             continue
         inner = (n for body in bodies(node) for n in body.all_nodes())
@@ -267,8 +274,8 @@ T = TypeVar("T")
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Return the inputs, the initializers and the outputs of nodes, by name."""
-    made = [output for node in graph for output in node.outputs]
-    return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *made) if value.name}
+    outputs = [output for node in graph for output in node.outputs]
+    return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *outputs) if value.name}
 
 
 def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str]:
@@ -278,14 +285,15 @@ def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str
     Args:
         sizes: whether shapes count as constants. This is correct if all sizes are fixed.
     """
-    known = {name for name, value in named_values(graph).items() if is_constant(value)}
+    names = {name for name, value in named_values(graph).items() if is_constant(value)}
     for node in graph:
+        # A body may run any number of times, so nothing is known about its results.
         if is_random(node) or next(bodies(node), None) is not None:
             continue
         fixed = sizes and is_op(node, "Shape", "Size")
-        if fixed or known.issuperset(value.name for value in node.inputs if value is not None):
-            known.update(output.name for output in node.outputs if output.name)
-    return frozenset(known)
+        if fixed or names.issuperset(value.name for value in node.inputs if value is not None):
+            names.update(output.name for output in node.outputs if output.name)
+    return frozenset(names)
 
 
 class GraphIndex:
@@ -309,8 +317,8 @@ class GraphIndex:
         """
         if key not in self._made:
             self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        entry: T = self._made[key]
+        return entry
 
     @cached_property
     def nodes(self) -> dict[str, ir.Node]:
@@ -357,10 +365,10 @@ class GraphIndex:
         Raises:
             KeyError: there is no such constant.
         """
-        found = constant(self.values[name])
-        if found is None:
+        values = constant(self.values[name])
+        if values is None:
             raise KeyError(name)
-        return found
+        return values
 
 
 def indexed(model: ir.Model | GraphIndex) -> GraphIndex:
@@ -404,7 +412,7 @@ class Operator:
         integer_output: places of the scale and the zero point of an integer output.
         float_form: for an integer operator, the corresponding float operator.
         dynamic: whether the operator reads floats and measures their range itself at run time.
-        mac_rule: rule for counting multiply-accumulates, see `edgeq.model.products`; "" if the operator multiplies no
+        mac_rule: rule for counting multiply-accumulates, see `edgeq.model.macs`; "" if the operator multiplies no
             matrices.
         mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
         movement: for an operator that only moves values, the kind of movement. "permutes": every element appears once
@@ -446,6 +454,7 @@ def _integers(*places: tuple[int, int | None, int]) -> tuple[IntegerInput, ...]:
     return tuple(IntegerInput(*place) for place in places)
 
 
+# Rows that several operators share. Each operator adds what is its own.
 _FUNCTION = Operator("", elementwise=True)
 _LAYER = Operator("", weights=(1,), bias=2)
 _CONV = replace(_LAYER, mac_rule="conv")
@@ -522,6 +531,7 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("Expand Gather MaxPool Pad Resize Slice Split Tile", Operator("", movement="selects")),
     )
 )
+# ONNX's own Attention has other inputs than the one of ONNX Runtime, which is older.
 _BY_DOMAIN: Mapping[tuple[str, str], Operator] = {
     (MICROSOFT, "Attention"): replace(_ATTENTION, op_type="Attention"),
 }
@@ -536,8 +546,8 @@ def operator_of(node: ir.Node) -> Operator:
     """Return the table row of a node. For an operator that is not in the table, return a row that only states that the
     first input is data.
     """
-    found = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
-    return found or Operator(node.op_type)
+    row = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
+    return row or Operator(node.op_type)
 
 
 def moves_data(node: ir.Node) -> bool:
@@ -546,22 +556,25 @@ def moves_data(node: ir.Node) -> bool:
     """
     if node.domain not in MAIN_DOMAINS or node.op_type not in DATA_MOVEMENT:
         return False
+    # Cropping fills positions outside of the image with a value of its own, which the input's range may lack.
     crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     return node.op_type != "Resize" or (node.attributes.get_string("mode", "nearest") == "nearest" and not crops)
 
 
 def before_layers(model: ir.Model) -> frozenset[ir.Node]:
     """Return the nodes from which a path leads to a node that multiplies matrices."""
-    found: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
+    # In reverse order, the readers of a node's outputs are known before the node.
     for node in reversed(list(model.graph)):
         behind = {reader for output in node.outputs for reader in readers(output)}
-        if any(reader in found or operator_of(reader).mac_rule for reader in behind):
-            found.add(node)
-    return frozenset(found)
+        if any(reader in nodes or operator_of(reader).mac_rule for reader in behind):
+            nodes.add(node)
+    return frozenset(nodes)
 
 
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:
     """Return the integer inputs of a node. This also covers operators with any number of inputs."""
+    # Its inputs come in groups of three for each tensor, so no row of the table can list them.
     if node.op_type == "QLinearConcat":
         return tuple(IntegerInput(place, place + 1, place + 2) for place in range(2, len(node.inputs), 3))
     return operator_of(node).integers
@@ -588,6 +601,7 @@ def channel_axis(node: ir.Node) -> int:
     float_form = row.float_form or row.op_type
     if float_form in ("Gemm", "FusedGemm"):
         return 0 if node.attributes.get_int("transB", 0) else -1
+    # Its weight is [inputs, outputs / groups, ...], unlike that of Conv.
     if float_form == "ConvTranspose":
         return 1
     return 0 if row.mac_rule in ("conv", "recurrent") else -1

@@ -12,14 +12,17 @@ import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.errors import UsageError
-from edgeq.model.clean import node_names
-from edgeq.model.edit import from_proto
-from edgeq.model.fold import LOWEST, RAISED_TO
+from edgeq.model.convert import from_proto
+from edgeq.model.digests import model_digest
+from edgeq.model.files import model_files
 from edgeq.model.graph import MAIN_DOMAINS, constant_tensor, every_node, opset_of
-from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8, rules_title
-from edgeq.model.load import data_folder, is_quantized, load_model, model_digest, model_files, signature_of
+from edgeq.model.int8_prediction import NodePrediction, predict_int8
+from edgeq.model.int8_rules import int8_rules, rules_title
+from edgeq.model.load import data_folder, is_quantized, load_model, signature_of
+from edgeq.model.macs import assumed_shapes, node_macs, with_sizes
+from edgeq.model.names import node_names
+from edgeq.model.opset import LOWEST, RAISED_TO
 from edgeq.model.prepare import prepare_model
-from edgeq.model.products import assumed_shapes, node_macs, sized
 from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Page, Progress
@@ -126,15 +129,15 @@ class ModelReport(Page):
         return [_plain_spec(spec) for spec in self.signature.outputs]
 
     def __brief__(self) -> dict[str, Any]:
-        known = {"path": self.path, "parameters": self.parameters, "macs": self.macs, "quantized": self.quantized}
+        facts = {"path": self.path, "parameters": self.parameters, "macs": self.macs, "quantized": self.quantized}
         forecast = {f"int8 on {t.target}": t.int8_mac_share for t in self.targets}
         inputs, outputs = ([str(spec) for spec in specs] for specs in (self.signature.inputs, self.signature.outputs))
-        return {**known, "inputs": inputs, "outputs": outputs, "operators": self.operators, **forecast}
+        return {**facts, "inputs": inputs, "outputs": outputs, "operators": self.operators, **forecast}
 
     def __page__(self) -> dict[str, Any]:
-        known = {"size": f"{self.bytes:,} bytes", "parameters": f"{self.parameters:,}", "MACs": f"{self.macs:,}"}
+        facts = {"size": f"{self.bytes:,} bytes", "parameters": f"{self.parameters:,}", "MACs": f"{self.macs:,}"}
         specs = [("input", self.signature.inputs), ("output", self.signature.outputs)]
-        rows = [*known.items(), *((title, str(spec)) for title, found in specs for spec in found)]
+        rows = [*facts.items(), *((title, str(spec)) for title, group in specs for spec in group)]
         operators = [(o.op_type, str(o.count), f"{o.macs:,}") for o in self.operators]
         forecast = [
             (t.target, t.backend, f"{t.int8_mac_share:.1%}", str(sum(n.verdict == "float" for n in t.nodes)))
@@ -169,10 +172,12 @@ def inspect_model(
         HardwareError: a backend has no rules.
         UsageError: `shapes` does not match the model's inputs.
     """
+    # An unknown backend is refused before the model is read, which may take long.
     rules = [(name, backend, int8_rules(backend), scheme) for name, backend, scheme in targets]
+    # The facts need no values of weights, so large models are described at once.
     proto = load_model(path, external_data="none")
     signature = signature_of(proto, path)
-    model = from_proto(proto, data_folder(proto, path), where=path)
+    model = from_proto(proto, data_folder(proto, path), label=path)
     files = model_files(path)
     quantized = is_quantized(model)
     notes = _notes(model)
@@ -180,8 +185,9 @@ def inspect_model(
         _check_shape(model, name, sizes, path)
     assumed = assumed_shapes(model, shapes or {})
     for name, sizes in assumed.items():
-        own = next(value.shape for value in model.graph.inputs if value.name == name) or ()
-        guessed = [size for size, open_ in zip(sizes, own, strict=True) if size > 1 and size != open_]
+        declared_shape = next(value.shape for value in model.graph.inputs if value.name == name) or ()
+        # A size of 1 is a batch of one sample, which needs no remark.
+        guessed = [size for size, open_ in zip(sizes, declared_shape, strict=True) if size > 1 and size != open_]
         if name not in (shapes or {}) and guessed:
             listed = ",".join(map(str, sizes))
             notes.append(
@@ -189,23 +195,31 @@ def inspect_model(
             )
     preparation: tuple[str, ...] = ()
     predictions: tuple[TargetPrediction, ...] = ()
+    # A forecast asks what would become of float nodes, and a quantized model has none left.
     if quantized and rules:
         notes.append("quantized already: a prediction needs the float32 model that it was made from")
     elif rules:
+        # The forecast is for the prepared model, because that is what a backend quantizes.
         with scratch_folder("edgeq-") as workdir:
             prepared = prepare_model(path, Path(workdir), progress=progress)
             preparation = prepared.notes
-            whole = sized(prepared.model, assumed)
-            counted = node_macs(whole)
-            refused = {name: _refused(refuse, prepared.model, whole, path) for name, refuse in (refusals or {}).items()}
+            # Preparation keeps free sizes free, so the products are counted on a copy with sizes.
+            sized_model = with_sizes(prepared.model, assumed)
+            sized_macs = node_macs(sized_model)
+            refused = {
+                name: _refused(refuse, prepared.model, sized_model, path) for name, refuse in (refusals or {}).items()
+            }
             predictions = tuple(
-                TargetPrediction(name, backend, predict_int8(prepared.model, r, scheme, counted), refused.get(name, {}))
+                TargetPrediction(
+                    name, backend, predict_int8(prepared.model, r, scheme, sized_macs), refused.get(name, {})
+                )
                 for name, backend, r, scheme in rules
             )
-    macs = node_macs(sized(model, assumed))
+    macs = node_macs(with_sizes(model, assumed))
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values() if v.const_value]
-    made = (constant_tensor(node.outputs[0]) for node in every_node(model) if node.op_type == "Constant")
-    weights += [tensor for tensor in made if tensor is not None]
+    constants = (constant_tensor(node.outputs[0]) for node in every_node(model) if node.op_type == "Constant")
+    # Some exporters write weights as Constant nodes, which would be missing among the initializers.
+    weights += [tensor for tensor in constants if tensor is not None]
     return ModelReport(
         path=path,
         files=files,
@@ -228,15 +242,16 @@ def inspect_model(
     )
 
 
-def _refused(refuse: Refusals, model: ir.Model, whole: ir.Model, path: Path) -> Mapping[str, str]:
+def _refused(refuse: Refusals, model: ir.Model, sized_model: ir.Model, path: Path) -> Mapping[str, str]:
     """Return the nodes that a backend refuses. If it refuses the whole model because sizes are free, also return the
     nodes that it refuses with assumed sizes.
 
     Args:
-        whole: the same model with assumed sizes.
+        sized_model: the same model with assumed sizes.
     """
-    found = refuse(model, path)
-    return {**refuse(whole, path), **found} if "" in found else found
+    reasons = refuse(model, path)
+    # A user who fixes the sizes would otherwise learn of the refused nodes only in the next attempt.
+    return {**refuse(sized_model, path), **reasons} if "" in reasons else reasons
 
 
 def _operators(model: ir.Model, macs: Mapping[str, int]) -> tuple[OperatorCount, ...]:
@@ -256,6 +271,7 @@ def _notes(model: ir.Model) -> list[str]:
     opset = opset_of(model)
     if opset < LOWEST:
         notes.append(f"opset {opset} has no per-channel QuantizeLinear; quantizing raises it to {RAISED_TO}")
+    # Up to IR version 3, every weight also had to be listed as an input.
     listed = sum(value.is_initializer() for value in model.graph.inputs)
     if listed:
         notes.append(f"weights also listed as inputs: {listed}; edgeq treats them as constants")
@@ -274,10 +290,13 @@ def _check_shape(model: ir.Model, name: str, sizes: Sequence[int], path: Path) -
     value = next((value for value in model.graph.inputs if value.name == name), None)
     if value is None:
         raise UsageError(f"{path} has no input {name!r}", "Name one of its inputs in --shape")
-    known = value.shape
-    fixed = [] if known is None else list(zip(known, sizes, strict=False))
-    if known is not None and (len(known) != len(sizes) or any(isinstance(a, int) and 0 < a != b for a, b in fixed)):
-        raise UsageError(f"{path}: input {name!r} is {known}, not {list(sizes)}", "Correct --shape")
+    declared_shape = value.shape
+    # Lengths are compared below, so a pair that is missing here is no mistake.
+    fixed = [] if declared_shape is None else list(zip(declared_shape, sizes, strict=False))
+    if declared_shape is not None and (
+        len(declared_shape) != len(sizes) or any(isinstance(a, int) and 0 < a != b for a, b in fixed)
+    ):
+        raise UsageError(f"{path}: input {name!r} is {declared_shape}, not {list(sizes)}", "Correct --shape")
 
 
 def _dynamic(spec: TensorSpec) -> list[str]:

@@ -37,8 +37,8 @@ def find_padding(graph: GraphIndex) -> Padding:
     for mask in masks:
         for name, shape in lengths.items():
             # A free length without a name could be any length. A mask leads to the keys of the attention, too.
-            known = len(shape) >= 2 and (isinstance(shape[1], int) or shape[1].value is not None)
-            if known and name not in masks and shape[1] == lengths[mask][1]:
+            is_named = len(shape) >= 2 and (isinstance(shape[1], int) or shape[1].value is not None)
+            if is_named and name not in masks and shape[1] == lengths[mask][1]:
                 starts.setdefault(name, Axis(1, mask))
     return Padding(masks, follow_axes(graph, starts) if starts else {})
 
@@ -96,16 +96,16 @@ def _hides_if_true(value: ir.Value | None) -> bool:
     while value is not None and (node := value.producer()) is not None:
         operands = [operand for operand in node.inputs if operand is not None]
         constants = [constant(operand) for operand in operands]
-        place = next((k for k, known in enumerate(constants) if known is None), 0)
-        other = next((known for known in constants if known is not None and known.size), None)
+        place = next((k for k, array in enumerate(constants) if array is None), 0)
+        factor = next((array for array in constants if array is not None and array.size), None)
         value = operands[place] if operands else None
         if is_op(node, "Where") and len(operands) == 3:
             value, low = operands[0], constants[1]
             turns = low is None or float(low.min()) >= 0
         elif is_op(node, "Mul", "Div"):
-            turns = other is not None and float(other.min()) > 0
+            turns = factor is not None and float(factor.min()) > 0
         elif is_op(node, "Equal"):
-            turns = other is not None and not other.any()
+            turns = factor is not None and not factor.any()
         else:
             turns = is_op(node, "Not", "Log") or (is_op(node, "Sub") and place == 1)
         hides ^= turns

@@ -11,44 +11,46 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from edgeq.errors import ModelError, RuntimeUnavailableError, one_line
-from edgeq.model.clean import forget_origin, name_nodes, remove_no_ops, separate_names, tidy
-from edgeq.model.compatibility import fix_sizes
-from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
+from edgeq.model.affine import fold_affine
+from edgeq.model.branches import merge_branches
+from edgeq.model.clean import forget_origin, remove_no_ops, tidy
+from edgeq.model.convert import external_folder, from_proto, to_proto, update_shapes
+from edgeq.model.digests import model_digest
 from edgeq.model.einsum import write_einsums
-from edgeq.model.fold import fold_batch_norms, inline_functions, raise_opset
-from edgeq.model.graph import GraphIndex, computed_constants, drawn, every_node, name_of, opset_of, random_nodes
-from edgeq.model.load import (
-    INLINE_LIMIT,
-    check_valid,
-    data_folder,
-    is_quantized,
-    load_model,
-    model_digest,
-    model_files,
-    read_model,
-    save_model,
-    signature_of,
+from edgeq.model.files import INLINE_LIMIT, model_files
+from edgeq.model.fold import fold_batch_norms
+from edgeq.model.functions import inline_functions
+from edgeq.model.gemm import plain_gemms
+from edgeq.model.graph import (
+    GraphIndex,
+    computed_constants,
+    every_node,
+    name_of,
+    opset_of,
+    random_nodes,
+    random_tensors,
 )
-from edgeq.model.products import merge_branches
-from edgeq.model.rewrites import (
-    fold_affine,
-    join_slices,
-    plain_gemms,
-    widen_half,
-    write_global_pools,
-    write_hard_sigmoids,
-)
+from edgeq.model.half import widen_half
+from edgeq.model.hard_sigmoid import write_hard_sigmoids
+from edgeq.model.load import check_valid, data_folder, is_quantized, load_model, read_model, save_model, signature_of
+from edgeq.model.names import name_nodes, separate_names
+from edgeq.model.opset import raise_opset
+from edgeq.model.pools import write_global_pools
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
-from edgeq.model.tensors import proto_skeleton, weight_bytes
+from edgeq.model.sizes import fix_sizes
+from edgeq.model.skeleton import proto_skeleton
+from edgeq.model.space_to_depth import join_slices
+from edgeq.model.tensors import weight_bytes
 from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
 
 # Optimizers that edgeq switches off. ConstantSharing renames weights. The next two introduce quantized or
 # layout-specific forms, which only a backend should choose. The last one (since 1.32) reorders channels with a Gather,
-# whereas edgeq.model.rewrites reorders the weights.
+# whereas edgeq.model.space_to_depth reorders the weights.
 _DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer", "SliceConcatToSpaceToDepthFusion")
 
 
@@ -68,6 +70,7 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
     """
     version = onnxruntime().__version__
     config = {"optimization.disable_specified_optimizers": ";".join(_DISABLED)}
+    # Weights stay in data files, because protobuf could not hold them together with the graph.
     if external:
         config["session.optimized_model_external_initializers_file_name"] = f"{optimized.name}.data"
         config["session.optimized_model_external_initializers_min_size_in_bytes"] = "1024"
@@ -82,21 +85,21 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
         ) from error
 
 
-def settle(model: ir.Model, before: ir.Model) -> None:
-    """Normalise a model that ONNX Runtime wrote, in place. The model gets the producer and metadata of `before`, and
+def normalise(model: ir.Model, original: ir.Model) -> None:
+    """Normalise a model that ONNX Runtime wrote, in place. The model gets the producer and metadata of `original`, and
     keeps only the operator sets that it uses. Its weights are listed in the order in which nodes use them, because ONNX
     Runtime lists them in the order of a hash table.
     """
-    kept = dict(before.metadata_props)
-    model.producer_name, model.producer_version = before.producer_name, before.producer_version
-    model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
+    metadata = dict(original.metadata_props)
+    model.producer_name, model.producer_version = original.producer_name, original.producer_version
+    model.domain, model.model_version, model.doc_string = original.domain, original.model_version, original.doc_string
     model.metadata_props.clear()
-    model.metadata_props.update(kept)
-    domains = {node.domain for graph in model.graphs() for node in graph} | {""}
-    for domain in [d for d in model.opset_imports if d not in domains]:
-        del model.opset_imports[domain]
+    model.metadata_props.update(metadata)
+    # ONNX Runtime lists every domain that it knows, whether the model uses it or not.
+    RemoveUnusedOpsetsPass(process_functions=False)(model)
     for graph in model.graphs():
         used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
+        # In reverse, so that the first use of a name decides.
         rank = {name: position for position, name in reversed(list(enumerate(used)))}
         values = sorted(graph.initializers.values(), key=lambda v: (rank.get(v.name, len(used)), v.name or ""))
         graph.initializers.clear()
@@ -112,6 +115,7 @@ _LAYOUT_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 # Layers fused with their activation. They occur from the second-to-last level of the optimisation on, and no quantizer
 # accepts them.
 _FUSED = frozenset({"FusedConv", "FusedGemm", "NhwcFusedConv"})
+# Most names in a note. A line of more names is hard to read.
 _LISTED = 8
 
 
@@ -125,7 +129,7 @@ class PreparedModel:
         path: the same model as a file in the work directory, for sessions (`prepared.onnx`, plus `prepared.onnx.data`
             if it is large).
         source: the file from which the model was prepared.
-        digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
+        digest: `edgeq.model.digests.model_digest` of `path`; the same source gives the same digest.
         signature: inputs and outputs, with the names and types of the source. More sizes may be known than in the
             source.
         notes: changes and other remarks, as sentences.
@@ -175,12 +179,12 @@ def prepare_model(
 
     The results are the same as those of the source to float32's accuracy. Tensors and nodes that remain keep their
     names, with one exception: an inner tensor is renamed if a quantizer would derive the same name from another tensor
-    (`edgeq.model.clean`).
+    (`edgeq.model.names`).
 
     Args:
         loaded: result of `read_model` for `source`, if the file was read before. It is not changed.
         simplify: False keeps every node that an output depends on. No such node is removed, folded or optimised.
-        fix: numbers for free sizes of the inputs, by name; see `edgeq.model.compatibility`.
+        fix: numbers for free sizes of the inputs, by name; see `edgeq.model.sizes`.
         inline_limit: size of the weights, in bytes, above which the prepared model keeps them in external data.
 
     Raises:
@@ -190,27 +194,30 @@ def prepare_model(
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
-        model = _named(source, loaded, notes)
+        model = _load_named(source, loaded, notes)
+        # Sizes are fixed before the passes, because more can be folded if sizes are known.
         if fix:
             fix_sizes(model, fix, source)
             notes.append(f"sizes fixed: {', '.join(f'{name} = {size}' for name, size in fix.items())}")
         external = weight_bytes(model) > inline_limit
         advance(1)
+        # Notes go before the passes, which would otherwise copy them with every node.
         forget_origin(model)
-        _apply(_BEFORE, model, notes, simplify=simplify)
+        _apply(_EARLY_PASSES, model, notes, simplify=simplify)
         advance(1)
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
-            before, operators = model, Counter(node.op_type for node in every_node(model))
+            original, operators = model, Counter(node.op_type for node in every_node(model))
             if simplify:
-                model = _optimized(model, Path(scratch), source, inline_limit, external=external)
+                model = _optimize(model, Path(scratch), source, inline_limit, external=external)
             advance(1)
-            _apply(_BEHIND, model, notes, simplify=simplify)
-            settle(model, before)
+            _apply(_LATE_PASSES, model, notes, simplify=simplify)
+            normalise(model, original)
             name_nodes(model)
-            proto = _with_shapes(model, notes, source)
-            notes.extend(_difference(operators, model))
+            proto = _add_shapes(model, notes, source)
+            notes.extend(_difference_notes(operators, model))
             path = workdir / PREPARED_NAME
+            # A smaller model needs no data file, and one from an earlier run would look like a part of it.
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
             save_model(model, path, inline_limit=inline_limit, proto=proto)
         advance(1)
@@ -223,7 +230,7 @@ def prepare_model(
     return PreparedModel(graph, path, source, model_digest(path), signature_of(proto, path), tuple(notes))
 
 
-def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
+def save_rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
     """Write `model` to `path`, and return a copy of `prepared` that contains `model`. Do not change `model`
     afterwards.
     """
@@ -232,7 +239,7 @@ def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str)
     return replace(prepared, graph=graph, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 
-def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
+def _load_named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
     """Return the model after four steps: its functions are inlined, its opset is raised, its shapes are inferred and
     its nodes are named.
     """
@@ -242,7 +249,8 @@ def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
     else:
         proto = load_model(source, external_data="none")
         signature_of(proto, source)
-        model, bare = from_proto(proto, data_folder(proto, source), where=source), proto_skeleton(proto)
+        model, bare = from_proto(proto, data_folder(proto, source), label=source), proto_skeleton(proto)
+    # Quantizing twice would round twice, and the message would come from deep within a pass.
     if is_quantized(model):
         raise ModelError(
             f"{source} is quantized already",
@@ -309,6 +317,7 @@ def _apply(passes: Sequence[Pass], model: ir.Model, notes: list[str], *, simplif
         if not (simplify or step.always):
             continue
         changed = step.run(model)
+        # A step may run twice. Its note states the total, once.
         if isinstance(changed, int):
             counts[step.run] += changed
             changed = counts[step.run]
@@ -321,22 +330,24 @@ def _fold_late_norms(model: ir.Model) -> tuple[str, ...]:
     """Fold BatchNormalizations that can be folded only after ONNX Runtime's optimisation, in place. They follow a Gemm
     that ONNX Runtime made from MatMul and Add.
     """
-    kept: list[str] = []
-    folded = fold_batch_norms(model, kept)
+    notes: list[str] = []
+    folded = fold_batch_norms(model, notes)
     late = (f"{folded} BatchNormalization folded after ONNX Runtime's optimisation",) if folded else ()
-    return (*late, *kept)
+    return (*late, *notes)
 
 
-def _no_ops(removed: int) -> str:
-    what = f"removed that {'does' if removed == 1 else 'do'} nothing"
-    return f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type, empty Pad)"
+def _no_ops_note(removed: int) -> str:
+    clause = f"removed that {'does' if removed == 1 else 'do'} nothing"
+    return f"{_count(removed, 'node')} {clause} (Identity, Dropout, Cast to the same type, empty Pad)"
 
 
-_BEFORE = (
+# Passes that run before ONNX Runtime's basic optimisation.
+_EARLY_PASSES = (
     Pass(tidy, lambda dead: f"{_count(dead, 'node')} removed that no output depends on", always=True),
     Pass(widen_half, lambda wide: f"16-bit floats widened to float32 ({_count(wide, 'weight')})", always=True),
-    Pass(remove_no_ops, _no_ops),
+    Pass(remove_no_ops, _no_ops_note),
     Pass(write_einsums, lambda n: f"{_count(n, 'Einsum')} written as {'a product' if n == 1 else 'products'}"),
+    # Folded here for the norms that follow, and once more below for what the norms and merged branches leave.
     Pass(fold_affine),
     Pass(fold_batch_norms, lambda folded: f"{folded} BatchNormalization folded"),
     Pass(merge_branches, lambda n: f"{_count(n, 'sum')} of convolutions of one tensor written as one convolution"),
@@ -347,9 +358,9 @@ _BEFORE = (
     Pass(write_global_pools, lambda n: f"{_count(n, 'mean')} over whole images written as GlobalAveragePool"),
     Pass(write_hard_sigmoids, lambda n: f"{_count(n, 'hard sigmoid')} written as one operator"),
 )
-"""Passes that run before ONNX Runtime's basic optimisation."""
 
-_BEHIND = (
+# Passes that run after ONNX Runtime's basic optimisation.
+_LATE_PASSES = (
     Pass(tidy, always=True),
     Pass(remove_no_ops),
     Pass(_fold_late_norms, lambda sentences: sentences),
@@ -362,10 +373,9 @@ _BEHIND = (
         always=True,
     ),
 )
-"""Passes that run after ONNX Runtime's basic optimisation."""
 
 
-def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
+def _optimize(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
     """Return the model after ONNX Runtime's basic optimisation. If the optimisation changes nothing, return `model`
     itself.
 
@@ -377,30 +387,32 @@ def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, 
     proto = to_proto(model) if not external and external_folder(model) is None else None
     save_model(model, raw, inline_limit=inline_limit, proto=proto)
     optimize_basic(raw, optimized, source=source, external=external)
-    written = onnx.load(optimized, load_external_data=False)
-    if proto is not None and _is_unchanged(proto, written):
+    optimized_proto = onnx.load(optimized, load_external_data=False)
+    # The model in memory then serves on, and nothing has to be read again.
+    if proto is not None and _is_unchanged(proto, optimized_proto):
         return model
-    made = from_proto(written, scratch, where=source)
-    if not _is_unfolded(made):
-        return made
+    optimized_model = from_proto(optimized_proto, scratch, label=source)
+    # A second run folds what the first one uncovered.
+    if not _is_unfolded(optimized_model):
+        return optimized_model
     folded = scratch / "folded.onnx"
     optimize_basic(optimized, folded, source=source, external=external)
     return ir.load(folded)
 
 
-def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
+def _is_unchanged(original: onnx.ModelProto, optimized: onnx.ModelProto) -> bool:
     """Return whether ONNX Runtime wrote the same nodes, values and types that it read. Unused weights may be
     missing.
     """
-    held = {tensor.name: tensor for tensor in before.graph.initializer}
-    described = [{value.name: value for value in graph.value_info} for graph in (before.graph, after.graph)]
+    tensors = {tensor.name: tensor for tensor in original.graph.initializer}
+    described = [{value.name: value for value in graph.value_info} for graph in (original.graph, optimized.graph)]
     return (
-        before.ir_version == after.ir_version
-        and before.graph.node == after.graph.node
-        and before.graph.input == after.graph.input
-        and before.graph.output == after.graph.output
+        original.ir_version == optimized.ir_version
+        and original.graph.node == optimized.graph.node
+        and original.graph.input == optimized.graph.input
+        and original.graph.output == optimized.graph.output
         and described[0] == described[1]
-        and all(held.get(tensor.name) == tensor for tensor in after.graph.initializer)
+        and all(tensors.get(tensor.name) == tensor for tensor in optimized.graph.initializer)
     )
 
 
@@ -408,12 +420,12 @@ def _is_unfolded(model: ir.Model) -> bool:
     """Return whether a node reads only constants. Such nodes remain if ONNX Runtime expands functions such as
     GroupNormalization, because it folds constants before it expands functions.
     """
-    known = computed_constants(model.graph)
-    read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
-    return any(names and known.issuperset(names) for names in read)
+    constants = computed_constants(model.graph)
+    operands = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
+    return any(names and constants.issuperset(names) for names in operands)
 
 
-def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
+def _add_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
     """Infer the shapes of a model in place, check the model, and return it as protobuf."""
     strange = sorted({n.domain for n in every_node(model)} - _RUNTIME_DOMAINS)
     if strange:
@@ -431,11 +443,11 @@ def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelP
     return proto
 
 
-def _difference(old: Mapping[str, int], after: ir.Model) -> list[str]:
+def _difference_notes(old: Mapping[str, int], model: ir.Model) -> list[str]:
     """Return a note on the operator types whose number was changed by ONNX Runtime's optimisation. `old` contains the
     numbers before it.
     """
-    new = Counter(n.op_type for n in every_node(after))
+    new = Counter(n.op_type for n in every_node(model))
     changed = [f"{op} {old[op]} → {new[op]}" for op in sorted({*old, *new}) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
 
@@ -444,7 +456,7 @@ def _random_note(model: ir.Model) -> Iterator[str]:
     """Yield a note on the operators of a model that draw random numbers, if it has any."""
     nodes = random_nodes(model)
     if nodes:
-        random = drawn(model.graph)
+        random = random_tensors(model.graph)
         outputs = [name for value in model.graph.outputs if (name := name_of(value)) in random]
         yield (
             f"draws random numbers: {_listing([f'{node.op_type} {node.name!r}' for node in nodes])}; edgeq gives both "

@@ -68,11 +68,11 @@ class QuantParams:
         if symmetric:
             high = np.maximum(-low, high)
             low = -high
-        least, most = LIMITS[dtype]
-        least += narrow
-        scale = (high - low) / (most - least)
-        fitted = np.clip(np.rint(least - low / np.where(scale, scale, 1.0)), least, most)
-        zero = np.where(symmetric | (scale == 0), np.rint((least + most) / 2), fitted)
+        smallest, largest = LIMITS[dtype]
+        smallest += narrow
+        scale = (high - low) / (largest - smallest)
+        fitted = np.clip(np.rint(smallest - low / np.where(scale, scale, 1.0)), smallest, largest)
+        zero = np.where(symmetric | (scale == 0), np.rint((smallest + largest) / 2), fitted)
         return cls(np.asarray(scale, np.float64), zero.astype(np.int64), dtype, narrow=narrow)
 
     @property
@@ -101,12 +101,12 @@ class QuantParams:
         scale, zero_point = self.scale.astype(np.float64), self.zero_point.astype(np.int64)
         return float(((self.low - zero_point) * scale).min()), float(((self.high - zero_point) * scale).max())
 
-    def same(self, other: QuantParams) -> bool:
-        """Return whether `other` represents numbers in the same way, with the same type, scales and zero points."""
+    def equals(self, params: QuantParams) -> bool:
+        """Return whether `params` represents numbers in the same way, with the same type, scales and zero points."""
         return (
-            self.dtype == other.dtype
-            and np.array_equal(self.scale.reshape(-1), other.scale.reshape(-1))
-            and np.array_equal(self.zero_point.reshape(-1), other.zero_point.reshape(-1))
+            self.dtype == params.dtype
+            and np.array_equal(self.scale.reshape(-1), params.scale.reshape(-1))
+            and np.array_equal(self.zero_point.reshape(-1), params.zero_point.reshape(-1))
         )
 
     def quantize(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -181,8 +181,8 @@ def params_at(
         return None
     tensor = constant_tensor(zero if zero is not None else integers)
     # `output_dtype` of a DequantizeLinear (since opset 23) is the type of its floats.
-    chosen = 0 if node.op_type == "DequantizeLinear" else node.attributes.get_int("output_dtype", 0)
-    dtype = tensor.dtype if tensor is not None else ir.DataType(chosen)
+    output_type = 0 if node.op_type == "DequantizeLinear" else node.attributes.get_int("output_dtype", 0)
+    dtype = tensor.dtype if tensor is not None else ir.DataType(output_type)
     if dtype is ir.DataType.UNDEFINED:
         dtype = (integers.dtype if integers is not None else None) or ir.DataType.UINT8
     if dtype not in LIMITS:

@@ -22,8 +22,10 @@ from edgeq.errors import HardwareError
 from edgeq.util.records import read_toml
 from edgeq.util.registry import shipped
 
+# 128: with it, two products of weights and any unsigned bytes fit into 16 bits.
 PAIR_LIMIT = (2**15 - 1) // 255
-_MOST_AT_ONCE = 256
+# Most elements along k that a kernel multiplies at once. Longer sums are split into equal parts.
+_MAX_PART = 256
 
 Order = Literal["taps, channels", "channels, taps"]
 
@@ -115,6 +117,7 @@ def saturation_table(
         HardwareError: the file is malformed.
     """
     content = read_toml(shipped("targets") / file, _SaturationFile, HardwareError, "Correct the file")
+    # Paths with features come first in the file, so a CPU with better kernels does not get the general path.
     paths = tuple(path for path in content.path if features.issuperset(path.features))
     return SaturationTable(paths, content.precision.option, content.precision.operators)
 
@@ -130,29 +133,30 @@ def pairs_vary(depth: int, channels: int) -> bool:
     """Return whether kernels pair the elements along k in different ways. This is the case if a tap has an odd number
     of channels, or if k exceeds 256 and some kernels split it into equal parts of an odd size.
     """
-    return channels % 2 == 1 or (depth > _MOST_AT_ONCE and -(-depth // -(-depth // _MOST_AT_ONCE)) % 2 == 1)
+    return channels % 2 == 1 or (depth > _MAX_PART and -(-depth // -(-depth // _MAX_PART)) % 2 == 1)
 
 
 def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -> NDArray[Any]:
     """Return an array [N, C, ...] with an even number of channels in each group. If the number is odd, add to each
     group one channel that is filled with `fill`.
     """
-    n, channels, *rest = values.shape
+    n, channels, *spatial = values.shape
     if channels // group % 2 == 0:
         return values
-    parts = values.reshape(n, group, channels // group, *rest)
-    padded = np.pad(parts, [(0, 0), (0, 0), (0, 1), *[(0, 0)] * len(rest)], constant_values=fill)
-    return padded.reshape(n, -1, *rest)
+    parts = values.reshape(n, group, channels // group, *spatial)
+    padded = np.pad(parts, [(0, 0), (0, 0), (0, 1), *[(0, 0)] * len(spatial)], constant_values=fill)
+    return padded.reshape(n, -1, *spatial)
 
 
 def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the weights [N, K] at even k and those at odd k, each [N, ceil(K / 2)]. If K is odd, the missing weight is
     0.
     """
-    first, second = rows[:, 0::2], rows[:, 1::2]
-    if second.shape[1] < first.shape[1]:
-        second = np.pad(second, ((0, 0), (0, 1)))
-    return first, second
+    evens, odds = rows[:, 0::2], rows[:, 1::2]
+    # The last element of an odd number has no partner, as if its partner were zero.
+    if odds.shape[1] < evens.shape[1]:
+        odds = np.pad(odds, ((0, 0), (0, 1)))
+    return evens, odds
 
 
 def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
@@ -162,11 +166,12 @@ def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
     Args:
         rows: weights [N, K]. For integers, the result is int32.
     """
+    # In int8, the sum of two weights would wrap around.
     if rows.dtype.kind in "iu":
         rows = rows.astype(np.int32)
-    first, second = as_pairs(rows)
-    upper = np.maximum(first, 0) + np.maximum(second, 0)
-    lower = np.minimum(first, 0) + np.minimum(second, 0)
+    evens, odds = as_pairs(rows)
+    upper = np.maximum(evens, 0) + np.maximum(odds, 0)
+    lower = np.minimum(evens, 0) + np.minimum(odds, 0)
     result: NDArray[Any] = np.maximum(upper, -lower)
     return result
 
@@ -180,6 +185,7 @@ def neighbour_sums(rows: NDArray[Any]) -> NDArray[Any]:
 
 def largest_two(rows: NDArray[Any]) -> NDArray[Any]:
     """Return the largest value of `pair_sums` for any two elements of a row, [N, 1]."""
+    # The two largest and the two smallest of a row bound every pair in it.
     ordered = np.sort(rows.astype(np.int32) if rows.dtype.kind in "iu" else rows, axis=1)
     above, below = np.maximum(ordered[:, -2:], 0).sum(axis=1), np.minimum(ordered[:, :2], 0).sum(axis=1)
     result: NDArray[Any] = np.maximum(above, -below)[:, None]
@@ -193,6 +199,7 @@ def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
         channels: number of image channels that one output of a convolution reads. With 1, any two taps may be a pair.
             Use 0 for a matrix product.
     """
+    # With one channel, k consists of taps alone, and any two of them may be neighbours.
     if channels == 1:
         return largest_two(rows)
     return neighbour_sums(rows) if pairs_vary(rows.shape[1], channels) else pair_sums(rows)

@@ -14,16 +14,19 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.model.clean import names_read
-from edgeq.model.edit import external_folder, to_proto
+from edgeq.model.convert import external_folder, to_proto
 from edgeq.model.graph import GraphIndex, name_of
-from edgeq.model.tensors import is_external, iter_tensors, tensor_bytes, without_initializers
+from edgeq.model.order import names_read
+from edgeq.model.skeleton import without_initializers
+from edgeq.model.tensors import is_external, iter_tensors, tensor_bytes
 from edgeq.run.session import SessionSettings, open_session
 
+# Types of weights that ONNX Runtime accepts from outside of the model.
 _HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))
-_LEAST = 1 << 12
-"""Smallest size in bytes of a weight that is passed to the session separately. Smaller weights, and integers that may
-be a shape or axes, stay in the graph for shape inference and constant folding."""
+# Smallest size in bytes of a weight that is passed to the session separately. Smaller weights, and integers that may be
+# a shape or axes, stay in the graph for shape inference and constant folding.
+_MIN_BYTES = 1 << 12
+# Without this option, a model from memory cannot refer to data files.
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -44,16 +47,17 @@ class Loadable:
     @classmethod
     def of_proto(cls, model: onnx.ModelProto, folder: Path) -> Loadable:
         """Convert a protobuf. `folder` contains its external data, if it has any."""
+        # Without external data, the session needs no option for its folder.
         is_whole = not any(map(is_external, iter_tensors(model)))
         proto = without_initializers(model)
         weights: dict[str, NDArray[Any]] = {}
         for tensor in model.graph.initializer:
-            kept = proto.graph.initializer.add()
-            if is_external(tensor) or tensor.data_type not in _HANDED_OVER or tensor_bytes(tensor) < _LEAST:
-                kept.CopyFrom(tensor)
+            entry = proto.graph.initializer.add()
+            if is_external(tensor) or tensor.data_type not in _HANDED_OVER or tensor_bytes(tensor) < _MIN_BYTES:
+                entry.CopyFrom(tensor)
                 continue
             weights[tensor.name] = np.ascontiguousarray(onnx.numpy_helper.to_array(tensor))
-            _refer(kept, tensor.name, tensor.data_type, tensor.dims)
+            _refer(entry, tensor.name, tensor.data_type, tensor.dims)
         return cls(proto, weights, None if is_whole else folder)
 
     @classmethod
@@ -79,6 +83,7 @@ class Loadable:
         weights: dict[str, NDArray[Any]] = {}
         bare = model
         large = [(v, t) for v in model.graph.initializers.values() if (t := v.const_value) is not None and _is_large(t)]
+        # The clone shares all weights, so it costs little, and the caller's model keeps its values.
         if large:
             bare = model.clone()
         for value, tensor in large:
@@ -96,8 +101,8 @@ class Loadable:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         present = {value.name for value in proto.graph.output}
-        known = _infos(proto.graph)
-        proto.graph.output.extend(known(name) for name in dict.fromkeys(names) if name not in present)
+        info_of = _infos(proto.graph)
+        proto.graph.output.extend(info_of(name) for name in dict.fromkeys(names) if name not in present)
         return replace(self, proto=proto)
 
     def only(self, names: Iterable[str], *, inputs: Collection[str] | None = None) -> Loadable:
@@ -107,19 +112,20 @@ class Loadable:
             inputs: graph inputs to keep even if no node reads them; None keeps all.
         """
         outputs = list(dict.fromkeys(names))
-        graph, wanted, nodes = self.proto.graph, set(outputs), []
+        graph, required, nodes = self.proto.graph, set(outputs), []
+        # Nodes are sorted, so one walk back from the outputs finds all that are needed.
         for node in reversed(graph.node):
-            if wanted.intersection(node.output):
+            if required.intersection(node.output):
                 nodes.append(node)
-                wanted |= names_read(node)
-        known = _infos(graph)
+                required |= names_read(node)
+        info_of = _infos(graph)
         part = onnx.GraphProto(
             name=graph.name,
             node=reversed(nodes),
-            input=[value for value in graph.input if inputs is None or value.name in inputs or value.name in wanted],
-            output=map(known, outputs),
-            initializer=[tensor for tensor in graph.initializer if tensor.name in wanted],
-            value_info=[value for value in graph.value_info if value.name in wanted and value.name not in outputs],
+            input=[value for value in graph.input if inputs is None or value.name in inputs or value.name in required],
+            output=map(info_of, outputs),
+            initializer=[tensor for tensor in graph.initializer if tensor.name in required],
+            value_info=[value for value in graph.value_info if value.name in required and value.name not in outputs],
         )
         proto = onnx.ModelProto(
             ir_version=self.proto.ir_version,
@@ -127,7 +133,7 @@ class Loadable:
             graph=part,
             functions=self.proto.functions,
         )
-        return replace(self, proto=proto, weights={n: v for n, v in self.weights.items() if n in wanted})
+        return replace(self, proto=proto, weights={n: v for n, v in self.weights.items() if n in required})
 
     def open(self, settings: SessionSettings | None = None) -> Any:
         """Open an `onnxruntime.InferenceSession`.
@@ -154,18 +160,18 @@ def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> 
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:
-    handed_over = int(tensor.dtype) in _HANDED_OVER and tensor.nbytes >= _LEAST
+    handed_over = int(tensor.dtype) in _HANDED_OVER and tensor.nbytes >= _MIN_BYTES
     return handed_over and not isinstance(tensor, ir.ExternalTensor)
 
 
-def _refer(kept: onnx.TensorProto, name: str, data_type: int, dims: Iterable[int]) -> None:
+def _refer(tensor: onnx.TensorProto, name: str, data_type: int, dims: Iterable[int]) -> None:
     """Turn a tensor into a reference to values that are passed to the session."""
-    kept.name, kept.data_type, kept.data_location = name, data_type, onnx.TensorProto.EXTERNAL
-    kept.dims.extend(dims)
-    kept.external_data.add(key="location", value="weights")
+    tensor.name, tensor.data_type, tensor.data_location = name, data_type, onnx.TensorProto.EXTERNAL
+    tensor.dims.extend(dims)
+    tensor.external_data.add(key="location", value="weights")
 
 
 def _infos(graph: onnx.GraphProto) -> Any:
     """Return a function from a tensor's name to its description."""
-    known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    return lambda name: known.get(name) or onnx.ValueInfoProto(name=name)
+    infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+    return lambda name: infos.get(name) or onnx.ValueInfoProto(name=name)

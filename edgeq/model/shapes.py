@@ -18,9 +18,10 @@ from edgeq_device.bundle.onnxfile import ELEMENT_BITS
 from edgeq_device.system.budget import VARIABLE, allowance, largest_sample
 
 from edgeq.errors import ModelError, one_line
-from edgeq.model.edit import inner_graphs
+from edgeq.model.convert import inner_graphs
 from edgeq.model.graph import GraphIndex, indexed
-from edgeq.model.tensors import skeleton, weight_bytes
+from edgeq.model.skeleton import skeleton
+from edgeq.model.tensors import weight_bytes
 
 SYMBOLIC_LIMIT_S = 10.0
 SYMBOLIC_LIMIT_OF_NODE_S = 0.002
@@ -53,8 +54,8 @@ def symbolic_shapes(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.Mod
     inference = _cautious()(options.int_max, True, options.guess_output_rank, options.verbose)
     inference._preprocess(bare)
     limit = SYMBOLIC_LIMIT_S + SYMBOLIC_LIMIT_OF_NODE_S * len(bare.graph.node)
-    inference.dispatcher_ = {name: _within(limit, infer) for name, infer in inference.dispatcher_.items()}
-    inference._onnx_infer_single_node = _within(limit, inference._onnx_infer_single_node)
+    inference.dispatcher_ = {name: _limit_time(limit, infer) for name, infer in inference.dispatcher_.items()}
+    inference._onnx_infer_single_node = _limit_time(limit, inference._onnx_infer_single_node)
     complete = False
     while inference.run_:
         complete = inference._infer_impl()
@@ -142,15 +143,15 @@ def _cautious() -> type:
                 super()._infer_symbolic_compute_ops(node)
                 return
             self._compute_on_sympy_data(node, lambda pair: sympy.Eq(pair[0], pair[1]))
-            found = self.sympy_data_.pop(node.output[0], None)
-            if all(value in (True, False) for value in (found if isinstance(found, list) else [found])):
-                self.sympy_data_[node.output[0]] = found
+            equality = self.sympy_data_.pop(node.output[0], None)
+            if all(value in (True, False) for value in (equality if isinstance(equality, list) else [equality])):
+                self.sympy_data_[node.output[0]] = equality
 
-        def _onnx_infer_subgraph(self, node: Any, *given: Any, **named: Any) -> Any:
+        def _onnx_infer_subgraph(self, node: Any, *arguments: Any, **named: Any) -> Any:
             """Infer a body and discard the values in it. onnxruntime infers a body with its original class, which
             merges symbols.
             """
-            inferred = super()._onnx_infer_subgraph(node, *given, **named)
+            inferred = super()._onnx_infer_subgraph(node, *arguments, **named)
             inferred.sympy_data_.clear()
             return inferred
 
@@ -173,7 +174,7 @@ def _cautious() -> type:
     return CautiousInference
 
 
-def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _limit_time(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `infer` with a time limit. It raises TimeoutError once this thread has used `limit` more seconds of CPU
     time.
     """
@@ -190,16 +191,16 @@ def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 MAX_ACTIVATION_BYTES = 2**36
 """Largest permitted size of one tensor, in bytes. A larger static shape is treated as an attack or an error."""
-_OF_WHAT_IS_THERE = 64
-"""Number of bytes that one tensor may need for each byte of weights and inputs, in addition to `sample` of the budget.
-Real models with few weights have results of up to 25 times the size of their input. Models with larger results have
-more weights."""
+# Number of bytes that one tensor may need for each byte of weights and inputs, in addition to `sample` of the budget.
+# Real models with few weights have results of up to 25 times the size of their input. Models with larger results have
+# more weights.
+_BYTES_PER_INPUT_BYTE = 64
+# Number of bytes that shape inference may use for each byte of a model without its weights.
 _COPIES = 32
-"""Number of bytes that shape inference may use for each byte of a model without its weights."""
 _DEFAULT = SymbolicOptions()
 _ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.values())
+# Largest number of elements of an integer vector whose values onnx may propagate from node to node.
 _PROPAGATED = 2**16
-"""Largest number of elements of an integer vector whose values onnx may propagate from node to node."""
 
 
 def infer_shapes(
@@ -222,17 +223,17 @@ def infer_shapes(
     bare = bare or skeleton(model)
     symbols, fixed = _symbols(bare.graph), _has_fixed_inputs(bare.graph)
     claims, problem = _take_claims(bare.graph), ""
-    known: dict[str, ir.Value] = {}
-    own = _inferred_alone(bare)
-    _add(known, _described(own.graph), symbols)
-    if symbolic is not None and not is_complete(own.graph):
+    values: dict[str, ir.Value] = {}
+    inferred = _infer_with_onnx(bare)
+    _add(values, _described(inferred.graph), symbols)
+    if symbolic is not None and not is_complete(inferred.graph):
         try:
-            _add(known, _described(symbolic_shapes(bare, symbolic).graph))
+            _add(values, _described(symbolic_shapes(bare, symbolic).graph))
         # sympy's errors, assertions and bare Exceptions of the tool; in all cases onnx's own inference is used
         except Exception as error:
             problem = reason(error)
-    _add(known, claims, numbers=fixed)
-    return known, problem
+    _add(values, claims, numbers=fixed)
+    return values, problem
 
 
 def _symbols(graph: onnx.GraphProto) -> frozenset[str]:
@@ -267,27 +268,27 @@ def _is_stated(kind: onnx.TypeProto) -> bool:
     return name in ("tensor_type", "sparse_tensor_type") and getattr(kind, name).elem_type in _ELEMENT_TYPES
 
 
-def _inferred_alone(bare: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_with_onnx(bare: onnx.ModelProto) -> onnx.ModelProto:
     """Return the result of onnx's own inference, which takes milliseconds. edgeq lets it propagate values only if sizes
     are still missing, and if no vector of integers is so long that propagation takes much time.
     """
-    own = inferred_shapes(bare)
+    inferred = inferred_shapes(bare)
     long = any(
         value.type.tensor_type.elem_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
         and [d.dim_value > _PROPAGATED for d in value.type.tensor_type.shape.dim] == [True]
-        for value in _described(own.graph)
+        for value in _described(inferred.graph)
     )
-    return own if long or is_complete(own.graph) else inferred_shapes(bare, data_prop=True)
+    return inferred if long or is_complete(inferred.graph) else inferred_shapes(bare, data_prop=True)
 
 
 def _add(
-    known: dict[str, ir.Value],
+    values: dict[str, ir.Value],
     described: Iterable[onnx.ValueInfoProto],
     symbols: Collection[str] = (),
     *,
     numbers: bool = True,
 ) -> None:
-    """Add types, ranks and sizes from `described` to `known`, in place, wherever `known` lacks them. A size is added
+    """Add types, ranks and sizes from `described` to `values`, in place, wherever `values` lacks them. A size is added
     only if it is a symbol in `symbols`, or a number and `numbers` is True.
     """
     for info in described:
@@ -295,16 +296,16 @@ def _add(
             value = ir.serde.deserialize_value_info_proto(info, None)
         except ir.serde.SerdeError:  # a type that onnx_ir cannot represent, such as an opaque one, says nothing here
             continue
-        before = known.setdefault(info.name, value)
-        before.type = before.type or value.type
+        entry = values.setdefault(info.name, value)
+        entry.type = entry.type or value.type
         if value.shape is None:
             continue
         sizes = [size if _is_kept(size, symbols, numbers) else None for size in value.shape]
-        if before is not value and before.shape is not None and len(before.shape) == len(sizes):
-            sizes = [new if _is_open(old) else old for old, new in zip(before.shape, sizes, strict=True)]
-        elif before is not value and before.shape is not None:
+        if entry is not value and entry.shape is not None and len(entry.shape) == len(sizes):
+            sizes = [new if _is_open(old) else old for old, new in zip(entry.shape, sizes, strict=True)]
+        elif entry is not value and entry.shape is not None:
             continue
-        before.shape = ir.Shape(sizes)
+        entry.shape = ir.Shape(sizes)
 
 
 def _is_kept(size: int | ir.SymbolicDim, symbols: Collection[str], numbers: bool) -> bool:
@@ -324,15 +325,15 @@ def is_complete(graph: onnx.GraphProto) -> bool:
 
     def sized(name: str) -> bool:
         """Return whether every size of the tensor is a number or a symbol of the inputs."""
-        found = types.get(name)
-        known = found is not None and found.HasField("shape")
-        return known and all(d.HasField("dim_value") or d.dim_param in symbols for d in types[name].shape.dim)
+        tensor_type = types.get(name)
+        has_shape = tensor_type is not None and tensor_type.HasField("shape")
+        return has_shape and all(d.HasField("dim_value") or d.dim_param in symbols for d in types[name].shape.dim)
 
     bodies = next(inner_graphs(graph.node), None)
     return bodies is None and all(sized(name) for node in graph.node for name in node.output if name)
 
 
-def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_prop: bool = False) -> onnx.ModelProto:
+def inferred_shapes(bare: onnx.ModelProto, label: object = "the model", *, data_prop: bool = False) -> onnx.ModelProto:
     """Return the result of onnx's own inference on a model without its weights.
 
     Raises:
@@ -345,12 +346,12 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
             return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
     except MemoryError as error:
         raise ModelError(
-            f"the shapes of {where} take more than {largest_sample()} bytes",
+            f"the shapes of {label} take more than {largest_sample()} bytes",
             f"If it was downloaded, do not trust it; {VARIABLE} sets sample",
         ) from error
     except Exception as error:  # The C++ code raises InferenceError, RuntimeError, IndexError and others.
         text = one_line(error, most=300)
-        raise ModelError(f"the shapes of {where} cannot be inferred: {text}", "Export the model again") from error
+        raise ModelError(f"the shapes of {label} cannot be inferred: {text}", "Export the model again") from error
 
 
 def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
@@ -374,16 +375,16 @@ def write_shapes(
     shapes, problem = infer_shapes(model, symbolic, bare)
     for node in model.graph:
         for value in node.outputs:
-            found = shapes.get(value.name or "")
-            if found is not None and (value.shape is None or not value.is_graph_output()):
-                value.type, value.shape = found.type, found.shape
+            described = shapes.get(value.name or "")
+            if described is not None and (value.shape is None or not value.is_graph_output()):
+                value.type, value.shape = described.type, described.shape
     return problem
 
 
 def unknown_shapes(model: ir.Model) -> tuple[str, ...]:
     """Return the names of the node outputs whose rank is not known."""
-    made = [value for node in model.graph for value in node.outputs]
-    return tuple(value.name for value in made if value.name and value.shape is None)
+    outputs = [value for node in model.graph for value in node.outputs]
+    return tuple(value.name for value in outputs if value.name and value.shape is None)
 
 
 def element_types(model: ir.Model | GraphIndex) -> dict[str, ir.DataType]:
@@ -397,12 +398,12 @@ def element_types(model: ir.Model | GraphIndex) -> dict[str, ir.DataType]:
 
 def _element_types(graph: GraphIndex) -> dict[str, ir.DataType]:
     values = graph.values
-    known = {name: value for name, value in values.items() if value.type is not None}
-    if len(known) < len(values):
+    typed_values = {name: value for name, value in values.items() if value.type is not None}
+    if len(typed_values) < len(values):
         inferred = inferred_shapes(skeleton(graph.model)).graph
-        found = [ir.serde.deserialize_value_info_proto(v, None) for v in (*inferred.value_info, *inferred.output)]
-        known = {value.name: value for value in found if value.name and value.type is not None} | known
-    return {name: _element_type(value) for name, value in known.items()}
+        infos = [ir.serde.deserialize_value_info_proto(v, None) for v in (*inferred.value_info, *inferred.output)]
+        typed_values = {value.name: value for value in infos if value.name and value.type is not None} | typed_values
+    return {name: _element_type(value) for name, value in typed_values.items()}
 
 
 def describe(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -> None:
@@ -420,8 +421,8 @@ def describe(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -
     check_sizes(model, path, bare)
     write_shapes(model, None, bare)
     # Now the results of shape arithmetic are known.
-    made = (value for graph in model.graphs() for node in graph for value in node.outputs)
-    every = dict.fromkeys((*made, *(value for graph in model.graphs() for value in graph.outputs)))
+    outputs = (value for graph in model.graphs() for node in graph for value in node.outputs)
+    every = dict.fromkeys((*outputs, *(value for graph in model.graphs() for value in graph.outputs)))
     _check_sizes(bare.graph.input, map(ir.serde.serialize_value, every), weight_bytes(model), path)
     if not _has_fixed_inputs(bare.graph):
         for value in (v for body in model.graphs() for node in body for v in node.outputs if body is not model.graph):
@@ -446,11 +447,11 @@ def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None
 
 
 def _check_sizes(
-    inputs: Sequence[onnx.ValueInfoProto], made: Iterable[onnx.ValueInfoProto], weights: int, path: Path
+    inputs: Sequence[onnx.ValueInfoProto], computed: Iterable[onnx.ValueInfoProto], weights: int, path: Path
 ) -> None:
     """Refuse a tensor that needs many times the bytes of the model's inputs and weights."""
-    most = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, inputs)))
-    limits = ((MAX_ACTIVATION_BYTES, inputs), (min(most, MAX_ACTIVATION_BYTES), made))
+    budget = largest_sample() + _BYTES_PER_INPUT_BYTE * (weights + sum(map(_least_bytes, inputs)))
+    limits = ((MAX_ACTIVATION_BYTES, inputs), (min(budget, MAX_ACTIVATION_BYTES), computed))
     for info, limit in ((info, limit) for limit, infos in limits for info in infos):
         size = _least_bytes(info)
         if size > limit:

@@ -19,7 +19,8 @@ from edgeq.measure.race import make_runners, race
 from edgeq.measure.timed_model import count_sessions
 from edgeq.model.load import read_model, save_model
 from edgeq.prove.job import Built, Job
-from edgeq.quantization.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
+from edgeq.quantization.block_compute import DETAIL, BlockCompute, kinds_of
+from edgeq.quantization.block_products import set_compute
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES
 

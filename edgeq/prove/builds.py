@@ -37,9 +37,11 @@ from edgeq.measure.checks import ArtifactCheck
 from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
 from edgeq.measure.node_runs import HALF, count_macs
 from edgeq.model.compatibility import Compatibility, compatibility
-from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
-from edgeq.model.load import model_bytes, shared_model
-from edgeq.model.products import node_macs
+from edgeq.model.files import model_bytes
+from edgeq.model.int8_prediction import NodePrediction, foreign_type_reason, predict_int8
+from edgeq.model.int8_rules import int8_rules, rules_title
+from edgeq.model.macs import node_macs
+from edgeq.model.sharing import shared_model
 from edgeq.prove.job import Built, Job, build, computed_as_there, prepared_for
 from edgeq.prove.proof import FLOAT, INT8, Proof, prove, unchecked
 from edgeq.run.engines import Engine
@@ -409,7 +411,7 @@ def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
             return f"of {whole.name}, only the products run in int8"
         kind = node.op_type if node else op_type
         if kind not in (scheme.quantized_types or ()):
-            return foreign(kind)
+            return foreign_type_reason(kind)
         if kind == "GRU":
             return "it is too narrow to gain from integer products, or has a form that cannot be rewritten with them"
         return "onnxruntime's quantizer left it in float"

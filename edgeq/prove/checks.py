@@ -8,7 +8,8 @@ from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import FLOAT
 from edgeq.run.session import open_session

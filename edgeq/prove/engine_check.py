@@ -14,7 +14,7 @@ from edgeq.backends.base import DoctorCheck
 from edgeq.emulate.emulator import integer_model
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.measure.power_ratios import decibels
-from edgeq.model.edit import bytes_of_text
+from edgeq.model.convert import bytes_of_text
 from edgeq.run.engines import Engine
 from edgeq.run.session import EngineFiles, GuestProgram, SessionSettings, open_session, start_engine
 

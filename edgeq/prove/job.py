@@ -21,9 +21,10 @@ from edgeq.backends.base import Artifact, Backend, as_backend, backend_for, back
 from edgeq.bundle.write import BUNDLE
 from edgeq.calibration.collect import FloatOutputs, collect
 from edgeq.calibration.files import load_statistics
-from edgeq.calibration.hazards import behind_layers, calibrated, hazard_notes
+from edgeq.calibration.hazards import hazard_notes, hazards_behind_layers, with_hazards
 from edgeq.calibration.methods import REGISTRY as METHODS
-from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
+from edgeq.calibration.plan import quantizable_tensors
+from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, scheme_ranges
 from edgeq.calibration.statistics import UNIT, Statistics
 from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
@@ -43,19 +44,21 @@ from edgeq.measure.node_runs import make_source_finder
 from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import check_skill, settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
-from edgeq.model.clean import check_bundle_name, is_named_bundle
-from edgeq.model.compatibility import parse_sizes
-from edgeq.model.load import data_beside, data_name, is_quantized, model_files, path_of, read_model
+from edgeq.model.files import data_name, data_names, model_files
+from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
+from edgeq.model.sizes import parse_sizes
 from edgeq.prove.opening import check_preparation
 from edgeq.quantization.adopt import adopt
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.signature import Signature
+from edgeq.util.bundle_names import check_bundle_name, is_named_bundle
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import check_apart, check_free
+from edgeq.util.paths import path_of
 
 _LEFT = (
     "outputs were checked on this machine's kernels, which can saturate although the target's do not: onnxruntime has "
@@ -207,7 +210,7 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
     known = outputs.all() if outputs is not None else ()
     return replace(
         job,
-        prepared=calibrated(prepared, collected),
+        prepared=with_hazards(prepared, collected),
         statistics=collected,
         float_outputs=known,
         basis=find_basis(prepared.graph, collected),
@@ -280,7 +283,7 @@ def prepared_for(prepared: PreparedModel, target: Target) -> PreparedModel:
     """
     if not target.profile.integer_only:
         return prepared
-    return replace(prepared, hazards=behind_layers(prepared.graph, prepared.hazards))
+    return replace(prepared, hazards=hazards_behind_layers(prepared.graph, prepared.hazards))
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: DerivedValues, beside: Path) -> Backend:
@@ -520,7 +523,7 @@ class Request:
         """
         is_file = not bundle or is_named_bundle(output)
         check_free(output, force=force, kind="file" if is_file else "directory")
-        if force or (is_file and data_beside(output, self.model)):
+        if force or (is_file and data_names(output, self.model)):
             inputs = self.paths()
             check_apart(output, inputs)
             check_apart(output.with_name(data_name(output)), inputs)

@@ -26,9 +26,9 @@ from edgeq.measure.skill import score_interval
 from edgeq.measure.task import Task
 from edgeq.measure.timed_evaluation import evaluate_timed
 from edgeq.measure.timed_model import count_sessions
-from edgeq.model.load import own_signature
+from edgeq.model.load import unchecked_signature
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, float_settings
@@ -486,7 +486,7 @@ def prove(
                 prepared,
                 (singles[FLOAT], singles[INT8]),
                 samples,
-                takes=own_signature(artifact.model, artifact.model),
+                takes=unchecked_signature(artifact.model, artifact.model),
                 form="its quantized form",
                 sqnr_db=agreement.sqnr_db,
                 least=_WRONG_DB,

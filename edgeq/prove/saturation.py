@@ -23,7 +23,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.loaded_model import open_model, refuse_ignored
 from edgeq.model.load import model_signature
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
 from edgeq.prove.builds import Builds, artifact_key, full_range, mitigation_costs
 from edgeq.prove.job import exact_settings, on_exact_kernels

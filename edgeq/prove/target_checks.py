@@ -19,7 +19,7 @@ from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.checks import ArtifactCheck, CheckKind
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import split_task_options
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.prove.builds import Builds, kernels_saturate, too_slow
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Proof

@@ -26,7 +26,7 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Session, infer
 from edgeq.measure.slices import SliceSums
 from edgeq.model.compatibility import Compatibility
-from edgeq.model.graph import drawn
+from edgeq.model.graph import random_tensors
 from edgeq.prove.job import Built, Job
 from edgeq.prove.opening import open_stand_in
 from edgeq.prove.proof import Proof
@@ -380,7 +380,7 @@ def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantS
 
 def _drawn_outputs(job: Job) -> tuple[str, ...]:
     """Return the model's outputs that depend on random numbers."""
-    random = drawn(job.prepared.model.graph)
+    random = random_tensors(job.prepared.model.graph)
     return tuple(name for name in job.prepared.graph.outputs if name in random)
 
 

@@ -26,7 +26,9 @@ from edgeq.model.graph import DATA_MOVEMENT, constant_values, is_constant, is_op
 from edgeq.model.load import read_model, save_model
 from edgeq.model.quant_params import QuantParams, params_of
 
+# Largest integer of the array's symmetric int8.
 _LARGEST = 127
+# Operators whose results are not negative if their inputs are not.
 _KEEP_SIGN = DATA_MOVEMENT | {"AveragePool", "GlobalAveragePool", "ReduceMean", "Concat"}
 _FLOAT_FIX = "Give the float32 model that it was made from"
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -56,7 +58,7 @@ def adopt(source: Path, destination: Path) -> Adoption:
     """
     model = read_model(source)
     editor = Editor(model)
-    found: dict[ir.Value, QuantParams] = {}
+    params_by_tensor: dict[ir.Value, QuantParams] = {}
     relus: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
         if node.op_type not in _PAIR and is_quantized_operator(node.op_type):
@@ -70,15 +72,17 @@ def adopt(source: Path, destination: Path) -> Adoption:
             _bypass(editor, node, editor.constant(node.outputs[0].name or "", _dequantized(node, params)))
             continue
         origin = _origin(node, params, source)
+        # The pair clipped negative values, like the Relu that its quantizer had removed.
         if params.zero_point == params.low and not _nonnegative(origin):
             if origin not in relus:
                 relus[origin] = editor.node("Relu", [origin], f"{origin.name}/floor", before=node, like=origin)
             origin = relus[origin]
         _bypass(editor, node, origin)
-        found[origin] = params
+        params_by_tensor[origin] = params
+    # The QuantizeLinear nodes have lost their readers.
     RemoveUnusedNodesPass()(model)
     save_model(model, destination)
-    steps = {value.name or "": params for value, params in found.items()}
+    steps = {value.name or "": params for value, params in params_by_tensor.items()}
     return Adoption(destination, {name: _covered(params) for name, params in steps.items()}, _notes(steps))
 
 
@@ -87,6 +91,7 @@ def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
     pair = node.inputs[0].producer() if node.inputs[0] is not None else None
     if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
         raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
+    # A range is one pair of numbers for a tensor, so scales per channel cannot be kept.
     if params.per_channel:
         raise ModelError(f"{source}: {node.name!r} has a scale for each channel of an activation", _FLOAT_FIX)
     return pair.inputs[0]
@@ -118,16 +123,17 @@ def _covered(params: QuantParams) -> Range:
     symmetric = params.dtype == ir.DataType.INT8 and not params.zero_point.any()
     low, high = replace(params, narrow=symmetric).range
     bound = max(-low, high)
-    return Range(-bound, bound, kept=True)
+    return Range(-bound, bound, fixed_step=True)
 
 
 def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
     notes = []
     growth = {name: _covered(params).high / _LARGEST / params.scale.item() for name, params in steps.items()}
+    # Growth below a thousandth is the rounding of float32 scales.
     grown = {name: factor for name, factor in growth.items() if factor > 1.001}
-    same = len(steps) - len(grown)
-    if same:
-        notes.append(f"{same} activation scales of the quantized model are kept")
+    unchanged_count = len(steps) - len(grown)
+    if unchanged_count:
+        notes.append(f"{unchanged_count} activation scales of the quantized model are kept")
     if grown:
         worst = max(grown, key=lambda name: grown[name])
         notes.append(

@@ -7,63 +7,27 @@ gives the integers d = q - zero point for the weights x. The least-squares scale
 sum(w d^2). It reduces the weighted error from sum(w x^2) by sum(w x d)^2 / sum(w d^2). If the mean squares of the
 inputs are known, w is the mean square of the input that is multiplied by x. (The "k-quants" of llama.cpp search for the
 scale and minimum of a block in a similar way.)
-
-Decide whether each product with weights in blocks computes in int8 or in float. The decision depends on the product's
-noise on samples.
-
-At accuracy level 4 the kernel quantizes each row of its input in blocks along k that are as long as the blocks of the
-weights. Each block has the scale max |x| / 127, and the kernel multiplies integers. If a block contains a few large
-values, the others are rounded to zero, and the result is lost (microsoft/onnxruntime 29849). edgeq measures the noise
-of the weights and the noise of the activations on rows x of the product's input in the float model. W is the float
-matrix, Q the values of its blocks, and q(x) the rounded input:
-
-    weights  |x Q - x W|^2        activations  |q(x) Q - x Q|^2
-
-A product computes in float if int8 activations add more noise than 4-bit weights do. If the weights have b bits, the
-noise of 4-bit weights follows from this ratio of rounding noise:
-
-    noise(b bits) / noise(4 bits) = ((2^4 - 1) / (2^b - 1))^2
-
-Find, read and write the products with weights in blocks (MatMulNBits) of a model, and set the type in which they
-compute.
-
-The operator's `accuracy_level` sets this type. At 4 the kernel quantizes its input to 8 bits, block by block, at run
-time. At 1 it expands the weights to float32. Measured on AVX-512-VNNI with AMX: for few rows, float takes up to twice
-as long as int8; for many rows, it takes 0.6 times as long. With 8-bit weights, float takes 2 to 30 times as long as
-int8 (onnxruntime 1.32).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import onnx_ir as ir
-from edgeq_device.measure.claim import Claim
 from numpy.typing import NDArray
-
-from edgeq.calibration.sampled_values import drawn_rows
-from edgeq.data.samples import Samples
-from edgeq.model.edit import set_constant
-from edgeq.model.graph import constant, constant_values, every_node, is_constant, name_of, node_input, read_count
-from edgeq.model.prepare import PreparedModel
-from edgeq.scheme import ALL_NODES
-from edgeq.util.records import NOT_WRITTEN
 
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
-
 # Factors for both ends of a block's range. The search first tries every pair of these factors, then takes steps from
 # the best pair. If it tried every pair of a fine grid, the error would be half a percent smaller, at thirty times the
-# work (tests/backends/test_block_weights.py, benchmarks/blocks.py).
+# work (tests/quantization/test_block_weights.py, benchmarks/blocks.py).
 _SHRUNK = (1.0, 0.9, 0.8, 0.7)
 _STEPS = (0.05, 0.025)
 _REFITS = 2
 # Number of weights that are searched at once. It is small enough for their data to stay in the cache.
-_AT_ONCE = 1 << 16
+_BATCH = 1 << 16
 # With this number of bits or more, the steps are so fine that narrower ranges gain nothing.
 _FINE_BITS = 8
 
@@ -110,9 +74,9 @@ class BlockWeights:
         """Return the numbers that the integers represent, float32 [k, n]."""
         return np.ascontiguousarray((self.differences * self.steps).astype(np.float32).T)
 
-    def of_outputs(self, chosen: NDArray[np.int64]) -> BlockWeights:
-        """Return only the blocks of the columns in `chosen`."""
-        parts = {name: getattr(self, name)[chosen] for name in ("integers", "scales", "zero_points")}
+    def of_outputs(self, columns: NDArray[np.int64]) -> BlockWeights:
+        """Return only the blocks of the columns in `columns`."""
+        parts = {name: getattr(self, name)[columns] for name in ("integers", "scales", "zero_points")}
         return replace(self, **parts)
 
     def with_differences(self, differences: NDArray[np.int64]) -> BlockWeights:
@@ -157,19 +121,19 @@ def fit_blocks(
     )
     scales, zeros = np.ones(len(rows), np.float32), np.zeros(len(rows), np.uint8)
     integers = np.empty(rows.shape, np.uint8)
-    step = max(1, _AT_ONCE // (blocks * size)) * blocks  # a whole number of columns
-    for first in range(0, len(rows), step):
-        part = slice(first, first + step)
+    step = max(1, _BATCH // (blocks * size)) * blocks  # a whole number of columns
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
         x = np.ascontiguousarray(rows[part].T)
         search = _BlockSearch(x, np.tile(per_block.T, x.shape[1] // blocks), bits)
-        found, scales[part], zeros[part] = search.symmetric() if symmetric else search.asymmetric()
-        integers[part] = found.T
+        fitted, scales[part], zeros[part] = search.symmetric() if symmetric else search.asymmetric()
+        integers[part] = fitted.T
     return BlockWeights(
         k, bits, integers.reshape(n, blocks, size), scales.reshape(n, blocks), zeros.reshape(n, blocks), symmetric
     )
 
 
-def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def pack(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Pack integers [..., count] of 4 or 8 bits into bytes [..., ceil(count * bits / 8)].
 
     A byte contains two 4-bit integers, the first in its lower half.
@@ -181,8 +145,8 @@ def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(integers[..., ::2] | integers[..., 1::2] << 4)
 
 
-def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Unpack `count` integers from the result of `packed`."""
+def unpack(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
+    """Unpack `count` integers from the result of `pack`."""
     if bits == 8:
         return stored[..., :count]
     both = np.stack([stored & 15, stored >> 4], axis=-1)
@@ -210,11 +174,11 @@ class _BlockSearch:
         low, high = np.minimum(self._x.min(0), 0), np.maximum(self._x.max(0), 0)
         ends = np.ones((2, len(low)), np.float32)
 
-        def attempt(tried: Floats) -> None:
-            scale = (tried[1] * high - tried[0] * low) / self._top
+        def attempt(factors: Floats) -> None:
+            scale = (factors[1] * high - factors[0] * low) / self._top
             scale[scale == 0] = 1
-            better = self._try(scale, np.clip(np.rint(-tried[0] * low / scale), 0, self._top))
-            ends[:, better] = tried[:, better]
+            better = self._try(scale, np.clip(np.rint(-factors[0] * low / scale), 0, self._top))
+            ends[:, better] = factors[:, better]
 
         if self._bits >= _FINE_BITS:
             attempt(ends.copy())
@@ -225,7 +189,7 @@ class _BlockSearch:
                 best = ends.copy()
                 for moves in product((-step, 0, step), repeat=2):
                     attempt(best + np.array(moves, np.float32)[:, None])
-        return self._found()
+        return self._best_blocks()
 
     def symmetric(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
         """Search with every zero point in the middle, and return integers, scales and zero points.
@@ -238,7 +202,7 @@ class _BlockSearch:
         shares = np.linspace(0.6, 1.15, 1 if self._bits >= _FINE_BITS else 12, dtype=np.float32)
         for share, sign in product(shares if len(shares) > 1 else (1.0,), (1, -1)):
             self._try(sign * share * widest, middle)
-        return self._found()
+        return self._best_blocks()
 
     def _differences(self, scale: Floats, zero: Floats) -> Floats:
         nearest: Floats = self._x / scale
@@ -262,279 +226,8 @@ class _BlockSearch:
         self._gain[better], self._scale[better], self._zero[better] = gain[better], fitted[better], zero[better]
         return better
 
-    def _found(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
+    def _best_blocks(self) -> tuple[NDArray[np.uint8], Floats, NDArray[np.uint8]]:
         for _ in range(_REFITS):
             self._try(self._scale.copy(), self._zero.copy())
         integers = self._differences(self._scale, self._zero) + self._zero
         return integers.astype(np.uint8), self._scale, self._zero.astype(np.uint8)
-
-
-OPERATOR, DOMAIN = "MatMulNBits", "com.microsoft"
-LEVEL = "accuracy_level"
-FLOAT_LEVEL, INT8_LEVEL = 1, 4
-
-
-def block_products(model: ir.Model) -> dict[str, ir.Node]:
-    """Return the products with weights in blocks of the main graph, by their names in the float model."""
-    return {float_name(node): node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)}
-
-
-def float_name(product: ir.Node) -> str:
-    """Return the name that a product with weights in blocks had in the float model."""
-    return (product.name or "").rpartition("_Q")[0]
-
-
-def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
-    """Return the products whose weights no other node reads, by their names in the float model. Such weights can be
-    changed.
-    """
-    return {
-        name: node
-        for name, node in block_products(model).items()
-        if all(read_count(value) == 1 and is_constant(value) for value in node.inputs[1:] if value is not None)
-    }
-
-
-def read_blocks(product: ir.Node) -> BlockWeights:
-    """Return the weights of a product. `edgeq.quantization.weight_only` or ONNX Runtime's quantizer must have written
-    them.
-    """
-    k, size = (product.attributes[key].as_int() for key in ("K", "block_size"))
-    bits = int(product.attributes.get_int("bits", 4))
-    stored, scales = (constant_values(value) for value in product.inputs[1:3])
-    blocks = stored.shape[1]
-    scales = scales.reshape(-1, blocks)
-    zeros = constant(node_input(product, 3))
-    middle = np.full(scales.shape, 1 << bits - 1, np.uint8)
-    zero_points = middle if zeros is None else unpacked(zeros.reshape(len(scales), -1), bits, blocks)
-    return BlockWeights(k, bits, unpacked(stored, bits, size), scales, zero_points, zeros is None)
-
-
-def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
-    """Replace the weights of a product, in place. `read_blocks` must be able to read the product."""
-    for position, values in enumerate(operands(blocks).values(), 1):
-        value = product.inputs[position]
-        assert value is not None
-        set_constant(value, values)
-
-
-def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
-    """Return the operands that follow the input of a MatMulNBits, in the operator's order."""
-    stored: dict[str, NDArray[Any]] = {
-        f"Q{blocks.bits}": packed(blocks.integers, blocks.bits),
-        "scales": blocks.scales,
-    }
-    return stored if blocks.symmetric else stored | {"zero_points": packed(blocks.zero_points, blocks.bits)}
-
-
-def attributes(blocks: BlockWeights) -> Mapping[str, int]:
-    """Return the attributes of a MatMulNBits that has these weights and computes in int8."""
-    size = blocks.integers.shape[-1]
-    return {"K": blocks.k, "N": len(blocks.integers), "bits": blocks.bits, "block_size": size, LEVEL: INT8_LEVEL}
-
-
-def set_compute(model: ir.Model, float_compute: Collection[str]) -> None:
-    """Set the products named in `float_compute` to float and all others to int8, in place.
-
-    `ALL_NODES` does not include products with 8-bit weights: in float they would be slower and hardly more accurate.
-    """
-    for node in every_node(model):
-        if (node.domain, node.op_type) == (DOMAIN, OPERATOR):
-            every = ALL_NODES in float_compute and node.attributes.get_int("bits", 4) < 8
-            in_float = every or float_name(node) in float_compute
-            node.attributes[LEVEL] = ir.AttrInt64(LEVEL, FLOAT_LEVEL if in_float else INT8_LEVEL)
-
-
-DETAIL = "block_compute"
-"""Key of the `BlockCompute` in an artifact's `details`."""
-# Largest number of rows that are taken from one sample, and largest number of outputs that are measured in a product. A
-# few thousand pairs of rows and outputs are enough to estimate the noise within a few percent.
-_POSITIONS, _OUTPUTS = 16, 512
-_LEAST_BITS = 4
-
-
-@dataclass(frozen=True)
-class ProductNoise:
-    """Hold the noise at the output of one product, as noise power over signal power. Both numbers are 0 if the noise
-    was not measured.
-    """
-
-    name: str
-    bits: int
-    weights: float = 0.0
-    activations: float = 0.0
-
-    @property
-    def rounded_away(self) -> bool:
-        """Return whether int8 activations add more noise than 4-bit weights."""
-        coarser = ((1 << self.bits) - 1) / ((1 << _LEAST_BITS) - 1)
-        return self.activations > self.weights * coarser**2
-
-
-@dataclass(frozen=True)
-class ProductKind:
-    """Describe a group of products that have the same number of bits and compute in the same type.
-
-    Attributes:
-        count: number of products.
-        weights_db: noise of the weights relative to the signal; the median over the products; None if not measured.
-        activations_db: noise that int8 activations add, relative to the signal; the median over the products; None if
-            not measured.
-    """
-
-    bits: int
-    compute: Literal["int8", "float32"]
-    count: int
-    weights_db: float | None = None
-    activations_db: float | None = None
-
-    def summary(self) -> str:
-        """Return one readable line."""
-        text = f"{self.count} of {self.bits} bits in {self.compute}"
-        if self.weights_db is None or self.activations_db is None:
-            return text
-        brought = "bring" if self.compute == "int8" else "would bring"
-        return (
-            f"{text}; weights' noise {self.weights_db:.1f} dB, int8 activations {brought} {self.activations_db:.1f} dB"
-        )
-
-
-@dataclass(frozen=True)
-class BlockCompute:
-    """Describe the types in which the products of a model compute.
-
-    Attributes:
-        float_compute: names of the products that compute in float, like `Scheme.float_compute`.
-        why: the reason for the choice, one sentence without a full stop.
-        kinds: the products, grouped by number of bits and type.
-        noise: the noise of each product; empty if it was not measured.
-        race: speed of float compute against int8 on this machine; None if the two were not timed.
-    """
-
-    float_compute: tuple[str, ...]
-    why: str
-    kinds: tuple[ProductKind, ...]
-    noise: tuple[ProductNoise, ...] = field(default=(), metadata=NOT_WRITTEN)
-    race: Claim | None = None
-
-    @property
-    def note(self) -> str:
-        """Return the reason, preceded by the subject that it explains."""
-        return f"what products with weights in blocks compute in: {self.why}"
-
-
-def choose_compute(model: ir.Model, prepared: PreparedModel, samples: Samples) -> BlockCompute:
-    """Set each product of `model` to int8 or float, depending on its noise on samples, in place.
-
-    Args:
-        model: copy of `prepared` whose products have weights in blocks.
-
-    Raises:
-        DataError: ONNX Runtime refuses a sample.
-    """
-    noise = measure_noise(model, prepared, samples)
-    chosen = tuple(found.name for found in noise if found.rounded_away)
-    set_compute(model, chosen)
-    why = "int8, whose activations bring less noise than weights of 4 bits do"
-    if chosen:
-        why = (
-            f"float in {len(chosen)}, where int8 activations bring more noise than weights of 4 bits do; int8 in others"
-        )
-    return BlockCompute(chosen, why, kinds_of(model, noise), noise)
-
-
-def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> BlockCompute:
-    """Set the products named in `float_compute` to float and the others to int8, in place.
-
-    Args:
-        float_compute: names of the products; None if there were no samples for a choice.
-    """
-    set_compute(model, float_compute or ())
-    compute = "float" if float_compute else "int8"
-    why = f"{compute}, as given" if float_compute is not None else "int8: there were no samples to measure its noise on"
-    return BlockCompute(tuple(float_compute or ()), why, kinds_of(model))
-
-
-def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[ProductKind, ...]:
-    """Return the products of a model, grouped by number of bits and by the type in which they compute."""
-    known = {found.name: found for found in noise if found.weights or found.activations}
-    kinds: dict[tuple[int, Literal["int8", "float32"]], list[str]] = {}
-    for name, node in block_products(model).items():
-        compute: Literal["int8", "float32"] = "float32" if in_float(node) else "int8"
-        kinds.setdefault((node.attributes.get_int("bits", 4) or 4, compute), []).append(name)
-    return tuple(
-        ProductKind(
-            bits,
-            compute,
-            len(names),
-            _median_db([known[name].weights for name in names if name in known]),
-            _median_db([known[name].activations for name in names if name in known]),
-        )
-        for (bits, compute), names in sorted(kinds.items())
-    )
-
-
-def in_float(product: ir.Node) -> bool:
-    """Return whether a product with weights in blocks computes in float."""
-    return product.attributes.get_int(LEVEL, 0) in (0, FLOAT_LEVEL)
-
-
-def measure_noise(model: ir.Model, prepared: PreparedModel, samples: Samples) -> tuple[ProductNoise, ...]:
-    """Return, for each product of the main graph, the noise of its weights in blocks and the noise of int8 activations.
-    Each product is measured separately.
-
-    Args:
-        model: copy of `prepared` whose products have weights in blocks.
-        samples: samples; a few of them run through the float model.
-    """
-    products = block_products(model)
-    layers = {str(node.name): node for node in prepared.model.graph if node.name in products}
-    read = [node.inputs[0] for node in layers.values()]
-    sources = {name_of(value) for value in read if value is not None and not value.is_initializer()}
-    drawn = drawn_rows(prepared, dict.fromkeys(sorted(sources), -1), samples, positions=_POSITIONS)
-    found = []
-    for name, node in products.items():
-        layer = layers.get(name)
-        rows = drawn.get(name_of(layer.inputs[0])) if layer is not None else None
-        if layer is None or rows is None:
-            found.append(ProductNoise(name, node.attributes.get_int("bits", 4) or 4))
-            continue
-        found.append(_noise(name, node, layer, rows.astype(np.float32)))
-    return tuple(found)
-
-
-def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32]) -> ProductNoise:
-    blocks = read_blocks(product)
-    outputs = len(blocks.integers)
-    chosen = np.unique(np.linspace(0, outputs - 1, min(outputs, _OUTPUTS)).astype(np.int64))
-    stored = blocks.of_outputs(chosen).matrix()
-    values = constant_values(layer.inputs[1])
-    matrix = values.reshape(values.shape[-2:])
-    exact = rows @ (matrix[chosen].T if layer.attributes.get_int("transB", 0) else matrix[:, chosen])
-    plain = rows @ stored
-    signal = float(np.square(exact).sum(dtype=np.float64)) or 1.0
-    activations = (int8_rows(rows, blocks.integers.shape[-1]) - rows) @ stored
-    return ProductNoise(
-        name,
-        blocks.bits,
-        float(np.square(plain - exact).sum(dtype=np.float64)) / signal,
-        float(np.square(activations).sum(dtype=np.float64)) / signal,
-    )
-
-
-def int8_rows(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Return the input rows rounded as the kernel rounds them at accuracy level 4, float32 [r, k].
-
-    Every `size` values of a row are rounded with one scale, to 127 steps on either side of zero.
-    """
-    count, k = rows.shape
-    padded = np.zeros((count, -(-k // size) * size), np.float32)
-    padded[:, :k] = rows
-    blocks = padded.reshape(count, -1, size)
-    scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
-    scale[scale == 0] = 1
-    return np.asarray((np.rint(blocks / scale) * scale).reshape(count, -1)[:, :k], np.float32)
-
-
-def _median_db(powers: list[float]) -> float | None:
-    return round(10 * float(np.log10(max(1e-20, np.median(powers)))), 1) if powers else None

@@ -15,7 +15,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.model.edit import Editor, replace_node
 from edgeq.model.fold import norm_factors
 from edgeq.model.graph import is_op, name_of, sizes
-from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.prepare import PreparedModel, save_rewritten
 
 
 def norms_as_convolutions(
@@ -34,7 +34,9 @@ def norms_as_convolutions(
     changed = sum(_as_convolution(node, editor, more) for node in norms)
     if not changed:
         return prepared, ranges
-    return rewritten(prepared, model, path, f"{changed} BatchNormalization written as depthwise convolutions"), more
+    return save_rewritten(
+        prepared, model, path, f"{changed} BatchNormalization written as depthwise convolutions"
+    ), more
 
 
 def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> bool:
@@ -51,19 +53,19 @@ def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> 
     if flat and shape is None:
         return False
     name = str(norm.name)
-    read = source
+    data = source
     if shape is not None and flat:
         image = editor.constant(f"{name}/image", np.array([shape[0], channels, 1, -1], np.int64))
-        read = editor.node("Reshape", [source, image], f"{name}/image_of", before=norm)
-        ranges[name_of(read)] = ranges[name_of(source)]
+        data = editor.node("Reshape", [source, image], f"{name}/image_of", before=norm)
+        ranges[name_of(data)] = ranges[name_of(source)]
     weight = editor.constant(f"{name}/weight", factor.reshape(-1, 1, 1, 1).astype(np.float32))
     shift = editor.constant(f"{name}/shift", added.astype(np.float32))
-    made = editor.node(
-        "Conv", [read, weight, shift], name, before=norm, attributes={"group": channels, "kernel_shape": [1, 1]}
+    output = editor.node(
+        "Conv", [data, weight, shift], name, before=norm, attributes={"group": channels, "kernel_shape": [1, 1]}
     )
     if flat:
-        ranges[name_of(made)] = ranges[name_of(result)]
-        back = editor.constant(f"{name}/shape", np.array(shape, np.int64))
-        made = editor.node("Reshape", [made, back], f"{name}/shape_of", before=norm)
-    replace_node(norm, made)
+        ranges[name_of(output)] = ranges[name_of(result)]
+        flat_shape = editor.constant(f"{name}/shape", np.array(shape, np.int64))
+        output = editor.node("Reshape", [output, flat_shape], f"{name}/shape_of", before=norm)
+    replace_node(norm, output)
     return True

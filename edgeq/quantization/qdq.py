@@ -10,33 +10,14 @@ Biases are int32:
 If a float node writes a tensor, quantized nodes read the tensor after its pair, and float nodes read the original
 tensor.
 
-The scales of activations and weights are computed in `edgeq.quantization.quantizer`. The tests compare the result with
+The scales of activations and weights are computed in `edgeq.quantization.params`. The tests compare the result with
 the output of ONNX Runtime's quantizer for the same settings.
-
-Decide when a Relu or Clip can be removed because the quantization of its result has the same effect.
-
-QuantizeLinear saturates at both ends of its integer range. A preceding clamp to low..high changes nothing if `low` and
-`high` are quantized to these ends:
-
-    quantize(low) = smallest integer    and    quantize(high) = largest integer
-
-Otherwise, some numbers would become different integers without the clamp.
-
-Choose weight ranges that keep every sum of two products within 16 bits, and that are no wider than this requires.
-
-`reduce_range` gives up one of the eight bits of every weight, because any two neighbours could both be large and have
-the same sign. Few pairs are that large. So edgeq enlarges the scale only of the output channels that contain such a
-pair, and only as much as their worst pair requires. If the worst pair of a channel adds up to 140, the scale is
-multiplied by about 1.1 (140 / 128), which costs a tenth of a bit. The kernels stay the same, so this takes no extra
-time.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,75 +26,29 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.calibration.ranges import Range
-from edgeq.errors import CalibrationError, UsageError
+from edgeq.errors import CalibrationError
 from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind, replace_value
 from edgeq.model.graph import (
     DATA_MOVEMENT,
-    OPERATORS,
     channel_axis,
     clamp_bounds,
     clamps,
-    constant,
     constant_tensor,
     is_constant,
-    is_depthwise,
     is_op,
     name_of,
     node_input,
     operator_of,
 )
 from edgeq.model.graph import maker as maker_of
-from edgeq.model.prepare import PreparedModel
 from edgeq.model.quant_params import QuantParams
-from edgeq.model.saturation import PAIR_LIMIT, conv_rows, pair_sums, possible_sums, saturation_table
-from edgeq.quantization.quantizer import scheme_params, spreads_thin, weight_params
+from edgeq.quantization.clamps import can_disappear
+from edgeq.quantization.params import is_spread_thin, scheme_params, weight_params
 from edgeq.scheme import Scheme
 
-
-def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
-    """Return whether quantization with `params` saturates all values that a clamp to `low`..`high` would change.
-
-    Args:
-        params: parameters of the clamp's result, with one scale.
-        low, high: bounds of the clamp; infinite if there is no bound.
-    """
-    scale, zero = float(params.scale.reshape(())), int(params.zero_point.reshape(()))
-    below = math.isinf(low) or float(np.rint(low / scale)) + zero <= params.low
-    above = math.isinf(high) or float(np.rint(high / scale)) + zero >= params.high
-    return below and above
-
-
-def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
-    """Return whether a clamp can be removed if its result is quantized with `params`. The clamp must be the only reader
-    of its input.
-
-    The caller must make sure that every node that reads the result reads it after this quantization.
-    """
-    bounds = clamp_bounds(clamp)
-    return params is not None and bounds is not None and implies_clamp(params, *bounds)
-
-
-def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams | None]) -> frozenset[str]:
-    """Return the names of the Relu and Clip nodes that no quantizer may remove.
-
-    These are nodes whose input has other readers, nodes whose result is read directly in a body of control flow, and
-    nodes that still have an effect when their result is quantized.
-
-    Args:
-        params_of: function that returns the quantization parameters of a tensor; None for a tensor that stays in float.
-    """
-    alone = set(clamps(graph))
-    kept = set()
-    for node in graph:
-        if is_op(node, "Relu", "Clip"):
-            result = node.outputs[0]
-            inside = any(use.node.graph is not graph for use in result.uses())
-            if node not in alone or inside or not may_disappear(node, params_of(result)):
-                kept.add(str(node.name))
-    return frozenset(kept)
-
-
+# The suffixes are those of ONNX Runtime's quantizer, so tools that look for its names find edgeq's.
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
+# These copy values of their input, so the input's scale fits exactly.
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
 RESULTS: Mapping[str, Range] = {"Softmax": Range(0.0, 1.0)}
 """Operator type → range of its result, which replaces the range from the samples."""
@@ -150,14 +85,16 @@ def write_qdq(
     Raises:
         CalibrationError: an activation has no range.
     """
-    chosen = _choose(model.graph, ranges, scheme, nodes, source, results)
-    _drop_clamps(model.graph, chosen)
-    _QdqWriter(model, chosen, scheme, weight_bounds or {}, float_results).write()
+    selection = _select(model.graph, ranges, scheme, nodes, source, results)
+    # Clamps go before the pairs are written, because then no pair has to be moved.
+    _drop_clamps(model.graph, selection)
+    _QdqWriter(model, selection, scheme, weight_bounds or {}, float_results).write()
+    # The float weights are still there, next to their integers.
     drop_unused_initializers(model.graph)
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _Selection:
     """Hold the nodes to quantize, in graph order, and the activations with their parameters.
 
     Removed nodes and replaced tensors are deleted from both.
@@ -167,55 +104,59 @@ class _Chosen:
     tensors: dict[ir.Value, QuantParams]
 
 
-def _choose(
+def _select(
     graph: ir.Graph,
     ranges: Mapping[str, Range],
     scheme: Scheme,
     names: Collection[str],
     source: Path,
     results: Mapping[str, Range],
-) -> _Chosen:
-    chosen = _Chosen({}, {})
-    among = frozenset(names)
+) -> _Selection:
+    selection = _Selection({}, {})
+    selected_names = frozenset(names)
     # If a tensor's only reader is a clamp, only the values that the clamp lets through matter.
     clamped = {
         node.inputs[0]: node.outputs[0]
         for node in clamps(graph)
-        if node.name in among and clamp_bounds(node) is not None
+        if node.name in selected_names and clamp_bounds(node) is not None
     }
 
     def choose(value: ir.Value) -> None:
         """Set a tensor's parameters from its range, unless they are already set."""
-        if value in chosen.tensors or value.dtype != ir.DataType.FLOAT:
+        # Indices and masks have other types. They are never quantized.
+        if value in selection.tensors or value.dtype != ir.DataType.FLOAT:
             return
-        last = value
-        while last in clamped:
-            last = clamped[last]
-        found = ranges.get(name_of(last), ranges.get(name_of(value)))
-        if found is None:
+        clamp_output = value
+        while clamp_output in clamped:
+            clamp_output = clamped[clamp_output]
+        span = ranges.get(name_of(clamp_output), ranges.get(name_of(value)))
+        if span is None:
             problem = f"{source}: tensor {name_of(value)!r} has no range"
             raise CalibrationError(problem, "The calibration belongs to another model: calibrate this one again")
         maker = value.producer()
         fixed = results.get(maker.op_type) if maker is not None and is_op(maker, maker.op_type) else None
-        if fixed is not None and not (is_op(maker, "Softmax") and spreads_thin(found)):
-            found = fixed
-        chosen.tensors[value] = scheme_params(found, scheme)
+        # A known range replaces that of the samples, because other inputs may reach its ends.
+        if fixed is not None and not (is_op(maker, "Softmax") and is_spread_thin(span)):
+            span = fixed
+        selection.tensors[value] = scheme_params(span, scheme)
 
     for node in graph:
-        if node.name not in among:
+        if node.name not in selected_names:
             continue
         data = [value for value in node.inputs if value is not None]
         if is_op(node, "Relu", "Clip"):
-            if data[0] not in chosen.tensors:
+            # A clamp whose input stays in float would need a pair of its own, only for the clamp.
+            if data[0] not in selection.tensors:
                 continue
             choose(node.outputs[0])
         elif node.op_type in _SELECTING:
-            if data[0] not in chosen.tensors:
+            if data[0] not in selection.tensors:
                 continue
-            made = [value for value in node.outputs if value.dtype == ir.DataType.FLOAT]
-            chosen.tensors.update(dict.fromkeys(made, chosen.tensors[data[0]]))
+            float_outputs = [value for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+            selection.tensors.update(dict.fromkeys(float_outputs, selection.tensors[data[0]]))
         elif is_op(node, "Where"):
-            if not chosen.tensors.keys() >= {*data[1:]}:
+            # The first input is a condition. Both values need pairs, or the node would mix integers and floats.
+            if not selection.tensors.keys() >= {*data[1:]}:
                 continue
             choose(node.outputs[0])
         else:
@@ -225,23 +166,23 @@ def _choose(
                     choose(value)
             for value in node.outputs:
                 choose(value)
-        chosen.nodes[node] = None
-    return chosen
+        selection.nodes[node] = None
+    return selection
 
 
-def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
+def _drop_clamps(graph: ir.Graph, selection: _Selection) -> None:
     """Remove each chosen clamp that has no effect because its result is quantized.
 
     The node before the clamp must be chosen too. It then writes the clamp's result, so every node reads the result
     after the Q/DQ pair.
     """
-    for node in [node for node in clamps(graph) if node in chosen.nodes]:
-        before, after = node.inputs[0], node.outputs[0]
-        assert before is not None
-        if before.producer() in chosen.nodes and may_disappear(node, chosen.tensors[after]):
-            chosen.tensors[before] = chosen.tensors.pop(after)
-            del chosen.nodes[node]
-            replace_value(after, before, keep_name=True)
+    for node in [node for node in clamps(graph) if node in selection.nodes]:
+        source, result = node.inputs[0], node.outputs[0]
+        assert source is not None
+        if source.producer() in selection.nodes and can_disappear(node, selection.tensors[result]):
+            selection.tensors[source] = selection.tensors.pop(result)
+            del selection.nodes[node]
+            replace_value(result, source, keep_name=True)
             graph.remove(node, safe=True)
 
 
@@ -270,9 +211,9 @@ def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: A
 
 
 def restore_constant(
-    editor: Editor, name: str, values: NDArray[np.float32], params: QuantParams, before: ir.Node
+    editor: Editor, name: str, values: NDArray[np.float32], params: QuantParams, reader: ir.Node
 ) -> ir.Value:
-    """Store a constant as integers, insert a DequantizeLinear before the node `before`, and return the float tensor."""
+    """Store a constant as integers, insert a DequantizeLinear before the node `reader`, and return the float tensor."""
     integers = editor.constant(f"{name}_quantized", params.quantize(values))
     return editor.node(
         "DequantizeLinear",
@@ -281,7 +222,7 @@ def restore_constant(
         output=f"{name}{DEQUANTIZE}_Output",
         like=integers,
         dtype=ir.DataType.FLOAT,
-        before=before,
+        before=reader,
         attributes={"axis": params.axis} if params.scale.ndim else {},
     )
 
@@ -298,24 +239,25 @@ class _QdqWriter:
     def __init__(
         self,
         model: ir.Model,
-        chosen: _Chosen,
+        selection: _Selection,
         scheme: Scheme,
         bounds: Mapping[str, NDArray[np.floating]],
         float_results: Collection[str] = (),
     ) -> None:
-        self._editor, self._graph, self._chosen = Editor(model), model.graph, chosen
+        self._editor, self._graph, self._selection = Editor(model), model.graph, selection
         self._scheme, self._bounds, self._float_results = scheme, bounds, float_results
         self._weights: dict[tuple[ir.Value, int | None], QuantParams] = {}
         self._restored: dict[tuple[ir.Value, object], ir.Value] = {}
 
     def write(self) -> None:
         """Write the weights and biases of all chosen nodes, then the Q/DQ pairs."""
-        for node in self._chosen.nodes:
+        # Weights that several nodes read must have their final scales before the first node is written.
+        for node in self._selection.nodes:
             self._measure_weights(node)
-        for node in self._chosen.nodes:
+        for node in self._selection.nodes:
             if not is_op(node, "Relu", "Clip", "Where"):
                 self._write_constants(node)
-        for value, params in self._chosen.tensors.items():
+        for value, params in self._selection.tensors.items():
             self._write_pair(value, params)
 
     def _measure_weights(self, node: ir.Node) -> None:
@@ -328,23 +270,26 @@ class _QdqWriter:
             params = self._weights.get((value, axis))
             if params is None:
                 params = weight_params(weight, axis, self._scheme, self._bounds.get(name_of(value)))
-            bias, data = _bias(node, params.scale), self._chosen.tensors.get(_first(node))
+            bias, data = _bias(node, params.scale), self._selection.tensors.get(_data_input(node))
             if bias is not None and data is not None and not params.zero_point.any():
                 largest = np.abs(bias.astype(np.float64)) if params.scale.ndim else np.abs(bias).max(initial=0)
-                needed = largest / _BIAS_LEVELS / float(data.scale)
-                params = replace(params, scale=np.maximum(params.scale, needed).astype(np.float32))
+                smallest_scale = largest / _BIAS_LEVELS / float(data.scale)
+                # The product of both scales is the bias's scale. If it were smaller, the bias would not fit into 32
+                # bits.
+                params = replace(params, scale=np.maximum(params.scale, smallest_scale).astype(np.float32))
             self._weights[value, axis] = params
 
     def _write_constants(self, node: ir.Node) -> None:
         row = operator_of(node)
         weight: QuantParams | None = None
         for place, value in enumerate(node.inputs):
+            # The other inputs of these operators are indices and sizes.
             if value is None or place == row.bias or (place and node.op_type in _SELECTING):
                 continue
             values = _floats(value)
             if place in row.weights:
                 axis = self._axis(node, values.ndim) if values is not None else None
-                weight = self._weights[value, axis] if values is not None else self._chosen.tensors.get(value)
+                weight = self._weights[value, axis] if values is not None else self._selection.tensors.get(value)
                 if values is not None and weight is not None:
                     node.replace_input_with(place, self._restore((value, axis), values, weight, node))
             elif values is not None:
@@ -355,7 +300,7 @@ class _QdqWriter:
             self._write_bias(node, row.bias, weight)
 
     def _write_bias(self, node: ir.Node, place: int, weight: QuantParams) -> None:
-        data, bias = self._chosen.tensors.get(_first(node)), _bias(node, weight.scale)
+        data, bias = self._selection.tensors.get(_data_input(node)), _bias(node, weight.scale)
         if data is None or bias is None:
             return
         scale = (data.scale * weight.scale).astype(np.float64)  # float32 cannot represent every int32
@@ -379,17 +324,22 @@ class _QdqWriter:
         otherwise only chosen readers do.
         """
         name, maker = name_of(value), value.producer()
-        made = maker in self._chosen.nodes
-        readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
-        stays = made and not value.is_graph_output() and maker is not None and maker.op_type in self._float_results
-        if not readers and (not made or stays):
+        is_selected = maker in self._selection.nodes
+        readers = [(use.node, use.idx) for use in value.uses() if use.node in self._selection.nodes]
+        # If the kernel can return floats and only float nodes read them, a pair would only add rounding.
+        stays = (
+            is_selected and not value.is_graph_output() and maker is not None and maker.op_type in self._float_results
+        )
+        if not readers and (not is_selected or stays):
             return
+        # Pairs of model inputs come first, because any node may read them.
         place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
         quantized, restored = insert_pair(self._editor, value, params, **place)
-        if made and value.is_graph_output():
+        # The output keeps its name, so the tensor before the pair gets a new one.
+        if is_selected and value.is_graph_output():
             insert_behind(value, quantized, restored, self._editor.free_value_name(f"{name}{QUANTIZE}_Input"))
             value.type, value.shape = restored.type, restored.shape
-        elif made:
+        elif is_selected:
             value.replace_all_uses_with(restored)
             maker_of(quantized).replace_input_with(0, value)
         else:
@@ -400,7 +350,7 @@ class _QdqWriter:
         return channel_axis(node) % rank if self._scheme.per_channel and rank > 1 else None
 
 
-def _first(node: ir.Node) -> ir.Value:
+def _data_input(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     assert value is not None, node.name
     return value
@@ -422,119 +372,3 @@ def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | No
     if bias.size == 1:
         return np.full(scale.shape, bias.reshape(()))
     return bias.reshape(scale.shape) if bias.size == scale.size else None
-
-
-_LEVEL = 127
-# Float operator → the operator with integer weights and outputs that replaces it.
-_INTEGER_FORM = {row.float_form: name for name, row in OPERATORS.items() if row.weights and row.integer_output}
-_MOST_STEPS = 64
-# Factor by which later sums may exceed the sums on samples, for weights that are fitted to samples.
-_MARGIN = 1.1
-
-
-def check_fit(scheme: Scheme) -> None:
-    """Refuse options that cannot be combined with `fit_pairs`.
-
-    Raises:
-        UsageError: another option is set that `fit_pairs` excludes; the message names the field of that option.
-    """
-    if scheme.mode != "static" or scheme.format != "QDQ":
-        raise UsageError("fit_pairs is for static QDQ quantization", "Use --reduce-range, or --format QDQ")
-    if scheme.weight_type != "int8" or not scheme.weight_symmetric:
-        raise UsageError("fit_pairs is for symmetric int8 weights", "Leave it out: other weights do not need it")
-    if scheme.fit_seen and not scheme.fit_pairs:
-        raise UsageError("fit_seen needs fit_pairs", "Set both")
-    if scheme.reduce_range:
-        raise UsageError("fit_pairs and reduce_range exclude each other", "Give one of them")
-
-
-def fitted_bounds(
-    prepared: PreparedModel, scheme: Scheme, reach: Mapping[str, NDArray[np.float64]] | None = None
-) -> dict[str, NDArray[np.float32]]:
-    """Return the bounds of the weights whose range must be wider than their values. A bound is the magnitude that the
-    largest integer represents.
-
-    A weight has one bound for each output channel, or one for all channels.
-
-    Args:
-        reach: node → largest sum of two products on samples, for each output channel, as a share of the largest number
-            in 16 bits (`Backend.fitting`). Nodes without an entry are fitted to any input.
-    """
-    found: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
-    for node in prepared.model.graph:
-        value = node_input(node, 1) if _is_suspect(node) and node.name not in scheme.exclude else None
-        weight = constant(value)
-        if value is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2:
-            continue
-        if node.op_type == "Conv" and is_depthwise(node, weight.shape):
-            continue
-        axis = channel_axis(node) % weight.ndim
-        rows = conv_rows(weight) if node.op_type == "Conv" else np.moveaxis(weight, axis, 0)
-        rows = rows.reshape(len(rows), -1)
-        sums = partial(possible_sums, channels=weight.shape[1] if node.op_type == "Conv" else 0)
-        factors = fit_factors(rows, per_channel=scheme.per_channel, sums=sums)
-        if reach is not None and (seen := reach.get(str(node.name))) is not None and len(seen) == len(factors):
-            wanted = np.maximum(seen * _MARGIN * (seen > 0), 1).astype(np.float32)
-            factors = np.minimum(factors, wanted if scheme.per_channel else wanted.max(initial=1))
-        name = str(value.name)
-        if name in found:
-            factors = np.maximum(found[name][2], factors)
-        found[name] = (weight, axis, factors)
-    return {
-        name: _bounds(weight, axis, factors, scheme.per_channel)
-        for name, (weight, axis, factors) in found.items()
-        if (factors > 1).any()
-    }
-
-
-def fit_factors(
-    rows: NDArray[np.float32],
-    *,
-    per_channel: bool = True,
-    sums: Callable[[NDArray[Any]], NDArray[Any]] = pair_sums,
-) -> NDArray[np.float32]:
-    """Return, for each row, the factor by which its scale (largest magnitude / 127) must grow so that no pair in the
-    row exceeds `PAIR_LIMIT`.
-
-    Args:
-        rows: float weights in the kernel's order, [N, K].
-        per_channel: whether each row has its own scale. If not, all rows have the same scale and the same factor.
-        sums: function that returns the sums of pairs in rows, like `edgeq.model.saturation.pair_sums`.
-    """
-    largest = np.abs(rows).max(axis=1)
-    if not per_channel:
-        largest = np.full_like(largest, largest.max(initial=0))
-    factors = np.ones(len(rows), np.float32)
-    left = np.flatnonzero(largest > 0)
-    for _ in range(_MOST_STEPS):
-        worst = _worst_pairs(rows[left], largest[left] * factors[left], sums)
-        if not per_channel:
-            worst = np.full_like(worst, worst.max(initial=0))
-        left, worst = left[worst > PAIR_LIMIT], worst[worst > PAIR_LIMIT]
-        if not left.size:
-            break
-        # Because of rounding, a pair may stay one above the limit. So the factor always grows at least a little.
-        factors[left] *= np.maximum(worst / np.float32(PAIR_LIMIT), np.float32(1.002))
-    return factors
-
-
-def _worst_pairs(
-    rows: NDArray[np.float32], limits: NDArray[np.float32], sums: Callable[[NDArray[Any]], NDArray[Any]]
-) -> NDArray[np.float32]:
-    """Return the largest sum of a pair in each row, in integers, if a weight of magnitude `limits` becomes 127."""
-    scale = (limits / _LEVEL).astype(np.float32)
-    worst: NDArray[np.float32] = sums(np.rint(rows / scale[:, None])).max(axis=1, initial=0)
-    return worst
-
-
-def _is_suspect(node: ir.Node) -> bool:
-    # Signed activations become unsigned if there is only an unsigned kernel.
-    table = saturation_table()
-    return node.op_type in _INTEGER_FORM and table.path(_INTEGER_FORM[node.op_type], "uint8", "int8") is not None
-
-
-def _bounds(weight: NDArray[Any], axis: int, factors: NDArray[np.float32], per_channel: bool) -> NDArray[np.float32]:
-    if not per_channel:
-        return np.asarray(np.abs(weight).max() * factors.max(), np.float32)
-    others = tuple(a for a in range(weight.ndim) if a != axis)
-    return np.asarray(np.abs(weight).max(axis=others) * factors, np.float32)

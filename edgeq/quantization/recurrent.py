@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from edgeq.model.edit import Editor, drop_unused_initializers, replace_value
 from edgeq.model.graph import MICROSOFT, constant, is_op, node_input
 
-LEAST_MACS = 2**18
+MIN_MACS = 2**18
 """Smallest number of products in a step for which the Scan is faster than ONNX Runtime's float GRU. The Scan has an
 overhead of 8 us a step. In measurements, the float kernel took 3.5 us for 98 thousand products and was twice as fast as
 the Scan. For 960 thousand products it took 33 us, and the Scan was 1.7 times as fast."""
 
+# Update, reset and hidden gate, in ONNX's order z, r, n.
 _GATES = 3
 Floats = NDArray[np.float32]
 
@@ -51,12 +52,13 @@ class IntegerWeights:
         [].
         """
         largest = np.abs(matrix).max(axis=0 if self.per_channel else None)
+        # A column of zeros needs some scale, and any scale represents zero exactly.
         scale = (np.where(largest > 0, largest, 1) / self.limit).astype(np.float32)
         return np.rint(matrix / scale).astype(np.int8), scale
 
 
 def expand_grus(
-    model: ir.Model, how: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = LEAST_MACS
+    model: ir.Model, quantizer: IntegerWeights, *, exclude: Collection[str] = (), least_macs: int = MIN_MACS
 ) -> tuple[str, ...]:
     """Replace GRUs of the main graph with Scans over integer products, in place, if this saves time.
 
@@ -68,9 +70,9 @@ def expand_grus(
     """
     replaced: list[str] = []
     for node in model.graph:
-        layer = None if node.name in exclude else _read(node, least_macs)
+        layer = None if node.name in exclude else _read_layer(node, least_macs)
         if layer is not None:
-            layer.expand(how, model)
+            layer.expand(quantizer, model)
             replaced.append(str(node.name))
     if replaced:
         drop_unused_initializers(model.graph)
@@ -95,72 +97,76 @@ class _Layer:
     reset_last: bool
     directions: tuple[_Direction, ...]
 
-    def expand(self, how: IntegerWeights, model: ir.Model) -> None:
+    def expand(self, quantizer: IntegerWeights, model: ir.Model) -> None:
         """Replace the layer by nodes that compute its outputs, except outputs that nothing reads."""
-        made = _Maker(str(self.node.name), Editor(model), self.node)
-        states = self._initial_states(made)
+        writer = _StepWriter(str(self.node.name), Editor(model), self.node)
+        states = self._initial_states(writer)
         results = [
-            _scan(made.within(str(index)), self, direction, how, state)
+            _scan(writer.within(str(index)), self, direction, quantizer, state)
             for index, (direction, state) in enumerate(zip(self.directions, states, strict=True))
         ]
         # Y [steps, directions, batch, hidden] contains all states. Y_h [directions, batch, hidden] contains the last
         # states.
         for output, position, axis in zip(self.node.outputs, (1, 0), (1, 0), strict=False):
+            # Exporters declare both outputs and mostly read one of them.
             if output.uses() or output.is_graph_output():
-                axes = made.integers(f"axis{axis}", [axis])
-                parts = [made.node("Unsqueeze", [result[position], axes]) for result in results]
-                whole = parts[0] if len(parts) == 1 else made.node("Concat", parts, axis=axis)
-                replace_value(output, whole, keep_name=True)
+                axes = writer.integers(f"axis{axis}", [axis])
+                parts = [writer.node("Unsqueeze", [result[position], axes]) for result in results]
+                joined = parts[0] if len(parts) == 1 else writer.node("Concat", parts, axis=axis)
+                replace_value(output, joined, keep_name=True)
         model.graph.remove(self.node, safe=True)
 
-    def _initial_states(self, made: _Maker) -> list[ir.Value]:
+    def _initial_states(self, writer: _StepWriter) -> list[ir.Value]:
         count = len(self.directions)
-        data, given = self.node.inputs[0], node_input(self.node, 5)
-        if given is not None:
-            axis = made.integers("axis0", [0])
+        data, initial_state = self.node.inputs[0], node_input(self.node, 5)
+        if initial_state is not None:
+            axis = writer.integers("axis0", [0])
             if count == 1:
-                return [made.node("Squeeze", [given, axis])]
-            split = made.nodes("Split", [given, made.integers("ones", [1] * count)], count, axis=0)
-            return [made.node("Squeeze", [part, axis]) for part in split]
-        batch = made.node("Gather", [made.node("Shape", [data]), made.integers("axis1", [1])], axis=0)
-        shape = made.node("Concat", [batch, made.integers("hidden", [self.hidden])], axis=0)
-        return [made.node("ConstantOfShape", [shape], value=ir.tensor(np.zeros(1, np.float32)))] * count
+                return [writer.node("Squeeze", [initial_state, axis])]
+            split = writer.nodes("Split", [initial_state, writer.integers("ones", [1] * count)], count, axis=0)
+            return [writer.node("Squeeze", [part, axis]) for part in split]
+        batch = writer.node("Gather", [writer.node("Shape", [data]), writer.integers("axis1", [1])], axis=0)
+        shape = writer.node("Concat", [batch, writer.integers("hidden", [self.hidden])], axis=0)
+        return [writer.node("ConstantOfShape", [shape], value=ir.tensor(np.zeros(1, np.float32)))] * count
 
 
 def _scan(
-    made: _Maker, layer: _Layer, direction: _Direction, how: IntegerWeights, state: ir.Value
+    writer: _StepWriter, layer: _Layer, direction: _Direction, quantizer: IntegerWeights, state: ir.Value
 ) -> Sequence[ir.Value]:
     """Return the last state [batch, hidden], and all states [steps, batch, hidden] in the order of the steps."""
     hidden = layer.hidden
     always = slice(0, _GATES * hidden if not layer.reset_last else 2 * hidden)
     w_bias, r_bias = direction.w_bias.copy(), direction.r_bias.copy()
+    # Biases that are only added are added once, outside of the loop. What r multiplies must stay apart.
     w_bias[always] += r_bias[always]
     r_bias[always] = 0
-    halves = made.integers("zr+n", [2 * hidden, hidden])
-    projected = made.product(layer.node.inputs[0], direction.w.T, how, "W", w_bias)
-    x_zr, x_n = made.nodes("Split", [projected, halves], 2, axis=-1)
+    # The gates z and r are computed together: one large product is faster than two small ones.
+    halves = writer.integers("zr+n", [2 * hidden, hidden])
+    projected = writer.product(layer.node.inputs[0], direction.w.T, quantizer, "W", w_bias)
+    x_zr, x_n = writer.nodes("Split", [projected, halves], 2, axis=-1)
 
     h, in_zr, in_n = (
-        _row(made.name(f"step/{name}"), size) for name, size in (("h", hidden), ("x_zr", 2 * hidden), ("x_n", hidden))
+        _row(writer.name(f"step/{name}"), size) for name, size in (("h", hidden), ("x_zr", 2 * hidden), ("x_n", hidden))
     )
-    body = made.body([h, in_zr, in_n])
+    body = writer.body([h, in_zr, in_n])
     if layer.reset_last:
-        h_zr, h_n = body.nodes("Split", [body.product(h, direction.r.T, how, "R", r_bias), halves], 2, axis=-1)
+        h_zr, h_n = body.nodes("Split", [body.product(h, direction.r.T, quantizer, "R", r_bias), halves], 2, axis=-1)
     else:
-        h_zr = body.product(h, direction.r[: 2 * hidden].T, how, "R_zr")
+        h_zr = body.product(h, direction.r[: 2 * hidden].T, quantizer, "R_zr")
     zr = body.node("Sigmoid", [body.node("Add", [in_zr, h_zr])])
-    z, r = body.nodes("Split", [zr, made.integers("z+r", [hidden, hidden])], 2, axis=-1)
+    z, r = body.nodes("Split", [zr, writer.integers("z+r", [hidden, hidden])], 2, axis=-1)
     if layer.reset_last:
         carried = body.node("Mul", [r, h_n])
     else:
-        carried = body.product(body.node("Mul", [r, h]), direction.r[2 * hidden :].T, how, "R_n")
+        carried = body.product(body.node("Mul", [r, h]), direction.r[2 * hidden :].T, quantizer, "R_n")
     n = body.node("Tanh", [body.node("Add", [in_n, carried])])
     new = body.node("Add", [n, body.node("Mul", [z, body.node("Sub", [h, n])])])
+    # A Scan returns the state and the collected states as two outputs, which may not be the same tensor.
     for output in (new, body.node("Identity", [new])):
         output.shape, output.type = h.shape, h.type
         body.graph.outputs.append(output)
     backwards = [1 if direction.reverse else 0]
-    return made.nodes(
+    return writer.nodes(
         "Scan",
         [state, x_zr, x_n],
         2,
@@ -171,28 +177,28 @@ def _scan(
     )
 
 
-class _Maker:
+class _StepWriter:
     """Create nodes whose names begin with one prefix. Constants are added to the main graph, each only once.
 
     Attributes:
         graph: graph that the nodes are added to: the main graph, or the body of a Scan that is not in the model yet.
     """
 
-    def __init__(self, prefix: str, constants: Editor, before: ir.Node | None, body: ir.Graph | None = None) -> None:
-        self._prefix, self._before = prefix, before
+    def __init__(self, prefix: str, constants: Editor, successor: ir.Node | None, body: ir.Graph | None = None) -> None:
+        self._prefix, self._before = prefix, successor
         self._constants = constants
         self._editor = constants if body is None else Editor(constants.model, body)
         self._count = 0
         self.graph = self._editor.graph
 
-    def within(self, part: str) -> _Maker:
+    def within(self, part: str) -> _StepWriter:
         """Return a maker that adds nodes to the same graph with a longer prefix."""
-        return _Maker(self.name(part), self._constants, self._before)
+        return _StepWriter(self.name(part), self._constants, self._before)
 
-    def body(self, inputs: Sequence[ir.Value]) -> _Maker:
+    def body(self, inputs: Sequence[ir.Value]) -> _StepWriter:
         """Return a maker that adds nodes to a new body with these inputs."""
         name = self.name("step")
-        return _Maker(name, self._constants, None, ir.Graph(inputs, [], nodes=[], name=name))
+        return _StepWriter(name, self._constants, None, ir.Graph(inputs, [], nodes=[], name=name))
 
     def name(self, local: str) -> str:
         """Return `local` with the prefix."""
@@ -219,12 +225,13 @@ class _Maker:
         )
 
     def product(
-        self, x: ir.Value | None, matrix: Floats, how: IntegerWeights, local: str, bias: Floats | None = None
+        self, x: ir.Value | None, matrix: Floats, quantizer: IntegerWeights, local: str, bias: Floats | None = None
     ) -> ir.Value:
         """Return x [..., inputs] times matrix [inputs, outputs], plus bias [outputs]."""
-        integers, scale = how.quantize(matrix)
+        integers, scale = quantizer.quantize(matrix)
         inputs = [x, self._constant(local, integers), self._constant(f"{local}_scale", scale)]
         inputs.append(self._constant(f"{local}_zero", np.zeros(scale.shape, np.int8)))
+        # The operator adds a missing bias at no cost.
         if bias is not None and bias.any():
             inputs.append(self._constant(f"{local}_bias", bias))
         return self.node("DynamicQuantizeMatMul", inputs)
@@ -242,19 +249,23 @@ def _row(name: str, size: int) -> ir.Value:
     return ir.Value(name=name, shape=ir.Shape([None, size]), type=ir.TensorType(ir.DataType.FLOAT))
 
 
-def _read(node: ir.Node, least_macs: int) -> _Layer | None:
+def _read_layer(node: ir.Node, least_macs: int) -> _Layer | None:
     """Return the GRU layer of a node. Return None if the layer cannot be expanded or is too small to benefit."""
     attributes = node.attributes
+    # The equations above hold for the default functions only.
     if not is_op(node, "GRU") or "clip" in attributes or "activations" in attributes:
         return None
+    # A Scan runs along the first axis, for all sequences equally long.
     if attributes.get_int("layout", 0) or node_input(node, 4) is not None:
         return None
     w, r, b = (constant(node_input(node, place)) for place in (1, 2, 3))
     if w is None or r is None or (b is None and node_input(node, 3) is not None):
         return None
+    # DynamicQuantizeMatMul has a kernel only for float32 activations, scales and biases.
     if any(weight is not None and weight.dtype != np.float32 for weight in (w, r, b)):
         return None
     count, rows, _ = w.shape
+    # Narrow layers stay in float, where the overhead of a step would exceed what integers save.
     if rows * (w.shape[2] + r.shape[2]) < least_macs:
         return None
     biases = np.zeros((count, 2 * rows), np.float32) if b is None else b

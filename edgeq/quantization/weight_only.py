@@ -1,177 +1,29 @@
-"""Quantize only the weights, or quantize the weights now and the activations at run time.
-
-Weight-only quantization: store constant matrices as blocks of 4- or 8-bit integers with one scale per block
-(MatMulNBits).
+"""Store constant matrices as blocks of 4- or 8-bit integers with one scale per block (MatMulNBits).
 
 Memory limits the speed of a product with few rows. If the weights take a quarter or an eighth of the bytes, the product
 is up to four or eight times as fast. With many rows, the integer kernels of dynamic quantization are faster.
-`edgeq.quantization.block_weights` sets the type in which the products compute.
-
-GPTQ: choose integers for the rows of a layer's weights so that the expected error of the layer's output is small.
-
-The output error is dW x. Its expected square is sum_m dW[m] H dW[m]', where H is the second moment of x. Columns are
-rounded one after the other, and the columns that follow compensate for the error of each. With H^-1 = U'U, U upper
-triangular, the error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022,
-"Optimal Brain Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
-
-Store embedding tables as integers. If a product has the same matrix in blocks, the table shares the product's integers.
-Any other table is stored in 8 bits, with a scale for each row.
-
-The last layer of a language model often multiplies by the embedding table. Blocks of a product's matrix [k, n] run
-along k, and blocks of the table [n, k] run along its rows. So the integers are the same, and such a table need not be
-stored separately. GatherBlockQuantized reads the product's integers through a Reshape, because the two operators expect
-different shapes. When ONNX Runtime opens the model, it folds the Reshape into a copy, so only the file gets smaller.
-
-Any other table has 8-bit integers with a scale for each row. The model gathers both, then multiplies them. ONNX
-Runtime's quantizer uses one scale for the whole table, which leaves few steps to rows of small values. With one scale,
-the embeddings of minilm_l6 have an SQNR of 26 dB (words) and 15 dB (positions). With a scale for each row, they have 42
-and 39 dB.
+`edgeq.quantization.block_compute` sets the type in which the products compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.system.places import scratch_folder
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, drop_unused_initializers, replace_node
-from edgeq.model.graph import MAIN_DOMAINS, constant_tensor, constant_values, is_op, maker, node_input
-from edgeq.model.int8_prediction import stacked_products
+from edgeq.model.graph import constant_values, is_op, maker, node_input
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantization.block_weights import (
-    DOMAIN,
-    OPERATOR,
-    BlockCompute,
-    BlockWeights,
-    attributes,
-    choose_compute,
-    fit_blocks,
-    given_compute,
-    operands,
-)
-from edgeq.quantization.quantizer import check_clashes, quant_type, quantizer_files
-from edgeq.quantization.recurrent import IntegerWeights, expand_grus
-from edgeq.scheme import IntegerType, Scheme
-
-TABLE_OPERATOR = "GatherBlockQuantized"
-SINCE = "1.23"
-"""First release of onnxruntime in which a table can share the integers of a product."""
-# A scale takes four bytes. For shorter rows, the scales would use up what the integers save.
-_SHORTEST = 16
-_STEPS = 127
-Matrices = Mapping[ir.Node, NDArray[np.float32]]
-"""Products in blocks → their float matrices [k, n]."""
-
-
-def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] = ()) -> tuple[int, int]:
-    """Quantize the table [n, k] of every Gather of the main graph to integers, in place.
-
-    Args:
-        products: products whose integers a table may share; empty for a model without blocks.
-        exclude: names of nodes that stay unchanged.
-
-    Returns:
-        The number of nodes whose table now has a scale for each row, and the number of nodes whose table shares the
-        integers of a product.
-    """
-    editor = Editor(model)
-    rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-    own = tied = 0
-    for node in list(model.graph):
-        table = table_of(node) if node.name not in exclude else None
-        if table is None:
-            continue
-        product = _tied(table, products)
-        if product is not None:
-            made, tied = _from_product(editor, node, product), tied + 1
-        else:
-            if table not in rows:
-                rows[table] = _in_rows(editor, table)
-            made, own = _from_rows(editor, node, *rows[table]), own + 1
-        replace_node(node, made)
-    drop_unused_initializers(model.graph)
-    return own, tied
-
-
-def tables_note(count: int) -> str:
-    """Return the note on Gather nodes whose tables have a scale for each row."""
-    return f"the tables of {count} Gather nodes are in 8 bits with a scale for each row"
-
-
-def table_of(node: ir.Node) -> ir.Value | None:
-    """Return the constant float matrix [n, k] from which a node gathers rows.
-
-    Return None if there is no such matrix, or if its rows are too short to be worth a scale.
-    """
-    tensor = constant_tensor(node.inputs[0]) if is_op(node, "Gather") else None
-    if tensor is None or node.attributes.get_int("axis", 0) != 0 or tensor.dtype != ir.DataType.FLOAT:
-        return None
-    shape = tensor.shape.numpy()
-    return node.inputs[0] if len(shape) == 2 and shape[1] >= _SHORTEST else None
-
-
-def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
-    """Return the product whose matrix is `table` transposed, if its blocks fill the rows of the table. Return None if
-    there is no such product.
-    """
-    values = constant_values(table)
-    for product, matrix in products.items():
-        own = product.graph is table.graph and matrix.shape == values.shape[::-1] and _fills_rows(product)
-        if own and np.array_equal(values.T, matrix):
-            return product
-    return None
-
-
-def _fills_rows(product: ir.Node) -> bool:
-    """Return whether each row ends with a whole block, and each row of zero points with a whole byte."""
-    k, size, bits = (product.attributes.get_int(key, 0) or 0 for key in ("K", "block_size", "bits"))
-    return k % (size if node_input(product, 3) is None else size * 8 // bits) == 0
-
-
-def _from_product(editor: Editor, gather: ir.Node, product: ir.Node) -> ir.Value:
-    k, n, size, bits = (product.attributes.get_int(key, 0) or 0 for key in ("K", "N", "block_size", "bits"))
-    integers, scales, zeros = product.inputs[1], product.inputs[2], node_input(product, 3)
-    shape = editor.constant(f"{gather.name}/shape", np.array([n, k * bits // 8], np.int64))
-    return editor.node(
-        TABLE_OPERATOR,
-        [
-            editor.node("Reshape", [integers, shape], f"{gather.name}/rows", before=gather),
-            gather.inputs[1],
-            scales,
-            *([] if zeros is None else [zeros]),
-        ],
-        f"{gather.name}_Q{bits}",
-        before=gather,
-        domain=DOMAIN,
-        attributes={"gather_axis": 0, "quantize_axis": 1, "block_size": size, "bits": bits},
-    )
-
-
-def _in_rows(editor: Editor, table: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Quantize a table with a scale for each row. Return integers int8 [n, k] and scales float32 [n, 1]."""
-    values = constant_values(table)
-    scales = np.abs(values).max(1, keepdims=True).astype(np.float32) / np.float32(_STEPS)
-    scales[scales == 0] = 1
-    integers = np.rint(values / scales).astype(np.int8)
-    return editor.constant(f"{table.name}_Q8", integers), editor.constant(f"{table.name}_scales", scales)
-
-
-def _from_rows(editor: Editor, gather: ir.Node, integers: ir.Value, scales: ir.Value) -> ir.Value:
-    name, indices = gather.name, gather.inputs[1]
-    found = editor.node("Gather", [integers, indices], f"{name}_Q8", before=gather)
-    scale = editor.node("Gather", [scales, indices], f"{name}_scales", before=gather)
-    to = {"to": int(ir.DataType.FLOAT)}
-    plain = editor.node("Cast", [found], f"{name}_float", before=gather, attributes=to)
-    return editor.node("Mul", [plain, scale], f"{name}_rows", before=gather)
-
+from edgeq.quantization.block_compute import BlockCompute, choose_compute, given_compute
+from edgeq.quantization.block_products import DOMAIN, OPERATOR, attributes, operands
+from edgeq.quantization.block_weights import BlockWeights, fit_blocks
+from edgeq.quantization.tables import SINCE, write_tables
+from edgeq.scheme import Scheme
 
 _SINCE = {4: "1.17", 8: "1.22"}
 
@@ -194,18 +46,21 @@ def write_weight_only(
         ModelError: there is no constant matrix to quantize.
         DataError: ONNX Runtime refuses a sample.
     """
-    wanted = scheme.quantized_types or frozenset()
+    types = scheme.quantized_types or frozenset()
     model = prepared.model.clone()
-    if "Gemm" in wanted:
+    # Blocks exist for MatMul only.
+    if "Gemm" in types:
         gemms_to_matmuls(model, scheme.exclude)
-    products = _to_blocks(model, scheme) if wanted.intersection(("MatMul", "Gemm")) else {}
+    products = _to_blocks(model, scheme) if types.intersection(("MatMul", "Gemm")) else {}
+    # The file would be the float model under another name.
     if not products:
         raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Leave --weight-only out")
+    # A given choice needs no measurement, and without samples there is nothing to measure on.
     if scheme.float_compute is None and samples is not None:
         compute = choose_compute(model, prepared, samples)
     else:
         compute = given_compute(model, scheme.float_compute)
-    _, tied = write_tables(model, products, scheme.exclude) if "Gather" in wanted else (0, 0)
+    _, tied = write_tables(model, products, scheme.exclude) if "Gather" in types else (0, 0)
     save_model(model, destination)
     if tied:
         return compute, (
@@ -233,6 +88,7 @@ def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
         if bias is not None:
             result = editor.node("Add", [product, bias], f"{node.name}/bias", before=node)
         replace_node(node, result)
+        # The product keeps the Gemm's name, which exclusions and notes use.
         maker(product).name = node.name
     drop_unused_initializers(model.graph)
     return count
@@ -255,7 +111,7 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
     matrices.
     """
     fitted: dict[tuple[ir.Value, int], BlockWeights] = {}
-    made: dict[ir.Node, NDArray[np.float32]] = {}
+    products: dict[ir.Node, NDArray[np.float32]] = {}
     for graph in model.graphs():
         editor = Editor(model, graph)
         for node in list(graph):
@@ -265,12 +121,13 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
             bits = 8 if node.name in scheme.eight_bit else scheme.weight_bits
             values = constant_values(matrix)
             flat = np.asarray(values, np.float32).reshape(values.shape[-2:])
+            # Several products may read one matrix, and the search for its blocks takes long.
             if (matrix, bits) not in fitted:
                 fitted[matrix, bits] = fit_blocks(flat, bits, scheme.block_size, symmetric=scheme.weight_symmetric)
-            made[_replace_product(editor, node, matrix, fitted[matrix, bits])] = flat
+            products[_replace_product(editor, node, matrix, fitted[matrix, bits])] = flat
     for graph in model.graphs():
         drop_unused_initializers(graph)
-    return made
+    return products
 
 
 def _block_matrix(node: ir.Node) -> ir.Value | None:
@@ -287,16 +144,17 @@ def _block_matrix(node: ir.Node) -> ir.Value | None:
     if matrix.dtype != ir.DataType.FLOAT or matrix.shape is None:
         return None
     shape = matrix.shape.numpy()
+    # An empty matrix has no blocks.
     if 0 in shape:
         return None
-    plain = len(shape) == 2
+    is_matrix = len(shape) == 2
     broadcast = len(shape) > 2 and set(shape[:-2]) == {1} and source.shape is not None
-    return matrix if plain or (broadcast and len(source.shape or ()) >= len(shape)) else None
+    return matrix if is_matrix or (broadcast and len(source.shape or ()) >= len(shape)) else None
 
 
 def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: BlockWeights) -> ir.Node:
     constants = (editor.constant(f"{matrix.name}_{key}", values) for key, values in operands(blocks).items())
-    made = editor.node(
+    output = editor.node(
         OPERATOR,
         [node.inputs[0], *constants],
         f"{node.name}_Q{blocks.bits}",
@@ -304,221 +162,5 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
         domain=DOMAIN,
         attributes=attributes(blocks),
     )
-    replace_node(node, made)
-    return maker(made)
-
-
-# Operator types that onnxruntime's quantizer rewrites. The quantizer first replaces every plain Gemm by an Add and a
-# MatMul whose name ends with `_GEMM_SUFFIX`.
-_QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
-_GEMM_IS = {"Gemm": "MatMul"}
-_GEMM_SUFFIX = "_MatMul"
-_OURS = frozenset({"GRU"})
-OPERATORS = tuple(sorted(_QUANTIZER | _OURS))
-# Largest integer weight with 7 bits and with 8 bits.
-_LIMITS = {True: 63, False: 127}
-
-
-def check_dynamic(scheme: Scheme) -> None:
-    """Refuse a dynamic scheme that cannot be applied to any model.
-
-    Raises:
-        UsageError: the scheme has no weight types, or lists an operator type for which it has no weight type.
-    """
-    if not scheme.dynamic_weight_types:
-        raise UsageError("dynamic quantization needs a weight type per operator type", "Choose a profile that has them")
-    untyped = next((t for t in scheme.op_types or () if t in OPERATORS and t not in scheme.dynamic_weight_types), None)
-    if untyped is not None:
-        raise UsageError(
-            f"the profile has no weight type for dynamic {untyped}", "Name one with --weight-type, or leave it in float"
-        )
-
-
-def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
-    """Run onnxruntime's dynamic quantizer on the model and write its output. `finish_dynamic` does the rest.
-
-    Raises:
-        ModelError: the quantizer refuses the model.
-    """
-    by_type: dict[IntegerType, list[str]] = {}
-    for op_type in sorted(_QUANTIZER.intersection(scheme.quantized_types or ())):
-        by_type.setdefault(scheme.dynamic_weight_types[op_type], []).append(op_type)
-    # The quantizer accepts one weight type per call. So there is one pass for each type, over the nodes that the
-    # previous pass left in float.
-    source = prepared.path
-    with scratch_folder("edgeq-dynamic-") as folder:
-        for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
-            target = destination if step == len(by_type) - 1 else Path(folder) / f"pass{step}.onnx"
-            quantize_types(prepared, source, target, op_types, weight_type, scheme)
-            source = target
-    if not by_type:
-        save_model(prepared.model, destination)
-
-
-def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
-    """Quantize the parts that onnxruntime's quantizer does not support or quantizes badly, in place, and return notes.
-
-    These are the tables of Gather nodes, and GRU layers (`edgeq.quantization.recurrent`).
-    """
-    notes = []
-    if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
-        notes.append(tables_note(tables))
-    if _OURS.intersection(scheme.quantized_types or ()):
-        how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
-        if names := expand_grus(model, how, exclude=scheme.exclude):
-            which = f"the recurrence of {', '.join(names)}"
-            notes.append(f"{which} is written out with integer products, because GRU has no integer kernel")
-    return tuple(notes)
-
-
-def _own_tables(scheme: Scheme) -> bool:
-    """Return whether edgeq quantizes the tables itself, to signed integers with a scale for each row."""
-    return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
-
-
-def standard_attentions(model: ir.Model) -> set[str]:
-    """Return the names of the nodes with ONNX's own Attention operator (opset 23).
-
-    These nodes have no weights, but onnxruntime's quantizer mistakes them for onnxruntime's operator of the same name.
-    """
-    return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
-
-
-def quantize_types(
-    prepared: PreparedModel,
-    source: Path,
-    target: Path,
-    op_types: Collection[str],
-    weight_type: IntegerType,
-    scheme: Scheme,
-) -> None:
-    """Run onnxruntime's dynamic quantizer over the operators of some types, from the file `source` to the file
-    `target`.
-
-    Raises:
-        ModelError: the quantizer refuses the model.
-    """
-    from onnxruntime.quantization import quantize_dynamic
-
-    nodes = prepared.model.graph
-    kept = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
-    kept |= standard_attentions(prepared.model)
-    if scheme.per_channel:
-        kept |= stacked_products(prepared.model)
-    if _own_tables(scheme):
-        kept |= {str(node.name) for node in nodes if table_of(node) is not None}
-    fix = "Keep the node in float with --exclude, or choose another scheme"
-    with quantizer_files(source, target, prepared.source, fix) as files:
-        quantize_dynamic(
-            **files,
-            op_types_to_quantize=sorted({_GEMM_IS.get(op_type, op_type) for op_type in op_types}),
-            per_channel=scheme.per_channel,
-            reduce_range=scheme.reduce_range,
-            weight_type=quant_type(weight_type),
-            nodes_to_exclude=kept | {f"{name}{_GEMM_SUFFIX}" for name in kept},
-            # Shape inference does not know the outputs of ONNX Runtime's own operators.
-            extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},
-        )
-    check_clashes(prepared, source, target)
-
-
-Floats = NDArray[np.float64]
-
-T = TypeVar("T", bound=np.generic)
-
-_BLOCK = 32
-_DAMPING = 1e-3
-_SWEEPS = 1
-
-
-def round_rows(
-    rows: Floats,
-    metric: Floats,
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    *,
-    scale: ArrayLike = 1.0,
-    block: int = _BLOCK,
-) -> NDArray[np.int64]:
-    """Return integers q such that scale * q approximates the rows with a small expected error (GPTQ).
-
-    Args:
-        rows: float64 [groups, m, k].
-        metric: second moment of the inputs, float64 [groups, k, k], positive definite.
-        low, high: limits of the integers, broadcastable to the rows.
-        scale: scale of each weight, broadcastable to the rows; may be negative.
-        block: number of columns whose errors are collected before they are spread over the later columns.
-    """
-    upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
-    # The loop reads and writes one column after another, so the columns are contiguous in memory here.
-    low, high, scale = (_columns(np.broadcast_to(values, rows.shape)) for values in (low, high, scale))
-    columns = _columns(rows)
-    remaining = columns.copy()
-    integers = np.empty(columns.shape, np.int64)
-    taps = columns.shape[1]
-    for first in range(0, taps, block):
-        last = min(first + block, taps)
-        errors = np.empty((len(columns), last - first, columns.shape[2]))
-        for column in range(first, last):
-            step, left = scale[:, column], remaining[:, column]
-            integers[:, column] = np.clip(np.rint(left / step), low[:, column], high[:, column])
-            error = (left - integers[:, column] * step) / upper[:, column, column, None]
-            errors[:, column - first] = error
-            remaining[:, column + 1 : last] -= upper[:, column, column + 1 : last, None] * error[:, None]
-        remaining[:, last:] -= upper[:, first:last, last:].transpose(0, 2, 1) @ errors
-    return _columns(_descended(columns, metric, integers, low, high, scale, block))
-
-
-def _columns(rows: NDArray[T]) -> NDArray[T]:
-    """Swap the last two axes, [groups, m, k] to [groups, k, m] or back. The result is contiguous in memory."""
-    return np.ascontiguousarray(rows.transpose(0, 2, 1))
-
-
-def _descended(
-    columns: Floats,
-    metric: Floats,
-    integers: NDArray[np.int64],
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    scale: Floats,
-    block: int,
-) -> NDArray[np.int64]:
-    """Set each column in turn to its best integers while the others are fixed, and return all integers.
-
-    No step increases the error. All arrays are [groups, k, m].
-    """
-    slope = metric @ (columns - scale * integers)
-    taps = columns.shape[1]
-    for _ in range(_SWEEPS):
-        for first in range(0, taps, block):
-            last = min(first + block, taps)
-            near = slope[:, first:last].copy()
-            moved = np.zeros(near.shape)
-            for column in range(first, last):
-                own = metric[:, column, column, None] * scale[:, column]
-                # The difference from the current integer is rounded, so a change of less than half a step does not move
-                # the integer.
-                steps = np.rint(near[:, column - first] / own).astype(np.int64)
-                steps = np.clip(integers[:, column] + steps, low[:, column], high[:, column]) - integers[:, column]
-                if steps.any():
-                    integers[:, column] += steps
-                    moved[:, column - first] = change = steps * scale[:, column]
-                    near -= metric[:, first:last, column, None] * change[:, None]
-            slope -= metric[:, :, first:last] @ moved
-    return integers
-
-
-def damped(moment: Floats, step: float) -> Floats:
-    """Return a second moment [groups, k, k] with the rounding error of the inputs added to its diagonal.
-
-    The result is positive definite.
-    """
-    taps = moment.shape[-1]
-    trace = np.trace(moment, axis1=1, axis2=2) / taps
-    diagonal = step**2 / 12 + _DAMPING * trace + np.finfo(np.float64).tiny ** 0.5
-    return np.asarray(moment + diagonal[:, None, None] * np.eye(taps), np.float64)
-
-
-def squared(errors: Floats, metric: Floats) -> Floats:
-    """Return the expected squared error of each output, float64 [groups, m], if the weights are off by `errors`."""
-    return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)
+    replace_node(node, output)
+    return maker(output)

@@ -23,7 +23,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.checks import ArtifactCheck
-from edgeq.model.load import model_bytes
+from edgeq.model.files import model_bytes
 from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.link import Text

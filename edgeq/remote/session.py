@@ -27,7 +27,8 @@ from msgspec import Meta
 
 from edgeq.bundle.verify import contents, opened
 from edgeq.errors import BoardError
-from edgeq.model.load import model_files, own_runnable
+from edgeq.model.files import model_files
+from edgeq.model.load import load_unchecked
 from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
 from edgeq.run.draws import write_with_same_draws
@@ -497,7 +498,7 @@ class BoardModels:
 
     def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
         session = guest.opened(request)
-        graph = own_runnable(model).graph
+        graph = load_unchecked(model).graph
         outputs = [output.name for output in session.outputs]
         if outputs != [output.name for output in graph.output] or not (
             {one.name for one in session.inputs} <= {one.name for one in graph.input}

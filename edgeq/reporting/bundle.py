@@ -24,13 +24,14 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench
 from edgeq.measure.kernel_times import kernel_times
 from edgeq.measure.loaded_model import is_bundle, variant_settings
-from edgeq.model.load import path_of, read_own
+from edgeq.model.load import read_unchecked
 from edgeq.reporting.figures import string
 from edgeq.reporting.page import RECORD, TUNING, render
 from edgeq.reporting.read import ReportData, ReportVerdict, read_report, verdict_of
 from edgeq.reporting.timing import INT8, FleetRecord
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, is_plain, output_file
+from edgeq.util.paths import path_of
 from edgeq.util.records import json_object, plain, read_json
 
 
@@ -115,7 +116,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     assert first is not None  # select() returns only variants that onnxruntime runs
     # External weights may be elsewhere in the bundle.
     weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, first.parent))
-    source = read_own(first, weights)
+    source = read_unchecked(first, weights)
     found = {}
     for variant in variants:
         if variant.model is not None and plugin_of(variant.ep) is None:

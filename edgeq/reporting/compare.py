@@ -29,10 +29,12 @@ from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.measure.timed_model import bench_model, count_sessions
+from edgeq.model.digests import model_digest
+from edgeq.model.files import model_bytes
 from edgeq.model.graph import GraphIndex
-from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
+from edgeq.model.load import is_quantized
 from edgeq.run.session import Engines, SessionSettings
-from edgeq.signature import Signature, interchangeable, signature_differences
+from edgeq.signature import Signature, is_interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import (
     decibels,
@@ -46,6 +48,7 @@ from edgeq.util.numbers import (
     size,
     times,
 )
+from edgeq.util.paths import path_of
 from edgeq.util.records import plain
 
 Row = tuple[str, str, str, str]
@@ -508,7 +511,7 @@ def run_comparison(
     with ExitStack() as stack:
         a, b = (stack.enter_context(open_model(path, settings, opener=place)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)
-        fits = interchangeable(a.signature, b.signature)
+        fits = is_interchangeable(a.signature, b.signature)
         if not fits:
             notes.append("their inputs differ, so they cannot run on the same samples or be timed together")
         samples = _samples(request, a, b, progress)

@@ -20,7 +20,8 @@ from edgeq_device.system.relay import printable
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.loaded_model import is_bundle
-from edgeq.model.load import model_files, read_model, save_model
+from edgeq.model.files import model_files
+from edgeq.model.load import read_model, save_model
 from edgeq.reporting.compare import (
     HELD,
     MISSED,

@@ -30,9 +30,9 @@ from edgeq.measure.kernel_times import KernelTime
 from edgeq.measure.layers import LayerPair
 from edgeq.measure.power_ratios import decibels
 from edgeq.model.graph import GraphIndex, is_constant, name_of
-from edgeq.model.load import shared_model
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.model.quant_params import Grid, grid_of
+from edgeq.model.sharing import shared_model
 from edgeq.reporting import figures
 from edgeq.reporting.figures import (
     EM,

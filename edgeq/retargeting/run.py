@@ -26,9 +26,10 @@ from edgeq_device.system.places import scratch_folder
 from edgeq.backends.base import ONNX, SIMULATORS, backend_for, check_suffix
 from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.target import Target, resolve
-from edgeq.model.clean import check_model_name, name_nodes, remove_no_ops, tidy
-from edgeq.model.edit import Editor, from_proto, replace_value, to_proto
-from edgeq.model.fold import LOWEST, raise_opset
+from edgeq.model.clean import remove_no_ops, tidy
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.edit import Editor, replace_value
+from edgeq.model.files import data_name, data_names, model_files
 from edgeq.model.graph import (
     MAIN_DOMAINS,
     MICROSOFT,
@@ -44,20 +45,13 @@ from edgeq.model.graph import (
     operator_of,
     opset_of,
 )
-from edgeq.model.load import (
-    check_valid,
-    data_beside,
-    data_name,
-    is_quantized,
-    load_model,
-    model_files,
-    path_of,
-    save_model,
-)
-from edgeq.model.products import integer_products
+from edgeq.model.integer_products import integer_products
+from edgeq.model.load import check_valid, is_quantized, load_model, save_model
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import LOWEST, raise_opset
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
-from edgeq.quantization.quantizer import settle
+from edgeq.quantization.float_guard import fit_to_runtime
 from edgeq.retargeting.compare import (
     USUAL,
     In,
@@ -75,8 +69,10 @@ from edgeq.retargeting.compare import (
 from edgeq.retargeting.read import Form, check_form, is_integer_operator, normalise, read_form
 from edgeq.retargeting.shift import INTEGERS, limit_weights, params_at, params_of, shift_activations, shift_weights
 from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
+from edgeq.util.paths import path_of
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 # Number of inputs that must be quantized for an operator to have an integer form; 0 means all inputs.
@@ -132,7 +128,7 @@ def _share_quantizers(editor: Editor) -> None:
                 params = params_of(user) if is_op(user, "QuantizeLinear") else None
                 if params is None or user.graph is not editor.graph:
                     continue
-                duplicate = next((n for n, p in first if p.same(params)), None)
+                duplicate = next((n for n, p in first if p.equals(params)), None)
                 if duplicate is None:
                     first.append((user, params))
                 elif not user.outputs[0].is_graph_output():
@@ -207,7 +203,7 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
     """
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
-    if out.clamp is not None or not inputs[0].params.same(out.params):
+    if out.clamp is not None or not inputs[0].params.equals(out.params):
         return "its scale changes"
     return _emit(node.op_type, [inputs[0].value, *node.inputs[1:]], node, out, editor)
 
@@ -217,7 +213,7 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     QuantizeLinear after it must have the same parameters.
     """
     source, alone = inputs[0], Out(out.quantize, out.params, node)
-    if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
+    if out.clamp is not None or not source.params.equals(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
     integers = clamped(source.value, alone, editor)
     if integers is source.value and out.quantize.outputs[0].is_graph_output():
@@ -436,7 +432,7 @@ def retarget(
         check_apart(written, model_files(model))
     with (
         scratch_folder("edgeq-retarget-") as folder,
-        output_file(output, force=force, beside=data_beside(output, model)) as written_file,
+        output_file(output, force=force, beside=data_names(output, model)) as written_file,
     ):
         draft = written_file if suffix == ONNX else Path(folder) / f"{written_file.stem}{ONNX}"
         graph, changes = _opened(model)
@@ -454,7 +450,7 @@ def retarget(
         after = read_form(graph)
         name_nodes(graph)
         check_valid(to_proto(graph), output)
-        session_options, why, _ = settle(graph)
+        session_options, why, _ = fit_to_runtime(graph)
         if place is not None:
             check_target(graph, place, model, before)
             changes += _limit(graph, place)
@@ -519,7 +515,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
 
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:
     changes: list[str] = []
-    graph = from_proto(load_model(path, external_data="all"), where=path)
+    graph = from_proto(load_model(path, external_data="all"), label=path)
     if not is_quantized(graph):
         raise ModelError(f"{path} is not quantized", "Use `edgeq quantize`")
     old = opset_of(graph)

@@ -29,7 +29,7 @@ from edgeq.model.graph import (
     operator_of,
     readers,
 )
-from edgeq.model.products import integers
+from edgeq.model.integer_products import integers
 from edgeq.model.quant_params import QuantParams
 
 INTEGERS: Mapping[str, ir.DataType] = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}

@@ -35,7 +35,7 @@ from edgeq.measure.loaded_model import open_model
 from edgeq.measure.resample import ResampledMeter, RowMetrics, loss_error
 from edgeq.measure.rows import split_rows
 from edgeq.measure.task import Task
-from edgeq.model.load import model_files
+from edgeq.model.files import model_files
 from edgeq.prove.job import Job
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.session import SessionSettings, open_session

@@ -31,7 +31,7 @@ from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
 from edgeq.model.graph import before_layers, operator_of
 from edgeq.model.int8_prediction import hazardous_nodes
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Repair, RepairStep
 from edgeq.reporting.tuning_record import Assessment

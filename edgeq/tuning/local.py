@@ -24,9 +24,10 @@ from edgeq.measure.kernel_times import kernel_times
 from edgeq.measure.node_runs import count_macs
 from edgeq.measure.task import Task
 from edgeq.measure.timed_model import count_sessions
-from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
+from edgeq.model.digests import content_digest, structure_digest, with_engine
+from edgeq.model.files import model_bytes
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
@@ -172,8 +173,8 @@ class LocalEvaluator:
         engine = candidate.engine.name if candidate.engine else ""
         return Screening(
             bytes=model_bytes(artifact.model),
-            structure=in_engine(structure, engine),
-            content=in_engine(content, engine),
+            structure=with_engine(structure, engine),
+            content=with_engine(content, engine),
             int8_mac_share=round(self._int8_mac_share(own), 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
             sqnr_db=max(_LEAST_SQNR_DB, agreement.least_db) if finite else _LEAST_SQNR_DB,

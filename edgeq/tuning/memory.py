@@ -23,7 +23,7 @@ from edgeq_device.system.files import read_file
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.hardware.profile import Profile
 from edgeq.model.graph import sizes
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field
 from edgeq.tuning.goal import BEHIND

@@ -21,13 +21,13 @@ from edgeq.errors import EdgeqError, one_line
 from edgeq.hardware.target import Target
 from edgeq.model.edit import Editor, insert_behind, set_constant
 from edgeq.model.graph import is_op, name_of, only_reader, sizes
-from edgeq.model.int8_prediction import int8_rules, quantizable_operators
+from edgeq.model.int8_rules import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.sessions import open_in_memory
 from edgeq.prove.job import Built, Job
-from edgeq.quantization.block_weights import block_products, read_blocks
+from edgeq.quantization.block_products import block_products, read_blocks
 from edgeq.run.session import Engines
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.engines import CandidateBuilder

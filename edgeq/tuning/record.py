@@ -12,7 +12,8 @@ from edgeq.bundle.plan import tool_versions
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
-from edgeq.model.load import model_bytes, model_digest
+from edgeq.model.digests import model_digest
+from edgeq.model.files import model_bytes
 from edgeq.prove.job import Job
 from edgeq.remote.clock import BoardClock
 from edgeq.reporting.tuning_record import SCHEMA

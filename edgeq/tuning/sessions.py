@@ -17,7 +17,7 @@ from edgeq_device.measure.scenarios import query_runner
 
 from edgeq.backends.base import Artifact
 from edgeq.measure.timed_model import measure_session_memory
-from edgeq.model.load import model_bytes
+from edgeq.model.files import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_session
 
 MEMORY = 2**30

@@ -31,17 +31,18 @@ import onnx_ir as ir
 
 from edgeq.backends.base import backend_named
 from edgeq.calibration.collect import collect
-from edgeq.calibration.hazards import calibrated
+from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.methods import REGISTRY
 from edgeq.calibration.ranges import Range, scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
+from edgeq.model.digests import model_digest
 from edgeq.model.graph import GraphIndex, is_constant, is_op
-from edgeq.model.load import model_digest, read_model
+from edgeq.model.load import read_model
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.job import Built, DerivedValues, Job, build_derived
 from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
@@ -131,7 +132,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
         assert job.calibration is not None
         found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
         ranges = scheme_ranges(found, scheme)
-        prepared = calibrated(prepared, found)
+        prepared = with_hazards(prepared, found)
     return build_derived(replace(job, prepared=prepared), target, scheme, DerivedValues(ranges), destination)
 
 

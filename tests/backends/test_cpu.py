@@ -15,9 +15,10 @@ from onnx import numpy_helper
 from edgeq.backends.base import backend_named
 from edgeq.backends.cpu import CpuBackend
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
-from edgeq.model.load import model_files, save_model
+from edgeq.model.files import model_files
+from edgeq.model.load import save_model
 from edgeq.quantization import quantizer
-from edgeq.quantization.quantizer import float_compute_nodes
+from edgeq.quantization.float_guard import float_compute_nodes
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from tests.backends.build import Bench, bench, mixed, operators, quantized, random, residual, stacked, weights

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from edgeq.backends.cpu import LEAST_ELEMENTS, store_weights
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from edgeq.run.session import SessionSettings, open_session
 from tests.backends.networks import model_of, operators, recurrent, run, sqnr_db
 from tests.graphs import attributes

@@ -12,8 +12,8 @@ import pytest
 from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.jobs.quantize import Quantized, quantize
-from edgeq.model.clean import separate_names
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
+from edgeq.model.names import separate_names
 from tests.cli.workspace import random
 from tests.graphs import proto
 

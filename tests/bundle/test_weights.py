@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from edgeq.bundle.write import share_weights
-from edgeq.model.load import model_files
+from edgeq.model.files import model_files
 from edgeq.run.session import open_session
 from tests.graphs import proto
 

@@ -14,11 +14,13 @@ import pytest
 from edgeq.calibration import collect as collecting
 from edgeq.calibration.collect import FloatPass
 from edgeq.calibration.observer import SPREAD, spread_stride
-from edgeq.calibration.ranges import derive_ranges, quantizable_tensors
+from edgeq.calibration.plan import quantizable_tensors
+from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Nonfinite, Statistics, histogram_of
 from edgeq.errors import CalibrationError, DataError
-from edgeq.model.edit import from_proto
-from edgeq.model.load import model_digest, read_model
+from edgeq.model.convert import from_proto
+from edgeq.model.digests import model_digest
+from edgeq.model.load import read_model
 from edgeq.util.display import Advance, Silent
 
 from .models import ListSamples, images, small_cnn, write

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.calibration.ranges import Range, scale_groups, share_ranges
+from edgeq.calibration.groups import scale_groups, share_ranges
+from edgeq.calibration.ranges import Range
 from edgeq.model.load import read_model
 
 from .models import write

@@ -15,28 +15,16 @@ from hypothesis import strategies as st
 from edgeq.backends.cpu import CpuBackend
 from edgeq.backends.tensorrt.placement import plan_placement
 from edgeq.calibration.collect import collect
-from edgeq.calibration.hazards import (
-    ANGLE,
-    COLUMNS,
-    DIVISOR,
-    JOINED,
-    LOGARITHM,
-    NONFINITE,
-    NOTHING,
-    ROOT,
-    TAIL,
-    ModelSpreads,
-    Spread,
-    calibrated,
-    far_value,
-    find_hazards,
-    find_unseen,
-    hazard_notes,
-    root_snr,
-)
+from edgeq.calibration.hazards import find_hazards, hazard_notes, with_hazards
+from edgeq.calibration.joins import COLUMNS, JOINED, TAIL
+from edgeq.calibration.precision import ANGLE, DIVISOR, LOGARITHM, ROOT, root_snr
 from edgeq.calibration.ranges import scheme_ranges
+from edgeq.calibration.sentinels import NONFINITE, NOTHING, find_sentinel
+from edgeq.calibration.spreads import ModelSpreads, Spread
 from edgeq.calibration.statistics import TensorStatistics, histogram_of
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.calibration.unseen import find_unseen
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.prepare import prepare_model
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
@@ -156,7 +144,7 @@ def test_the_quantized_file_is_right_and_still_quantized(name: str, tmp_path: Pa
     path.write_bytes(proto(body, read_by(body)).SerializeToString())
     prepared = prepare_model(path, tmp_path / "work")
     statistics = collect(prepared.model, ListSamples(samples))
-    prepared = calibrated(prepared, statistics)
+    prepared = with_hazards(prepared, statistics)
     scheme = Scheme()
     built = CpuBackend().build(prepared, scheme_ranges(statistics, scheme), scheme, tmp_path / "int8.onnx")
     given, made = (
@@ -275,9 +263,9 @@ without_gap = st.floats(0.5, 4, width=16) | st.floats(-4, -0.5, width=16) | st.j
 
 @given(st.lists(without_gap, min_size=20, max_size=60), st.sampled_from([200, 1e4, 1e9, 3.4e38]))
 def test_only_a_number_beyond_a_gap_means_nothing(values: list[float], far: float) -> None:
-    assert far_value(spread_of(values)) == 0
+    assert find_sentinel(spread_of(values)) == 0
     magnitudes = {abs(value) for value in np.float32(values)} - {0}
-    gone = far_value(spread_of([*values, -far, -far]))
+    gone = find_sentinel(spread_of([*values, -far, -far]))
     assert gone == (0 if len(magnitudes) < 2 else float(np.float32(-far)))
 
 
@@ -340,7 +328,7 @@ def test_tensors_that_the_samples_leave_empty_stay_in_float(kind: str, tmp_path:
     prepared = prepare_model(source, tmp_path / "work", simplify=False)
     statistics = collect(prepared.graph, samples)
     assert find_unseen(ModelSpreads(prepared.graph, statistics)) == dict.fromkeys(expected, "c")
-    found = calibrated(prepared, statistics)
+    found = with_hazards(prepared, statistics)
     assert found.unseen == (() if "integers" in kind else ("c",))
     assert expected <= set(found.hazards)
     assert any("depends on values of input 'c'" in note for note in hazard_notes(found.hazards, "in float"))
@@ -352,4 +340,4 @@ def test_samples_that_use_an_input_are_evidence(tmp_path: Path) -> None:
     source.write_bytes(made.SerializeToString())
     samples = ListSamples([{"x": normal(1, 8), "c": np.eye(1, 8, dtype=np.float32)}])
     prepared = prepare_model(source, tmp_path / "work")
-    assert calibrated(prepared, collect(prepared.graph, samples)).unseen == ()
+    assert with_hazards(prepared, collect(prepared.graph, samples)).unseen == ()

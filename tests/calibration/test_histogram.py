@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.calibration import statistics
-from edgeq.calibration.statistics import CHUNK, EMPTY, Counter, Histogram, histogram_of, sound
+from edgeq.calibration.statistics import CHUNK, EMPTY, Counter, Histogram, histogram_of, is_sound
 from edgeq.errors import CalibrationError
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -20,7 +20,7 @@ arrays = hnp.arrays(np.float32, st.integers(0, 60), elements=floats)
 def test_every_value_lies_in_its_bin_and_is_counted_once(values: np.ndarray) -> None:
     histogram = histogram_of(values)
     lower, upper = histogram.edges()
-    assert sound(histogram)
+    assert is_sound(histogram)
     assert histogram.total == values.size
     assert (np.diff(lower) > 0).all()
     for value in values.astype(np.float64):
@@ -153,7 +153,7 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     ],
 )
 def test_unsound_histograms_are_reported(keys: list[int], counts: list[int]) -> None:
-    assert not sound(Histogram(np.array(keys, np.uint32), np.array(counts, np.int64)))
+    assert not is_sound(Histogram(np.array(keys, np.uint32), np.array(counts, np.int64)))
 
 
 @pytest.mark.parametrize("factor", [1, 300, 2**33])

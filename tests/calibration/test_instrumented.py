@@ -6,9 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.calibration.observer import InstrumentedModel, without_conversions
+from edgeq.calibration.instrumented import InstrumentedModel
+from edgeq.calibration.layout import without_conversions
 from edgeq.errors import DataError
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.load import read_model
 from tests.graphs import model
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeq.calibration.collect import Merged, _collect
+from edgeq.calibration.collect import ShardMerger, _collect
 from edgeq.calibration.observer import Observer
-from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan
+from edgeq.calibration.plan import DerivedTensor, StatisticsPlan
 from edgeq.calibration.statistics import EMPTY, Counter, TensorStatistics
 
 PLAN = StatisticsPlan(
@@ -38,7 +38,7 @@ def statistics(arrays: list[np.ndarray], *, whole: bool = True) -> dict[str, Ten
 @pytest.mark.parametrize("seen", [0, 2])
 def test_shards_merge_to_what_all_samples_give(seen: int) -> None:
     state = statistics(ARRAYS[:seen]) if seen else {name: TensorStatistics() for name in PLAN.names}
-    merged = Merged(PLAN, state)
+    merged = ShardMerger(PLAN, state)
     for array in ARRAYS[seen:]:
         merged.add(statistics([array], whole=False))
     assert merged.so_far() == statistics(ARRAYS)
@@ -50,7 +50,7 @@ def collected(
     saved: list[dict[str, TensorStatistics]],
 ) -> None:
     """Collect `parts` into `state`. Append to `saved` what is saved."""
-    merged = Merged(PLAN, state)
+    merged = ShardMerger(PLAN, state)
     _collect(merged.run(parts), merged, state, lambda n: None, lambda: saved.append({**state}), 1e9)
 
 

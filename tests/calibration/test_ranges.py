@@ -204,7 +204,7 @@ def test_mse_leaves_out_no_range_that_would_win(name: str, grid: Grid, monkeypat
     values = VALUES[name]
     linear, ends = linear_of(histogram_of(values)), (float(values.min()), float(values.max()))
     found = mse_range(linear, *ends, grid)
-    monkeypatch.setattr(mse, "TRIED", 1000)
+    monkeypatch.setattr(mse, "PRELIMINARY", 1000)
     assert found == mse_range(linear, *ends, grid)
 
 

@@ -12,18 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.calibration import observer
+from edgeq.calibration import instrumented
 from edgeq.calibration.collect import collect
-from edgeq.calibration.observer import FIRST, Bounds, reduce_large, row_length
+from edgeq.calibration.instrumented import FIRST_PARTIAL
+from edgeq.calibration.reduced import Bounds, reduce_large, row_length
 from edgeq.calibration.statistics import Nonfinite, Statistics
 from edgeq.errors import CalibrationError
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.load import read_model
 from tests.graphs import model
 
 from .models import ListSamples, images, small_cnn, write
 
-COUNT, SIZE = FIRST + 5, 64
+COUNT, SIZE = FIRST_PARTIAL + 5, 64
 """Samples, and the side of an image of which the tensors of `small_cnn` are large."""
 
 
@@ -31,21 +32,21 @@ COUNT, SIZE = FIRST + 5, 64
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Record, for each sample that allows a reduced session, whether one was used."""
     found: list[bool] = []
-    run = observer._Reduced.run
+    run = instrumented._Reduced.run
 
-    def watched(self: observer._Reduced, inputs: observer.Inputs) -> Any:
+    def watched(self: instrumented._Reduced, inputs: instrumented.Inputs) -> Any:
         values = run(self, inputs)
         found.append(values is not None)
         return values
 
-    monkeypatch.setattr(observer._Reduced, "run", watched)
+    monkeypatch.setattr(instrumented._Reduced, "run", watched)
     return found
 
 
 def whole(path: Path, samples: ListSamples, **options: Any) -> Statistics:
     """Return the statistics from fetching every tensor."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(observer, "FIRST", len(samples))
+        patch.setattr(instrumented, "FIRST_PARTIAL", len(samples))
         return collect(read_model(path), samples, **options)
 
 
@@ -123,7 +124,7 @@ def test_a_convolution_that_overflows_is_found(tmp_path: Path, used: list[bool])
     items[-1]["x"][0, :2, 9, 9] = 3e38
     with pytest.raises(CalibrationError, match=f"'y' in sample sample-{COUNT - 1}: it contains NaN"):
         collect(read_model(path), ListSamples(items), ["conv", "y"], threads=1)
-    assert used == [True] * (COUNT - FIRST - 2) + [False]
+    assert used == [True] * (COUNT - FIRST_PARTIAL - 2) + [False]
 
 
 BOUNDED = """g (float[1, 3, 8, 8] x, float low) => (float y)

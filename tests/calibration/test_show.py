@@ -11,11 +11,11 @@ from edgeq.calibration.files import save_statistics
 from edgeq.calibration.observer import Observer
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.show import (
-    Shown,
+    RangeComparison,
     columns,
+    compare_ranges,
     heights,
-    open_shown,
-    show_statistics,
+    open_calibration,
     sparkline,
     svg_plot,
     text_plot,
@@ -53,8 +53,8 @@ def test_columns_count_every_value() -> None:
 
 def test_plain_values(statistics: Statistics, tmp_path: Path) -> None:
     save_statistics(statistics, tmp_path / "CAL")
-    shown = open_shown(tmp_path / "CAL")
-    assert isinstance(shown, Shown)
+    shown = open_calibration(tmp_path / "CAL")
+    assert isinstance(shown, RangeComparison)
     record = plain(shown)
     assert record["kind"] == "statistics"
     assert [t["name"] for t in record["tensors"]] == ["a<b>&", "constant", "empty", "zero"]
@@ -64,7 +64,7 @@ def test_plain_values(statistics: Statistics, tmp_path: Path) -> None:
 
 
 def test_text(statistics: Statistics) -> None:
-    shown = show_statistics(statistics)
+    shown = compare_ranges(statistics)
     lines = text_plot(shown, "a<b>&", width=40, height=4)
     assert len(lines) == 1 + 4 + len(METHODS.names())
     ruler = next(line for line in lines if " minmax " in line)
@@ -78,22 +78,22 @@ def test_text(statistics: Statistics) -> None:
 
 
 def test_the_svg_is_well_formed_and_shows_every_threshold(statistics: Statistics, tmp_path: Path) -> None:
-    shown = show_statistics(statistics)
+    shown = compare_ranges(statistics)
     write_svg(shown, tmp_path / "out.svg")
     root = ElementTree.fromstring((tmp_path / "out.svg").read_text("utf-8"))
     titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 3 * 2 * len(METHODS.names())
     assert "minmax 3" in titles
-    assert svg_plot(shown) == svg_plot(show_statistics(statistics))
+    assert svg_plot(shown) == svg_plot(compare_ranges(statistics))
 
 
 def test_chosen_tensors(statistics: Statistics, tmp_path: Path) -> None:
     save_statistics(statistics, tmp_path / "CAL")
-    shown = open_shown(tmp_path / "CAL", ["zero"], "int8", symmetric=True)
-    assert isinstance(shown, Shown)
+    shown = open_calibration(tmp_path / "CAL", ["zero"], "int8", symmetric=True)
+    assert isinstance(shown, RangeComparison)
     assert list(shown.statistics.tensors) == ["zero"]
     with pytest.raises(UsageError, match="'nowhere'"):
-        open_shown(tmp_path / "CAL", ["nowhere"])
+        open_calibration(tmp_path / "CAL", ["nowhere"])
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_tables(tmp_path: Path) -> None:
     write_tables(tmp_path / "tables", ranges)
     write_native(tmp_path / "native", ranges)
     expected = {"kind": "table", "tensors": [{"name": "a", "magnitude": 3.0}, {"name": "b", "magnitude": 2.0}]}
-    assert open_shown(tmp_path / "tables") == expected
-    assert open_shown(tmp_path / "tables" / FLATBUFFERS) == expected
-    native = open_shown(tmp_path / "native", ["a"])
+    assert open_calibration(tmp_path / "tables") == expected
+    assert open_calibration(tmp_path / "tables" / FLATBUFFERS) == expected
+    native = open_calibration(tmp_path / "native", ["a"])
     assert isinstance(native, dict)
     assert native["tensors"][0]["magnitude"] == pytest.approx(3.0)
     with pytest.raises(UsageError, match="'c'"):
-        open_shown(tmp_path / "tables", ["c"])
+        open_calibration(tmp_path / "tables", ["c"])
     with pytest.raises(UsageError, match="no histograms"):
         write_svg(expected, tmp_path / "x.svg")
 

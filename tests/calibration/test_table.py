@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeq import demo
 from edgeq.calibration.ranges import Range
-from edgeq.calibration.show import open_shown
+from edgeq.calibration.show import open_calibration
 from edgeq.calibration.table import (
     CACHE,
     FLATBUFFERS,
@@ -216,10 +216,10 @@ def test_the_values_are_float32(tmp_path: Path) -> None:
 
 def test_the_tables_of_a_bundle_are_shown(tmp_path: Path) -> None:
     package(demo.MODEL, demo.CALIBRATION, tmp_path / "b", timed=False, emulate=False)
-    shown = open_shown(tmp_path / "b" / "calibration.zip")
+    shown = open_calibration(tmp_path / "b" / "calibration.zip")
     assert isinstance(shown, dict)
     assert "logits" in {tensor["name"] for tensor in shown["tensors"]}
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("calibration/calibration.json", "{}")
     with pytest.raises(CalibrationError, match=r"other\.zip does not contain the tables of a bundle"):
-        open_shown(tmp_path / "other.zip")
+        open_calibration(tmp_path / "other.zip")

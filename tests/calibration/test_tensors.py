@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeq.calibration.ranges import DerivedTensor, plan, quantizable_tensors
+from edgeq.calibration.plan import DerivedTensor, plan_statistics, quantizable_tensors
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 
@@ -52,7 +52,7 @@ def test_a_convolution_that_something_else_reads_too_is_recorded(tmp_path: Path)
 
 def test_what_follows_from_others_is_not_fetched(tmp_path: Path) -> None:
     model = read_model(small_cnn(tmp_path / "m.onnx"))
-    steps = plan(model, quantizable_tensors(model))
+    steps = plan_statistics(model, quantizable_tensors(model))
     assert steps.inputs == ("x",)
     assert steps.fetched == ("conv1", "conv2", "sum", "pool", "y")
     assert steps.derived == (
@@ -65,11 +65,11 @@ def test_what_follows_from_others_is_not_fetched(tmp_path: Path) -> None:
 
 def test_a_tensor_is_fetched_when_its_source_is_not_wanted_or_it_is_needed_whole(tmp_path: Path) -> None:
     model = read_model(small_cnn(tmp_path / "m.onnx"))
-    assert plan(model, ["clip1", "relu"]).fetched == ("clip1", "relu")
-    assert plan(model, ["conv1", "clip1"], whole=["clip1"]).fetched == ("conv1", "clip1")
+    assert plan_statistics(model, ["clip1", "relu"]).fetched == ("clip1", "relu")
+    assert plan_statistics(model, ["conv1", "clip1"], underived=["clip1"]).fetched == ("conv1", "clip1")
 
 
 def test_a_clip_whose_bounds_are_computed_is_fetched(tmp_path: Path) -> None:
     body = "g (float[4] x) => (float[4] y) { a = Abs(x) top = ReduceMax<keepdims = 0>(x) y = Clip(a, , top) }"
     path = write(tmp_path / "m.onnx", body)
-    assert plan(read_model(path), ["a", "y"]).fetched == ("a", "y")
+    assert plan_statistics(read_model(path), ["a", "y"]).fetched == ("a", "y")

@@ -74,14 +74,14 @@ def test_folders_that_hold_an_input_are_never_replaced(workspace: Workspace) -> 
 def test_external_data_of_the_input_is_never_replaced(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnx
 
-    from edgeq.model import load
+    from edgeq.model import files
 
     big = onnx.load(workspace.path / "net.onnx")
     onnx.save(big, workspace.path / "big.onnx", save_as_external_data=True, location="int8.onnx.data", size_threshold=0)
     says = "int8.onnx.data is the input int8.onnx.data"
     options = ("--data", "x.npz", "--no-timing")
     workspace.refused(OUTPUT, "quantize", "big.onnx", *options, "-o", "int8.onnx", "--force", says=says)
-    monkeypatch.setattr(load, "INLINE_LIMIT", 0)
+    monkeypatch.setattr(files, "INLINE_LIMIT", 0)
     workspace.refused(OUTPUT, "quantize", "big.onnx", *options, "-o", "int8.onnx", says=says)
 
 
@@ -106,7 +106,7 @@ def test_the_place_of_a_large_models_weights_is_looked_at_first(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, command: str, kind: str, force: tuple[str, ...]
 ) -> None:
     """A file at the path of the weights is refused at the start. The check at the end would come hours later."""
-    from edgeq.model import load
+    from edgeq.model import files
 
     given = ("net.onnx", "--data", "x.npz", "--no-timing")
     if command == "retarget":
@@ -119,7 +119,7 @@ def test_the_place_of_a_large_models_weights_is_looked_at_first(
         place.mkdir()
     else:
         place.symlink_to("nowhere")
-    monkeypatch.setattr(load, "INLINE_LIMIT", 0)
+    monkeypatch.setattr(files, "INLINE_LIMIT", 0)
     says = "out.onnx.data is a directory" if kind == "directory" else "out.onnx.data exists"
     workspace.refused(OUTPUT, command, *given, "-o", "out.onnx", *force, says=says)
 

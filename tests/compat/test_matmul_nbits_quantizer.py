@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from edgeq.compat import matmul_4bits_quantizer, matmul_nbits_quantizer, quantize
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.model.load import read_model
-from edgeq.quantization.block_weights import block_products, read_blocks
+from edgeq.quantization.block_products import block_products, read_blocks
 from edgeq.run.session import open_session
 from tests.graphs import proto
 

@@ -17,7 +17,7 @@ from edgeq.compat.preprocess import command, quant_pre_process
 from edgeq.compat.preprocess import quant_pre_process as under_its_older_name
 from edgeq.compat.symbolic_shape_infer import command as shapes_command
 from edgeq.errors import OutputError, UsageError
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.model.shapes import unknown_shapes
 from tests.compat.models import MATRIX, batch, classifier
 from tests.graphs import proto

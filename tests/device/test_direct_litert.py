@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from edgeq.errors import ModelError
 from edgeq.measure.loaded_model import open_model
-from edgeq.model.load import load_runnable, model_bytes, signature_of
+from edgeq.model.files import model_bytes
+from edgeq.model.load import load_runnable, signature_of
 
 SCALE, ZERO = 0.5, -3
 STATED = {

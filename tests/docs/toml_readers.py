@@ -14,7 +14,7 @@ from edgeq.errors import EdgeqError
 from edgeq.hardware import profile as document
 from edgeq.hardware import profile as schema
 from edgeq.hardware.target import resolve
-from edgeq.model.int8_prediction import int8_rules
+from edgeq.model.int8_rules import int8_rules
 from edgeq.remote.devices import boards_of
 from edgeq.reporting.gate import read_limits
 

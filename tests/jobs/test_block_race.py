@@ -16,7 +16,7 @@ from edgeq.data.open_source import Data
 from edgeq.data.records import Sample
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.prove.block_race import raced_feeds
-from edgeq.quantization.block_weights import LEVEL
+from edgeq.quantization.block_products import LEVEL
 from edgeq.util.records import plain
 from tests.graphs import proto
 from tests.tuning.recover.nets import FewSamples

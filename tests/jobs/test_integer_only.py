@@ -9,11 +9,12 @@ import pytest
 
 from edgeq.backends.rknn.compile import platform_of
 from edgeq.backends.rknn.data import chip_named
-from edgeq.calibration.hazards import DIVISOR
+from edgeq.calibration.precision import DIVISOR
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import load_targets, resolve
 from edgeq.jobs.quantize import quantize
-from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.prove.job import build, prepared_for
 from edgeq.tuning.goal import Effort
 from tests.backends.build import random

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from edgeq.calibration.files import save_statistics
-from edgeq.calibration.hazards import NONFINITE
+from edgeq.calibration.sentinels import NONFINITE
 from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve

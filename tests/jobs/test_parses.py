@@ -14,7 +14,7 @@ import pytest
 
 import edgeq
 from edgeq import demo
-from edgeq.model import load
+from edgeq.model import files, load, parsing
 from edgeq.model.prepare import PREPARED_NAME
 
 Parsed = Counter[Path]
@@ -34,10 +34,11 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
 
         return call
 
-    monkeypatch.setattr(load, "parse_model", counting(load.parse_model, lambda path: path))
-    for module, names in {onnx: ("load", "load_model", "load_model_from_string"), ir: ("load",)}.items():
+    for module in (load, files):
+        monkeypatch.setattr(module, "parse_model", counting(parsing.parse_model, lambda path: path))
+    for library, names in {onnx: ("load", "load_model", "load_model_from_string"), ir: ("load",)}.items():
         for name in names:
-            monkeypatch.setattr(module, name, counting(getattr(module, name), lambda first, *_: str(first)[:200]))
+            monkeypatch.setattr(library, name, counting(getattr(library, name), lambda first, *_: str(first)[:200]))
     return counted
 
 
@@ -61,5 +62,5 @@ def test_debug_parses_both_models_once(tmp_path: Path, parsed: Parsed) -> None:
 
 def test_parsing_is_noticed(parsed: Parsed) -> None:
     load.load_model(demo.MODEL)
-    load.model_files(demo.MODEL)
+    files.model_files(demo.MODEL)
     assert parsed == {demo.MODEL: 1}

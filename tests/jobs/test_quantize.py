@@ -16,8 +16,9 @@ from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve, runs_natively
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.measure.coverage import Explain
-from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import model_bytes
+from edgeq.model.files import model_bytes
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.prove.builds import explainer
 from edgeq.prove.job import Built, Job, build
 from edgeq.util.display import Silent

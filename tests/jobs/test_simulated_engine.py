@@ -52,8 +52,8 @@ def test_a_bundle_holds_what_was_compiled_and_the_cpu_runs_it_here(tmp_path: Pat
 
 
 def demo_sizes() -> dict[str, int]:
-    from edgeq.model.compatibility import free_sizes
     from edgeq.model.load import read_model
+    from edgeq.model.sizes import free_sizes
 
     return dict.fromkeys(free_sizes(read_model(demo.MODEL)), 1)
 

@@ -12,7 +12,7 @@ import pytest
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.engines import wrong_on
 from edgeq.hardware.target import resolve
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.prove.builds import runtime_requirements
 from tests.graphs import model

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from edgeq.measure.coverage import measure_coverage
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain
 from tests.graphs import proto

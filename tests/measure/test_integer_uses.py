@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.measure.integer_uses import find_activation_params, find_integer_uses
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.quant_params import QuantParams, dynamic_params
 from edgeq.run.session import open_session

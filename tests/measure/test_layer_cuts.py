@@ -9,7 +9,7 @@ from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.layer_cuts import add_disturbances, disturbance_name
 from edgeq.measure.layers import output_effects
 from edgeq.measure.match_activations import match_activations
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model

@@ -15,8 +15,9 @@ from edgeq.errors import DataError
 from edgeq.measure.layer_noise import ActivationComparison
 from edgeq.measure.layers import collect_activations, compare_activations, compare_layers
 from edgeq.measure.match_activations import match_activations
-from edgeq.model.edit import from_proto, to_bytes, with_outputs
+from edgeq.model.convert import from_proto, to_bytes
 from edgeq.model.graph import GraphIndex
+from edgeq.model.parts import with_outputs
 from edgeq.model.quant_params import dynamic_params
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.records import plain

@@ -15,7 +15,7 @@ from edgeq.measure.match_weights import (
     match_weights,
     weight_values,
 )
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.model.graph import GraphIndex
 from edgeq.run.session import SessionSettings
 from tests.graphs import proto

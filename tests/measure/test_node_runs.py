@@ -8,8 +8,8 @@ import pytest
 
 from edgeq.measure.kernels import read_kernel_runs
 from edgeq.measure.node_runs import classify, map_kernel_names
-from edgeq.model.edit import from_proto
-from edgeq.model.products import node_macs
+from edgeq.model.convert import from_proto
+from edgeq.model.macs import node_macs
 from tests.measure.test_coverage import float_source
 
 Shaped = tuple[str, list[int]]

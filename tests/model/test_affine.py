@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeq.model.rewrites import fold_affine
+from edgeq.model.affine import fold_affine
 
 from .build import model, node, rand, run, write
 

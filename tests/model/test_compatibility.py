@@ -7,7 +7,7 @@ import pytest
 
 from edgeq.errors import ModelError
 from edgeq.model.compatibility import compatibility
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.run.session import onnxruntime
 from tests.graphs import model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from tests import graphs
 
 _NET = """

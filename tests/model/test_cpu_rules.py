@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgeq.model.int8_prediction import DEFAULT, int8_rules
+from edgeq.model.int8_rules import DEFAULT, int8_rules
 
 from .qdq import PROBES, Probe, build, runs_in_int8
 

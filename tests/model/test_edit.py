@@ -3,17 +3,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.model.convert import from_proto, to_bytes, to_proto
 from edgeq.model.edit import (
     Editor,
     drop_unused_initializers,
-    from_proto,
     insert_behind,
     replace_node,
     replace_value,
     rewrite_nodes,
     set_constant,
-    to_bytes,
-    to_proto,
 )
 from edgeq.model.graph import GraphIndex, constant
 from edgeq.model.quant_params import QuantParams

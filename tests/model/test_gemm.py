@@ -1,4 +1,4 @@
-"""Test `edgeq.model.rewrites` on Gemm: the rewritten form can be quantized and computes the same."""
+"""Test `edgeq.model.gemm`: the rewritten form can be quantized and computes the same."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from edgeq.model.rewrites import write_hard_sigmoids
+from edgeq.model.hard_sigmoid import write_hard_sigmoids
 from tests.graphs import proto
 
 from .build import rand, run, write

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.model.graph import GraphIndex, every_node, opset_of
 from tests.graphs import model, proto
 

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgeq.model.edit import from_proto
-from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8
+from edgeq.model.convert import from_proto
+from edgeq.model.int8_prediction import NodePrediction, predict_int8
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.prepare import prepare_model
 from tests import graphs
 

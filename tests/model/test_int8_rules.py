@@ -8,18 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.errors import HardwareError
-from edgeq.model.int8_prediction import (
-    CONDITIONS,
-    DEFAULT,
-    NodeContext,
-    backends,
-    explain_float,
-    find_convolved,
-    find_normalized,
-    int8_rules,
-    quantizable_operators,
-    slow_fusions,
-)
+from edgeq.model.conditions import CONDITIONS, NodeContext
+from edgeq.model.int8_prediction import explain_float, find_convolved, find_normalized
+from edgeq.model.int8_rules import DEFAULT, backends, int8_rules, quantizable_operators, slow_fusions
 from edgeq.scheme import ON_REQUEST
 from tests import graphs
 

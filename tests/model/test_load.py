@@ -18,17 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.model import load
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
+from edgeq.model.digests import model_digest
+from edgeq.model.files import model_files
 from edgeq.model.inspect import inspect_model
-from edgeq.model.load import (
-    is_quantized,
-    load_model,
-    model_digest,
-    model_files,
-    model_signature,
-    read_model,
-    save_model,
-)
+from edgeq.model.load import is_quantized, load_model, model_signature, read_model, save_model
 from edgeq.model.prepare import prepare_model
 from edgeq.model.sessions import open_in_memory
 from edgeq.scheme import Scheme

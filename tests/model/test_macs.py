@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from edgeq.model.load import read_model
-from edgeq.model.products import node_macs, sized
+from edgeq.model.macs import node_macs, with_sizes
 from tests import graphs
 
 from .build import model, node, rand, small_cnn
@@ -234,6 +234,6 @@ def test_sizes_that_the_model_knows_and_inference_does_not_find_are_counted_with
         {{ r = Reshape (x, s)
            [conv] y = Conv <kernel_shape = [1, 1]> (r, w) }}
         """)
-    assert node_macs(sized(known, {"x": (3, 2, 4, 4)}))["conv"] == 3 * 8 * 2 * 16
+    assert node_macs(with_sizes(known, {"x": (3, 2, 4, 4)}))["conv"] == 3 * 8 * 2 * 16
     # At sizes other than the described ones, the file's descriptions of tensors no longer hold.
-    assert node_macs(sized(known, {"x": (3, 2, 4, 8)}))["conv"] == 8 * 2
+    assert node_macs(with_sizes(known, {"x": (3, 2, 4, 8)}))["conv"] == 8 * 2

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.products import REASON, find_masks
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.masks import MASK_REASON, find_masks
 from tests.graphs import model
 
 ADDED = """g (float[1,4,4] s, float[1,1,4] keep) => (float[1,4,4] y) <float one = {1}, float far = {-10000}> {
@@ -48,4 +49,4 @@ def test_they_are_float_with_their_reason() -> None:
     for node in net.graph:
         node.outputs[0].dtype = net.graph.inputs[0].dtype
     reasons = {n.name: n.reason for n in predict_int8(net, int8_rules("cpu")) if n.verdict == "float"}
-    assert {name for name, reason in reasons.items() if reason == REASON} == {"bias", "add", "soft"}
+    assert {name for name, reason in reasons.items() if reason == MASK_REASON} == {"bias", "add", "soft"}

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     OPERATORS,

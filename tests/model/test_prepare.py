@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.errors import ModelError
+from edgeq.model.files import model_files
 from edgeq.model.graph import opset_of
-from edgeq.model.load import model_files
 from edgeq.model.prepare import PreparedModel, prepare_model
 
 from .build import model, node, rand, run, small_cnn, write

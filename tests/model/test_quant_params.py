@@ -9,7 +9,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from edgeq.model.edit import Editor, to_proto
+from edgeq.model.convert import to_proto
+from edgeq.model.edit import Editor
 from edgeq.model.quant_params import LIMITS, QuantParams, dynamic_params
 from tests.graphs import model
 
@@ -95,5 +96,5 @@ def test_dynamic_quantization_holds_zero(values: list[float]) -> None:
 
 def test_same_looks_at_what_integers_mean() -> None:
     one = QuantParams(np.asarray([2.0], np.float32), np.asarray([1]), ir.DataType.INT8)
-    assert one.same(QuantParams(np.float32(2), np.asarray(1), ir.DataType.INT8, axis=1))
-    assert not one.same(QuantParams(np.float32(2), np.asarray(1), ir.DataType.UINT8))
+    assert one.equals(QuantParams(np.float32(2), np.asarray(1), ir.DataType.INT8, axis=1))
+    assert not one.equals(QuantParams(np.float32(2), np.asarray(1), ir.DataType.UINT8))

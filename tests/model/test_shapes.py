@@ -9,9 +9,11 @@ import pytest
 
 from edgeq.model import shapes
 from edgeq.model import shapes as symbolic
-from edgeq.model.edit import from_proto, set_constant, to_proto
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.edit import set_constant
 from edgeq.model.shapes import describe, element_types, infer_shapes, unknown_shapes, write_shapes
-from edgeq.model.tensors import reattach, skeleton, weight_bytes
+from edgeq.model.skeleton import reattach, skeleton
+from edgeq.model.tensors import weight_bytes
 from edgeq.run.session import open_session
 from tests.graphs import model, proto
 from tests.model.build import windows

@@ -1,4 +1,4 @@
-"""Test `edgeq.model.rewrites` on space to depth: it computes the same, and similar graphs are not rewritten."""
+"""Test `edgeq.model.space_to_depth`: it computes the same, and similar graphs are not rewritten."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.model.clean import tidy
 from edgeq.model.prepare import prepare_model
-from edgeq.model.rewrites import join_slices
+from edgeq.model.space_to_depth import join_slices
 from edgeq.run.session import open_session
 
 END = 2**63 - 1

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import UsageError
-from edgeq.model.edit import bytes_of_text
+from edgeq.model.convert import bytes_of_text
 from edgeq.run.engines import load_engines
 from edgeq.run.session import EngineFiles, Engines, SessionSettings, in_own_engine, open_session
 from tests.plugins import needs_plugin

@@ -17,7 +17,7 @@ from edgeq.errors import EdgeqError
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import make_task
-from edgeq.model.compatibility import free_sizes
+from edgeq.model.sizes import free_sizes
 from edgeq.prove.job import Job
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tuning.float_layers import MacCosts, affordable, select_float_layers

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field

@@ -36,7 +36,8 @@ from edgeq.backends.litert.interface import with_model_interface, with_signature
 from edgeq.backends.litert.network import TfliteNetwork
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
-from edgeq.calibration.ranges import Range, share_ranges
+from edgeq.calibration.groups import share_ranges
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine
@@ -45,14 +46,15 @@ from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.inference import Session
 from edgeq.measure.node_runs import NodeRun
 from edgeq.model.graph import is_op, name_of
-from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import read_model, read_own, save_model
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.load import read_model, read_unchecked, save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.pools import write_whole_pools
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
-from edgeq.model.rewrites import write_whole_pools
 from edgeq.quantization.norms import norms_as_convolutions
+from edgeq.quantization.params import is_spread_thin
 from edgeq.quantization.qdq import write_qdq
-from edgeq.quantization.quantizer import spreads_thin
 from edgeq.run.engines import Engine, EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme
@@ -129,7 +131,7 @@ class LitertBackend(TargetBackend):
         write_qdq(model, shared_ranges, scheme, nodes, source=prepared.source, results=results())
         save_model(model, destination)
         # The Q/DQ model is lowered at once, only to refuse here what the conversion would refuse later.
-        network = lower(read_own(destination), prepared.source)
+        network = lower(read_unchecked(destination), prepared.source)
         engine = self.engine
         # LiteRT and TFLite Micro have different kernels for one format.
         check_kernels(network, engine.name)
@@ -227,7 +229,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
     for node in prepared.model.graph:
         span = ranges.get(name_of(node.outputs[0]))
         # The kernels of Softmax always use the scale 1/256.
-        if is_op(node, "Softmax") and span is not None and spreads_thin(span):
+        if is_op(node, "Softmax") and span is not None and is_spread_thin(span):
             reasons[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
     return reasons
 

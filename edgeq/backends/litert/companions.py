@@ -12,7 +12,7 @@ from edgeq.backends.litert import ethosu, micro
 from edgeq.backends.litert.convert import lower
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
-from edgeq.model.load import read_own
+from edgeq.model.load import read_unchecked
 from edgeq.run.engines import Engine
 from edgeq.run.session import EngineFiles
 
@@ -51,7 +51,7 @@ def with_sources(
     files = {str(_COMPILED): compiled} if compiled.exists() else {}
     notes = artifact.notes
     try:
-        network, twin = lower(read_own(artifact.model), artifact.model), _TWIN if files else ""
+        network, twin = lower(read_unchecked(artifact.model), artifact.model), _TWIN if files else ""
         files |= micro.write_sources(
             artifact.model.stem, network, file, engine, samples, folder / micro.FOLDER, count=count, twin=twin
         )

@@ -15,7 +15,7 @@ from edgeq.backends.litert.rules import check
 from edgeq.errors import ModelError
 from edgeq.model.einsum import write_einsums
 from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
-from edgeq.model.rewrites import write_whole_pools
+from edgeq.model.pools import write_whole_pools
 
 
 def lower(model: ir.Model, source: Path) -> TfliteNetwork:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from edgeq.calibration.ranges import SHARING, Range
+from edgeq.calibration.groups import SHARING
+from edgeq.calibration.ranges import Range
 from edgeq.errors import HardwareError
 from edgeq.util.records import read_toml
 from edgeq.util.registry import shipped

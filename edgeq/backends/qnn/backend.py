@@ -22,23 +22,27 @@ from edgeq_device.system.places import scratch_folder
 from edgeq_device.system.plainjson import parse_json
 
 from edgeq.backends.base import Alternative, Artifact, DeviceSimulator, TargetBackend, check_names, require_fields
-from edgeq.calibration.ranges import Range, share_ranges
+from edgeq.calibration.groups import share_ranges
+from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.inference import Session
 from edgeq.measure.node_runs import NodeRun, find_source_name
-from edgeq.model.compatibility import require_fixed_sizes
-from edgeq.model.edit import part_of
+from edgeq.model.digests import structure_digest
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
-from edgeq.model.int8_prediction import Int8Rule, int8_rules, predict_int8
-from edgeq.model.load import read_model, save_model, structure_digest
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import Int8Rule, int8_rules
+from edgeq.model.load import read_model, save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.parts import part_of
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
+from edgeq.model.sizes import require_fixed_sizes
+from edgeq.quantization.clamps import find_lasting_clamps
 from edgeq.quantization.norms import norms_as_convolutions
-from edgeq.quantization.qdq import lasting_clamps
-from edgeq.quantization.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
+from edgeq.quantization.params import range_params
+from edgeq.quantization.quantizer import quant_type, quantize_with_ranges, quiet
 from edgeq.run.engines import Engine, EngineChoice, engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
@@ -103,7 +107,9 @@ def write_pairs(
     # An option that is None would replace the quantizer's own default.
     options = {k: v for k, v in config.extra_options.items() if v is not None}
     dtype = ir.DataType(int(activation.tensor_type))
-    if lasting_clamps(prepared.model.graph, chosen_params(shared_ranges, dtype, symmetric=scheme.activation_symmetric)):
+    if find_lasting_clamps(
+        prepared.model.graph, range_params(shared_ranges, dtype, symmetric=scheme.activation_symmetric)
+    ):
         # Otherwise the quantizer removes every Relu and Clip behind a quantized layer, also one that cuts into the
         # range.
         options["QDQKeepRemovableActivations"] = True

@@ -37,18 +37,20 @@ from edgeq.backends.rknn.context import write_context
 from edgeq.backends.rknn.data import Chip, chip_named, dialect, toolkit
 from edgeq.backends.rknn.dialect import write_dialect
 from edgeq.backends.rknn.for_c import FORMS, MAGIC, write_for_c
-from edgeq.calibration.hazards import ANGLE, INDEX
+from edgeq.calibration.precision import ANGLE, INDEX
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import HALF, NodeRun
-from edgeq.model.compatibility import require_fixed_sizes
-from edgeq.model.int8_prediction import int8_rules, predict_int8
-from edgeq.model.load import model_digest, own_signature, save_model
+from edgeq.model.digests import model_digest
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.model.load import save_model, unchecked_signature
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
+from edgeq.model.sizes import require_fixed_sizes
 from edgeq.run.engines import EngineChoice, engine_for
 from edgeq.run.toolkit import Toolkit, find_python
 from edgeq.scheme import Scheme
@@ -142,7 +144,7 @@ class RknnBackend(TargetBackend):
         """Return `artifact` with its compiled form, after checking that form in the compiler's simulator. See
         `Backend.finished`.
         """
-        chip, signature = self._chip, own_signature(artifact.model, artifact.model)
+        chip, signature = self._chip, unchecked_signature(artifact.model, artifact.model)
         simulated = tuple(itertools.islice(samples, _SIMULATED))
         with progress.stage(f"Compiling for {chip.title}"):
             names = [spec.name for spec in signature.inputs]

@@ -39,8 +39,8 @@ from edgeq.model.graph import (
 )
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.quant_params import LIMITS
+from edgeq.quantization.params import scheme_params
 from edgeq.quantization.qdq import write_qdq
-from edgeq.quantization.quantizer import scheme_params
 from edgeq.scheme import Scheme
 
 # Integers on each side of a symmetric int8 range.

@@ -20,9 +20,10 @@ from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, recognise
 from edgeq.backends.systolic.rewrites import fixed_batch, rewrite
-from edgeq.model.edit import part_of, to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex, constant, is_constant, name_of, only_reader, readers, reads, sizes
-from edgeq.model.int8_prediction import foreign, hazardous_nodes
+from edgeq.model.int8_prediction import foreign_type_reason, hazardous_nodes
+from edgeq.model.parts import part_of
 
 _ANCHORS = (steps.Conv, steps.Fc)
 
@@ -103,7 +104,7 @@ def _choice_reason(node: ir.Node, float_reasons: Mapping[str, str], op_types: Co
     """Return why the caller's choices keep a node in float; "" if they do not."""
     if node.name is not None and node.name in float_reasons:
         return float_reasons[node.name]
-    return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
+    return foreign_type_reason(node.op_type) if op_types is not None and node.op_type not in op_types else ""
 
 
 def _settle(index: GraphIndex, layers_by_node: LayersByNode, reasons: dict[str, str]) -> None:

@@ -32,8 +32,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.hardware.target import Target
 from edgeq.model.load import save_model
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.scheme import Scheme
 
 # Minimum gain, in decibels, for which depthwise layers move from the array to the core.

@@ -28,7 +28,7 @@ from edgeq.backends.systolic.program import Pads, Program, Tile, Weighted
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.backends.systolic.to_onnx import ModelWriter
 from edgeq.errors import ModelError
-from edgeq.model.edit import from_bytes
+from edgeq.model.convert import from_bytes
 from edgeq.model.graph import (
     MAIN_DOMAINS,
     MICROSOFT,

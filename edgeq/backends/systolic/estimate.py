@@ -28,7 +28,7 @@ from edgeq.backends.systolic.array import ArrayConfig, product_tiles
 from edgeq.backends.systolic.program import Program, Step, Weighted
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
-from edgeq.model.edit import from_bytes
+from edgeq.model.convert import from_bytes
 from edgeq.util.records import written
 
 
@@ -69,7 +69,7 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> MacPlaceme
     """Return where the layers of `program` run.
 
     Args:
-        macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`). They are used for the
+        macs: multiply-accumulates of the float model's nodes (`edgeq.model.macs.node_macs`). They are used for the
             float parts.
     """
     total = array = depthwise = 0

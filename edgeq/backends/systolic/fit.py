@@ -3,7 +3,7 @@
 edgeq fits a program in two ways:
 
 - Rounding weights: edgeq minimises the error of a layer's output, not of each weight
-  (`edgeq.quantization.weight_only`). The integers that a layer reads in the program decide which errors matter. The
+  (`edgeq.quantization.gptq`). The integers that a layer reads in the program decide which errors matter. The
   bias absorbs the shift of the mean that rounding causes.
 - Correcting biases: rounded weights and clipped activations shift the mean of a layer's output, and the shifts add up.
   edgeq runs the program once over some samples. Each layer reads the output of the corrected layers before it. The
@@ -31,10 +31,10 @@ from edgeq.backends.systolic.offsets import OFFSET
 from edgeq.backends.systolic.program import Array, Floats, Network, Program, Weighted
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.data.samples import Samples
-from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex
+from edgeq.model.parts import with_outputs
 from edgeq.model.sessions import open_in_memory
-from edgeq.quantization.weight_only import damped, round_rows, squared
+from edgeq.quantization.gptq import damp, round_rows, squared_errors
 
 Change = Callable[[Weighted, NDArray[Any]], Weighted]
 """A function that takes a step and its integer input [N, ...], and returns the step to use instead."""
@@ -71,11 +71,11 @@ def rounded_weights(network: Network) -> Change:
         mean = patches.mean(axis=1, keepdims=True)
         # The mean's share of the error goes into the bias, so the weights are fitted to the deviations only.
         centred = patches - mean
-        metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
+        metric = damp(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
         nearest = step.weights.reshape(exact.shape).astype(np.int64)
         fitted = round_rows(exact, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
         # Row by row: the search is a heuristic and may end with worse weights than the nearest integers.
-        better = squared(exact - fitted, metric) < squared(exact - nearest, metric)
+        better = squared_errors(exact - fitted, metric) < squared_errors(exact - nearest, metric)
         integers = np.where(better[..., None], fitted, nearest)
         moved = ((nearest - integers) * mean).sum(axis=2).ravel()
         bias = np.clip(np.rint(step.bias + moved), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)

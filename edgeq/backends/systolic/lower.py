@@ -15,7 +15,8 @@ from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.offsets import OFFSET
 from edgeq.backends.systolic.program import Layer, Network, Program, Step, Tile, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import Windows
-from edgeq.model.edit import drop_unused_initializers, from_bytes, to_bytes
+from edgeq.model.convert import from_bytes, to_bytes
+from edgeq.model.edit import drop_unused_initializers
 from edgeq.model.quant_params import QuantParams
 
 # The hardware's instruction has two bits each for window, stride and padding, and eight bits for output sizes.

@@ -53,7 +53,9 @@ def with_offsets(
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
         # Saturation replaces the Clip only if the Clip's upper bound is not below the largest value that can be stored.
         cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
-        keeps_range = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
+        keeps_range = origin in network.outputs or any(
+            ranges[n].fixed_step for n in (layer.output, origin) if n in ranges
+        )
         # All readers must absorb the offset, or the tensor would have to exist twice.
         if keeps_range or cut or not readers.get(origin) or not all(map(_absorbs, readers[origin])):
             continue

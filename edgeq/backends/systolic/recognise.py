@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Layer, Pads, Pair
-from edgeq.model.edit import part_of, to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
@@ -26,6 +26,7 @@ from edgeq.model.graph import (
     node_input,
     sizes,
 )
+from edgeq.model.parts import part_of
 from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings
 

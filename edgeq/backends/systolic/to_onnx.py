@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Array, Pool, Program, Tile, Weighted, tile_values
-from edgeq.model.edit import Editor, forget_types, from_bytes
+from edgeq.model.convert import from_bytes
+from edgeq.model.edit import Editor
 from edgeq.model.graph import MAIN_DOMAINS
+from edgeq.model.parts import forget_types
 from edgeq.signature import Signature, TensorSpec
 
 Operand = tuple[ir.Value, ir.Value, ir.Value]

@@ -24,19 +24,20 @@ from edgeq.backends.tensorrt.implicit import FILES, check_version, write_implici
 from edgeq.backends.tensorrt.pairs import insert_pairs
 from edgeq.backends.tensorrt.placement import plan_placement, weighted_operators
 from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
-from edgeq.calibration.ranges import Range, share_ranges
+from edgeq.calibration.groups import share_ranges
+from edgeq.calibration.ranges import Range
 from edgeq.calibration.table import FLATBUFFERS, is_table
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
-from edgeq.model.clean import name_nodes
-from edgeq.model.fold import raise_opset
-from edgeq.model.int8_prediction import int8_rules
+from edgeq.model.int8_rules import int8_rules
 from edgeq.model.load import check_valid, save_model
+from edgeq.model.names import name_nodes
+from edgeq.model.opset import raise_opset
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.tensors import proto_skeleton
+from edgeq.model.skeleton import proto_skeleton
 from edgeq.run.engines import load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme

@@ -18,7 +18,7 @@ from edgeq.backends.tensorrt.placement import ADD
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
 from edgeq.model.graph import constant, is_op, name_of, node_input, only_reader
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.model.shapes import element_types
 from edgeq.util.records import computed
 

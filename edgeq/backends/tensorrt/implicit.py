@@ -13,7 +13,8 @@ import onnx_ir as ir
 from edgeq_device.engines.catalog import parse_version
 
 from edgeq.backends.tensorrt.options import facts
-from edgeq.calibration.ranges import Range, quantizable_tensors
+from edgeq.calibration.plan import quantizable_tensors
+from edgeq.calibration.ranges import Range
 from edgeq.calibration.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError
 from edgeq.model.load import is_quantized

@@ -20,8 +20,10 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from edgeq.model.conditions import NodeContext, known_sizes
 from edgeq.model.graph import GraphIndex, is_op, name_of, only_reader
-from edgeq.model.int8_prediction import DEFAULT, Int8Rule, NodeContext, explain_float, foreign, known_sizes
+from edgeq.model.int8_prediction import explain_float, foreign_type_reason
+from edgeq.model.int8_rules import DEFAULT, Int8Rule
 from edgeq.model.shapes import element_types
 
 ADD = "Add"
@@ -105,7 +107,7 @@ def plan_placement(
         # change.
         reason = explain_float(node, rules, context, excluded=exclude, gains=gains)
         if not reason and op_types is not None and node.op_type not in op_types:
-            reason = foreign(node.op_type)
+            reason = foreign_type_reason(node.op_type)
         # Products of integers or of 16-bit tensors exist in some models. The pairs are written for float32 tensors.
         if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):
             reason = "its operands are not float32"

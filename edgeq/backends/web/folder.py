@@ -20,8 +20,9 @@ from edgeq.backends.web.preprocessing import web_recipe
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.measure.inference import infer
-from edgeq.model.graph import drawn
-from edgeq.model.load import model_files, own_signature, read_model
+from edgeq.model.files import model_files
+from edgeq.model.graph import random_tensors
+from edgeq.model.load import read_model, unchecked_signature
 from edgeq.run.session import Engines
 from edgeq.util.outputs import sha256
 from edgeq.util.registry import shipped
@@ -48,7 +49,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
     folder.mkdir()
     copied = {name: _copied(file, folder / name) for name, file in _model_files(artifact.model)}
     cases = _write_cases(artifact, samples, folder / SELFTEST, count)
-    first_input = own_signature(artifact.model, artifact.model).inputs[0]
+    first_input = unchecked_signature(artifact.model, artifact.model).inputs[0]
     manifest = {
         "title": artifact.scheme.title,
         "model": [{**_record(file), "path": name} for name, file in copied.items()],
@@ -108,7 +109,7 @@ def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) 
         return listed
 
     # A browser draws other random numbers.
-    random = drawn(read_model(artifact.model).graph)
+    random = random_tensors(read_model(artifact.model).graph)
 
     def compared(outputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         return {name: array for name, array in outputs.items() if name not in random}

@@ -8,5 +8,5 @@ from edgeq.calibration.range_method import RangeMethod
 from edgeq.util.registry import METHODS, Registry
 
 REGISTRY: Registry[RangeMethod] = Registry(
-    METHODS, lambda found: isinstance(found, RangeMethod), "edgeq.calibration.range_method.RangeMethod"
+    METHODS, lambda method: isinstance(method, RangeMethod), "edgeq.calibration.range_method.RangeMethod"
 )

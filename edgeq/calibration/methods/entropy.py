@@ -23,7 +23,7 @@ from edgeq.model.quant_params import Grid
 
 CANDIDATES = 128
 """Number of thresholds to try: every 32nd bin."""
-LEAST_HELD = 0.5
+MIN_SHARE = 0.5
 """Smallest share of the data that a window must contain."""
 FLOOR = 1e-4
 """Weight, in elements, of a bin that is empty in Q but not in P. A weight of zero would make the divergence infinite.
@@ -40,8 +40,8 @@ def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[floa
     """
     start, stop = windows(linear.counts, levels, symmetric=symmetric)
     sums = _running(linear.counts)
-    held = sums[stop] - sums[start] >= LEAST_HELD * sums[-1]
-    best = int(np.argmin(np.where(held, divergences(linear.counts, start, stop, levels), np.inf)))
+    eligible = sums[stop] - sums[start] >= MIN_SHARE * sums[-1]
+    best = int(np.argmin(np.where(eligible, divergences(linear.counts, start, stop, levels), np.inf)))
     return float(start[best] - BINS) * linear.width, float(stop[best] - BINS) * linear.width
 
 
@@ -50,14 +50,16 @@ def windows(counts: Float64s, levels: int, *, symmetric: bool) -> tuple[Int64s, 
     contains all bins with data.
     """
     used = np.flatnonzero(counts)
-    first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (BINS - 1, BINS + 1)
-    reach = max(BINS - first, last - BINS, 1)
+    begin, end = (int(used[0]), int(used[-1]) + 1) if used.size else (BINS - 1, BINS + 1)
+    # The widest window holds all data, so no further one can be better.
+    reach = max(BINS - begin, end - BINS, 1)
     step = BINS // CANDIDATES
-    least = min(levels // 2, reach)
-    sides = np.append(np.arange(least, reach, step), reach)
+    # A narrower window would have fewer bins than levels, and quantization would be exact in it.
+    narrowest = min(levels // 2, reach)
+    sides = np.append(np.arange(narrowest, reach, step), reach)
     start, stop = BINS - sides, BINS + sides
     if not symmetric:
-        start, stop = np.maximum(start, min(first, BINS)), np.minimum(stop, max(last, BINS))
+        start, stop = np.maximum(start, min(begin, BINS)), np.minimum(stop, max(end, BINS))
     return start, stop
 
 
@@ -71,11 +73,12 @@ def divergences(counts: Float64s, start: Int64s, stop: Int64s, levels: int) -> F
     information = _running(_xlogx(counts))
 
     outside_low, outside_high = sums[start], total - sums[stop]
-    first, last = counts[start], counts[stop - 1]
+    first_count, last_count = counts[start], counts[stop - 1]
+    # In a window of one bin, the first bin is also the last and gets the data from both sides.
     alone = stop - start == 1
     inside_information = information[stop] - information[start]
-    inside_information += _xlogx(first + outside_low + np.where(alone, outside_high, 0.0)) - _xlogx(first)
-    inside_information += np.where(alone, 0.0, _xlogx(last + outside_high) - _xlogx(last))
+    inside_information += _xlogx(first_count + outside_low + np.where(alone, outside_high, 0.0)) - _xlogx(first_count)
+    inside_information += np.where(alone, 0.0, _xlogx(last_count + outside_high) - _xlogx(last_count))
 
     place = start[:, None] + np.arange(levels + 1) * (stop - start)[:, None] // levels
     weight = np.diff(sums[place], axis=1)
@@ -83,12 +86,13 @@ def divergences(counts: Float64s, start: Int64s, stop: Int64s, levels: int) -> F
     in_first = _first_level(place)
     in_last = _last_level(place)
     rows = np.arange(start.size)
-    bins[rows, in_first] += (first == 0) & (outside_low > 0)
-    bins[rows, in_last] += (last == 0) & (outside_high > 0) & ~(alone & (outside_low > 0))
+    bins[rows, in_first] += (first_count == 0) & (outside_low > 0)
+    bins[rows, in_last] += (last_count == 0) & (outside_high > 0) & ~(alone & (outside_low > 0))
     reference = weight.copy()
     reference[rows, in_first] += outside_low
     reference[rows, in_last] += outside_high
     spread = np.maximum(weight, FLOOR) / np.maximum(bins, 1.0)
+    # The divergence compares shares, so Q is scaled to the data that the window holds.
     inside = np.maximum(sums[stop] - sums[start], FLOOR)
     cross = np.einsum("ij,ij->i", reference, np.log(spread))
     divergence: Float64s = (inside_information - cross) / total - np.log(total) + np.log(inside)

@@ -11,11 +11,12 @@ from edgeq.calibration.range_method import RangeMethod
 from edgeq.calibration.statistics import BINS, Float64s, Linear, TensorStatistics, linear_of
 from edgeq.model.quant_params import Grid, QuantParams
 
+# Half octaves, down to a 64th of the extrema.
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extrema that are tried first. The best share is then refined with smaller and smaller factors."""
 REFINEMENTS = 2.0 ** (-1.0 / np.array([4.0, 8.0, 16.0, 32.0, 64.0]))
 
-TRIED = 16
+PRELIMINARY = 16
 """Number of ranges that are tried first. Their errors show that most of the other ranges can be skipped."""
 ROUNDING = 1e-9
 """Tolerance for rounding when errors of ranges are compared, relative to the power of all values."""
@@ -30,23 +31,26 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
     """
     low, high = min(minimum, 0.0), max(maximum, 0.0)
     bound = max(-low, high)
+    # All values are zero, and any range represents them.
     if bound == 0.0:
         return 0.0, 0.0
     if grid.symmetric:
         low, high = -bound, bound
+    # Computed once, because the search tries more than a hundred ranges.
     moments = moments_of(linear)
     search_low, search_high = low < 0.0, high > 0.0 and not grid.symmetric
     lows = COARSE if search_low else np.ones(1)
     highs = COARSE if search_high else np.ones(1)
     share = np.array([(a, b) for a in lows for b in highs])
-    best, least = _least(moments, _promising(moments, share, low, high, grid), low, high, grid)
+    best, best_error = _best_share(moments, _promising(moments, share, low, high, grid), low, high, grid)
+    # Each round halves the distance between neighbours, in octaves, around the best range so far.
     for factor in REFINEMENTS:
         steps = np.array([factor, 1.0, 1.0 / factor])
         a = np.minimum(best[0] * steps, 1.0) if search_low else np.ones(1)
         b = np.minimum(best[1] * steps, 1.0) if search_high else np.ones(1)
-        candidate, error = _least(moments, np.array([(x, y) for x in a for y in b]), low, high, grid)
-        if error < least:
-            best, least = candidate, error
+        candidate, error = _best_share(moments, np.array([(x, y) for x in a for y in b]), low, high, grid)
+        if error < best_error:
+            best, best_error = candidate, error
     if grid.symmetric:
         return float(low * best[0]), float(high * best[0])
     return float(low * best[0]), float(high * best[1])
@@ -59,9 +63,9 @@ class BinMoments:
     Each array is float64[2 × BINS + 1].
     """
 
-    zeroth: Float64s
-    first: Float64s
-    second: Float64s
+    counts: Float64s
+    totals: Float64s
+    squares: Float64s
     width: float
 
 
@@ -81,12 +85,12 @@ def squared_errors(moments: BinMoments, params: QuantParams) -> Float64s:
     levels = (np.arange(params.low, params.high + 1) - params.zero_point[:, None]) * params.scale[:, None]
     midpoints = (levels[:, :-1] + levels[:, 1:]) / 2
     inner = np.ceil(midpoints / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
-    count, moment = (_between(sums, inner) for sums in (moments.zeroth, moments.first))
-    errors: Float64s = moments.second[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
+    count, moment = (_between(sums, inner) for sums in (moments.counts, moments.totals))
+    errors: Float64s = moments.squares[-1] + np.einsum("ij,ij->i", levels, levels * count - 2 * moment)
     return errors
 
 
-def _least(
+def _best_share(
     moments: BinMoments, share: Float64s, low: float, high: float, grid: Grid
 ) -> tuple[tuple[float, float], float]:
     errors = squared_errors(moments, grid.params(*_ends(share, low, high, grid)))
@@ -98,15 +102,16 @@ def _promising(moments: BinMoments, share: Float64s, low: float, high: float, gr
     """Return the rows of `share` without those whose range cannot be best. Each row gives a range as shares of `low`
     and `high`.
 
-    edgeq first computes the total error of the `TRIED` ranges that clip least. A range cannot be best if its clipping
-    error alone exceeds the smallest of these errors.
+    edgeq first computes the total error of the `PRELIMINARY` ranges that clip least. A range cannot be best if its
+    clipping error alone exceeds the smallest of these errors.
     """
-    if len(share) <= TRIED:
+    # With few candidates, ruling some out takes longer than trying them.
+    if len(share) <= PRELIMINARY:
         return share
     clipped = clipped_errors(moments, grid.params(*_ends(share, low, high, grid)))
-    _, error = _least(moments, share[np.argsort(clipped)[:TRIED]], low, high, grid)
-    kept: Float64s = share[clipped <= error + ROUNDING * moments.second[-1]]
-    return kept
+    _, error = _best_share(moments, share[np.argsort(clipped)[:PRELIMINARY]], low, high, grid)
+    candidates: Float64s = share[clipped <= error + ROUNDING * moments.squares[-1]]
+    return candidates
 
 
 def _ends(share: Float64s, low: float, high: float, grid: Grid) -> tuple[Float64s, Float64s]:
@@ -119,22 +124,22 @@ def clipped_errors(moments: BinMoments, params: QuantParams) -> Float64s:
     """
     ends = (np.array([[params.low], [params.high]]) - params.zero_point) * params.scale
     place = np.ceil(ends / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
-    zeroth, first, second = (
+    count, total, square = (
         np.stack([sums[place[0]], sums[-1] - sums[place[1]]])
-        for sums in (moments.zeroth, moments.first, moments.second)
+        for sums in (moments.counts, moments.totals, moments.squares)
     )
-    errors: Float64s = (second + ends * (ends * zeroth - 2 * first)).sum(axis=0)
+    errors: Float64s = (square + ends * (ends * count - 2 * total)).sum(axis=0)
     return errors
 
 
 def _between(sums: Float64s, inner: np.ndarray) -> Float64s:
     """Return the sum for each level, computed from running sums. The first and the last level extend to infinity."""
     at = sums[inner]
-    whole = np.empty((inner.shape[0], inner.shape[1] + 1))
-    whole[:, 0] = at[:, 0]
-    np.subtract(at[:, 1:], at[:, :-1], out=whole[:, 1:-1])
-    whole[:, -1] = sums[-1] - at[:, -1]
-    return whole
+    level_sums = np.empty((inner.shape[0], inner.shape[1] + 1))
+    level_sums[:, 0] = at[:, 0]
+    np.subtract(at[:, 1:], at[:, :-1], out=level_sums[:, 1:-1])
+    level_sums[:, -1] = sums[-1] - at[:, -1]
+    return level_sums
 
 
 def _running(values: Float64s) -> Float64s:

@@ -32,9 +32,9 @@ from edgeq.measure.inference import Outputs
 from edgeq.measure.kernels import KernelRun, time_kernels
 from edgeq.measure.layers import MEMORY, LayerPair
 from edgeq.model.graph import GraphIndex, name_of
-from edgeq.model.load import read_own
+from edgeq.model.load import read_unchecked
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.products import node_macs
 from edgeq.prove.job import Job
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
@@ -246,7 +246,7 @@ def rank_layers(
         DataError: a model refuses a sample.
     """
     settings = artifact.proof_settings()
-    source, quantized = GraphIndex(prepared.model), GraphIndex(read_own(artifact.proof_model))
+    source, quantized = GraphIndex(prepared.model), GraphIndex(read_unchecked(artifact.proof_model))
     pair = LayerPair(source, quantized, settings=settings, memory=memory, progress=progress)
     matched = {match.name for match in pair.matches}
     units = find_units(prepared.model)

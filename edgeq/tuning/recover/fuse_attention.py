@@ -14,10 +14,11 @@ import onnx_ir as ir
 
 from edgeq.data.samples import Samples
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.clean import name_nodes
-from edgeq.model.edit import Editor, from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.edit import Editor
 from edgeq.model.graph import MICROSOFT, constant, is_constant, is_op, node_input
-from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.names import name_nodes
+from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.quantization.quantizer import quiet
 from edgeq.run.session import open_session
 
@@ -53,7 +54,7 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
     if fused is None:
         return prepared, 0
     note = f"{count} attention layers fused by onnxruntime's transformer optimizer"
-    found = rewritten(prepared, fused, destination, note)
+    found = save_rewritten(prepared, fused, destination, note)
     sessions = {"plain": open_session(prepared.path), "fused": open_session(destination)}
     agreement = evaluate_sessions(sessions, samples, reference="plain", count=_CHECKED).agreement["fused"]
     if agreement.sqnr_db < LEAST_SQNR_DB or any(output.nonfinite or output.mismatched for output in agreement.outputs):

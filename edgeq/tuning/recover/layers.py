@@ -49,7 +49,7 @@ from edgeq.model.graph import (
     operator_of,
     read_count,
 )
-from edgeq.model.load import read_own, save_model
+from edgeq.model.load import read_unchecked, save_model
 from edgeq.model.quant_params import LIMITS, QuantParams
 
 Floats = NDArray[np.float64]
@@ -327,9 +327,9 @@ class QuantizedFile:
         """Return the file at `path`.
 
         Raises:
-            ModelError: see `edgeq.model.load.read_own`.
+            ModelError: see `edgeq.model.load.read_unchecked`.
         """
-        return cls(read_own(path))
+        return cls(read_unchecked(path))
 
     def save(self, path: Path) -> None:
         """Write the model to `path`."""

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from edgeq.backends.base import Artifact, backend_named
 from edgeq.calibration.collect import collect
-from edgeq.calibration.hazards import calibrated
+from edgeq.calibration.hazards import with_hazards
 from edgeq.calibration.ranges import scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import Agreement, worst_db
-from edgeq.model.load import read_own, save_model
+from edgeq.model.load import read_unchecked, save_model
 from edgeq.prove.job import Built, Job, build, build_derived, computed_as_there, job_ranges, with_extrema
 from edgeq.prove.proof import FLOAT, simulated_count
 from edgeq.run.session import Engines, SessionSettings
@@ -63,7 +63,7 @@ class Recoverer:
         final = self.state(scheme, names, destination, progress=progress)
         assert final.artifact is not None
         if final.artifact.model != destination:
-            save_model(read_own(final.artifact.model), destination)
+            save_model(read_unchecked(final.artifact.model), destination)
         notes = (*final.artifact.notes, *final.notes)
         artifact = replace(final.artifact, model=destination, notes=notes)
         return Built(self._target, computed_as_there(artifact, self._target, self._job.host), final.ranges)
@@ -151,7 +151,7 @@ class Recoverer:
             found = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
             self._statistics[prepared.digest] = found
         statistics = self._statistics[prepared.digest]
-        prepared = calibrated(prepared, statistics)
+        prepared = with_hazards(prepared, statistics)
         return state.replace(prepared=prepared, statistics=statistics)
 
     def _apply(

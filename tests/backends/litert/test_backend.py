@@ -22,7 +22,7 @@ from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.model.load import read_own
+from edgeq.model.load import read_unchecked
 from edgeq.model.prepare import prepare_model
 from tests.backends.litert.files import installed, litert
 from tests.graphs import proto
@@ -65,7 +65,7 @@ def network(folder: Path, text: str = NET, **options: Any) -> TfliteNetwork:
     scheme = target.profile.scheme.replace(**options)
     ranges = derive_ranges(collect(prepared.model, samples, model_digest=prepared.digest), scheme.method)
     artifact = backend_for(target).build(prepared, ranges, scheme, folder / "q.onnx")
-    return lower(read_own(artifact.model), model)
+    return lower(read_unchecked(artifact.model), model)
 
 
 @litert

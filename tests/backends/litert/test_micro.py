@@ -20,7 +20,7 @@ from edgeq.backends.litert.micro import ARENA, arena_bytes, resolver_method
 from edgeq.data.samples import open_samples
 from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.jobs.package import package
-from edgeq.model.edit import bytes_of_text
+from edgeq.model.convert import bytes_of_text
 from edgeq.model.load import model_signature
 from edgeq.run.engines import load_engines
 from edgeq.run.session import Engines, SessionSettings

@@ -10,7 +10,7 @@ import pytest
 
 from edgeq.backends.qnn.backend import dialect
 from edgeq.errors import HardwareError
-from edgeq.model.int8_prediction import int8_rules
+from edgeq.model.int8_rules import int8_rules
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines
 from edgeq.util.registry import shipped

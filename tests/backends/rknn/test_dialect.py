@@ -25,10 +25,10 @@ from edgeq.backends.rknn.dialect import (
 )
 from edgeq.calibration.ranges import Range
 from edgeq.errors import ModelError
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.model.graph import constant, is_constant
 from edgeq.model.load import read_model, save_model
-from edgeq.quantization.quantizer import scheme_params
+from edgeq.quantization.params import scheme_params
 from edgeq.run.session import SessionSettings, open_session
 from tests.backends.build import random, residual
 from tests.backends.rknn.build import SCHEME, build_artifact

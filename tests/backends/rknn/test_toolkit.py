@@ -20,7 +20,7 @@ from edgeq.backends.rknn.data import dialect
 from edgeq.data.samples import Sample
 from edgeq.errors import EngineError, ModelError
 from edgeq.hardware.target import resolve
-from edgeq.model.load import own_signature
+from edgeq.model.load import unchecked_signature
 from tests.backends.build import random, residual
 from tests.backends.rknn.build import RK3588, build_artifact, needs_toolkit
 from tests.graphs import proto
@@ -37,7 +37,7 @@ def compiled(model: Path, feed: Mapping[str, Any], folder: Path) -> tuple[Compil
     """Compile a file. Return the result and the share of values for which its simulator agrees with ONNX Runtime."""
     folder.mkdir()
     sample = Sample("a", dict(feed))
-    inputs = [spec.name for spec in own_signature(model, model).inputs]
+    inputs = [spec.name for spec in unchecked_signature(model, model).inputs]
     compiled_form = compile_model(model, "rk3588", folder, inputs, [sample])
     (expected,) = unfused(model, [sample])
     pairs = zip(compiled_form.answers[0], expected.values(), strict=True)

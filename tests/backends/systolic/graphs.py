@@ -20,7 +20,7 @@ from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.program import Network, Program
 from edgeq.backends.systolic.scales import activation_scales
 from edgeq.calibration.ranges import Range
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.signature import Signature, TensorSpec
 
 OPSET = 13

@@ -20,7 +20,7 @@ from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.run.session import open_session
 from tests.backends.systolic.graphs import GraphBuilder, random_graph

@@ -15,7 +15,8 @@ from edgeq.backends.systolic.dialect import check_dialect, dialect_model, to_old
 from edgeq.backends.systolic.program import Conv, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import ModelError
-from edgeq.model.edit import Editor, from_proto, set_constant, to_proto
+from edgeq.model.convert import from_proto, to_proto
+from edgeq.model.edit import Editor, set_constant
 from edgeq.model.graph import GraphIndex, attributes, constant, is_op
 from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, program_of, random_graph, run_all, signature_of

@@ -10,7 +10,7 @@ from edgeq.backends.systolic.estimate import coverage
 from edgeq.backends.systolic.program import AveragePool, Conv, Float, MaxPool
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from tests import graphs
 from tests.backends.systolic.graphs import program_of, run_all, signature_of
 

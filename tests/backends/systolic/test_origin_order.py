@@ -8,7 +8,7 @@ import pytest
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from tests.backends.systolic.graphs import program_of, random_graph, run_all, signature_of
 from tests.backends.systolic.test_order import chain
 

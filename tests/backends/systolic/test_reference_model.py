@@ -12,7 +12,7 @@ from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.measure.match_activations import match_activations
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from edgeq.model.graph import GraphIndex
 from edgeq.scheme import ON_REQUEST
 from tests import graphs

@@ -13,7 +13,7 @@ from edgeq.backends.systolic.fit import channel_means, correct_biases, corrected
 from edgeq.backends.systolic.program import Conv, Fc, Float, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.backends.systolic.to_onnx import host_reference_model
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.scheme import ON_REQUEST
 from tests import graphs
 from tests.backends.systolic.emit_c.programs import program_of as compiled

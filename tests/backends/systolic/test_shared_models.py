@@ -16,7 +16,7 @@ from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.prepare import prepare_model
 from tests.backends.systolic.graphs import run_all
 from tests.backends.systolic.test_backend import SCHEME

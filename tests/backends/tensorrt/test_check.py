@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from edgeq.backends.tensorrt.check import PlacementReport, check_placement
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 
 from .nets import bench, residual
 

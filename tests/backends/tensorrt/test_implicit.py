@@ -8,11 +8,12 @@ import onnx
 import pytest
 
 from edgeq.backends.tensorrt.implicit import check_version, native_version, write_implicit
-from edgeq.calibration.ranges import Range, quantizable_tensors
+from edgeq.calibration.plan import quantizable_tensors
+from edgeq.calibration.ranges import Range
 from edgeq.calibration.table import read_native, read_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target, resolve
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.model.load import read_model
 
 from .nets import Bench, bench, residual

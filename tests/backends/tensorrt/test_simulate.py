@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from edgeq.run.session import SessionSettings, open_session
 
 from .nets import CHANNELS, bench, model, random, residual

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.kernels import conv_sums, exact_product, matmul_sums, saturating_product
-from edgeq.model.edit import from_proto
+from edgeq.model.convert import from_proto
 from edgeq.model.graph import is_depthwise
 from edgeq.model.saturation import PAIR_LIMIT, SaturationTable, conv_rows, possible_sums, saturation_table
 from edgeq.run.engines import Engine

@@ -12,7 +12,8 @@ from edgeq.emulate.audit import KernelSimulation, audit, sample_count
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.model.edit import to_bytes, with_outputs
+from edgeq.model.convert import to_bytes
+from edgeq.model.parts import with_outputs
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
 from tests.backends.build import Bench, bench, mixed, residual

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.graph import name_of
 from tests.tuning.recover.nets import Net
 

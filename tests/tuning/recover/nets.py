@@ -15,9 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeq.calibration.collect import collect
 from edgeq.data.records import Sample
 from edgeq.hardware.target import Target, resolve
-from edgeq.model.edit import from_proto, to_bytes
+from edgeq.model.convert import from_proto, to_bytes
+from edgeq.model.digests import model_digest
 from edgeq.model.graph import GraphIndex
-from edgeq.model.load import model_digest, model_signature, read_model
+from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.prove.job import Job
 from edgeq.scheme import Scheme

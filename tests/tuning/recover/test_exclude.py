@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeq.measure.kernel_times import kernel_times
 from edgeq.model.load import read_model
-from edgeq.model.products import node_macs
+from edgeq.model.macs import node_macs
 from edgeq.tuning.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
 from edgeq.tuning.recover.costs import Costs, Unit, by_worth, merged, rank_static
 from edgeq.tuning.recover.run import Recoverer

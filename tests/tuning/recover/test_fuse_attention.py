@@ -8,7 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.model.edit import set_constant, to_bytes
+from edgeq.model.convert import to_bytes
+from edgeq.model.edit import set_constant
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import load_model
 from edgeq.run.session import open_session

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.model.edit import to_proto
+from edgeq.model.convert import to_proto
 from edgeq.model.graph import GraphIndex
 from edgeq.tuning.recover.methods.split_gates import VALUE, Gate, find_gates, split_all
 from tests.graphs import model as text_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeq.calibration.sampled_values import spread
-from edgeq.quantization.weight_only import damped
+from edgeq.quantization.gptq import damp
 from edgeq.tuning.recover.layers import WeightedLayer, find_layers
 from edgeq.tuning.recover.methods import weight_rounding
 from edgeq.tuning.recover.methods.weight_rounding import layer_moments
@@ -65,7 +65,7 @@ def test_a_mean_far_from_zero_leaves_the_covariance_its_digits(tmp_path: Path) -
     ((_, moments),) = layer_moments(prepared, find_layers(model), shifted)
     rows = np.concatenate([s.inputs["x"] for s in shifted]).astype(np.float64)
     np.testing.assert_allclose(moments.covariance[0], np.cov(rows.T, bias=True), rtol=1e-2, atol=1e-7)
-    np.linalg.cholesky(damped(moments.covariance, 1e-6))
+    np.linalg.cholesky(damp(moments.covariance, 1e-6))
 
 
 def test_few_positions_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

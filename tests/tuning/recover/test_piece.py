@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 from edgeq.run.session import SessionSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.quantization.weight_only import damped, round_rows
+from edgeq.quantization.gptq import damp, round_rows
 from edgeq.tuning.recover.layers import QuantizedFile, Weights, find_layers
 from edgeq.tuning.recover.methods.weight_rounding import layer_moments, weight_limits
 from edgeq.tuning.recover.run import Recoverer
@@ -25,7 +25,7 @@ def test_close_to_the_best_of_all_roundings() -> None:
     for seed in range(20):
         random = np.random.default_rng(seed)
         mixing = random.normal(size=(6, 6))
-        metric = damped((mixing @ mixing.T)[None] + 4.0, 0.01)
+        metric = damp((mixing @ mixing.T)[None] + 4.0, 0.01)
         row = random.normal(size=(1, 1, 6)) * 3
         found = round_rows(row, metric, np.array([[[-127]]]), np.array([[[127]]]))
         around = [sorted({int(np.floor(v)) + d for d in (-1, 0, 1, 2)}) for v in row[0, 0]]
@@ -41,7 +41,7 @@ def test_blocks_change_nothing() -> None:
     random = np.random.default_rng(0)
     rows = random.normal(size=(2, 5, 30)) * 4
     mixing = random.normal(size=(2, 30, 40))
-    metric = damped(mixing @ mixing.transpose(0, 2, 1), 0.01)
+    metric = damp(mixing @ mixing.transpose(0, 2, 1), 0.01)
     low, high = np.full((1, 1, 1), -127), np.full((1, 1, 1), 127)
     whole = round_rows(rows, metric, low, high, block=30)
     np.testing.assert_array_equal(whole, round_rows(rows, metric, low, high, block=7))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.model.load import read_model
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.tuning.recover.run import Recoverer

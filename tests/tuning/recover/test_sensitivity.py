@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from edgeq.backends.base import Artifact
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.convert import from_proto, to_proto
 from edgeq.tuning.float_layers import RankedLayer
 from edgeq.tuning.recover.costs import Columns, rank_layers
 from edgeq.tuning.recover.layers import find_layers

@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.backends.cpu import CpuBackend
 from edgeq.calibration.statistics import Statistics
-from edgeq.model.load import model_digest
+from edgeq.model.digests import model_digest
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import RecoveryState

@@ -14,7 +14,7 @@ from edgeq.cli import group
 from edgeq.cli.build import quantize_command
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.jobs.quantize import Quantized
-from edgeq.model.edit import to_bytes
+from edgeq.model.convert import to_bytes
 from edgeq.tuning.recover.methods import recoveries
 from tests.tuning.recover.nets import few, two_gates, uneven
 

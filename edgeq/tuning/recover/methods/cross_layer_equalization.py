@@ -29,7 +29,7 @@ import onnx_ir as ir
 from edgeq.calibration.sampled_values import channel_extrema, drawn_rows
 from edgeq.data.samples import Samples
 from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
-from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import (
@@ -82,7 +82,7 @@ class CrossLayerEqualization(Recovery):
         factors = equalize(state.prepared, model, pairs, samples, state.scheme)
         if not factors:
             return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
-        prepared = rewritten(state.prepared, model, workdir / "equalized.onnx")
+        prepared = save_rewritten(state.prepared, model, workdir / "equalized.onnx")
         scaled = [pair for pair in pairs if pair.tensor in factors]
         changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
         names = ", ".join(pair.first.name for pair in scaled)

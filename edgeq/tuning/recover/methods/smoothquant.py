@@ -26,7 +26,7 @@ from edgeq.calibration.sampled_values import tensor_values
 from edgeq.data.samples import Samples
 from edgeq.model.edit import Editor, set_constant
 from edgeq.model.graph import MICROSOFT, GraphIndex, constant, is_op, name_of, node_input, read_count, readers
-from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import initializer
 from edgeq.util.display import SILENT, Progress
@@ -148,7 +148,7 @@ def smooth(
     model = prepared.model.clone()
     rescale(model, [g for g in groups if g.tensor in factors], factors)
     note = f"SmoothQuant on {len(factors)} inputs of matrix products"
-    return rewritten(prepared, model, destination, note), tuple(factors)
+    return save_rewritten(prepared, model, destination, note), tuple(factors)
 
 
 def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[ProductGroup, ...]:

@@ -32,7 +32,7 @@ from edgeq.calibration.statistics import ChannelExtrema, Statistics
 from edgeq.data.samples import Samples
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex, is_op, name_of, readers
-from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers, only_layers
@@ -322,7 +322,7 @@ class SplitGates(Recovery):
             return state.note(f"{self.name}: none of {len(gates)} gates stands out")
         model = state.prepared.model.clone()
         split_all(model, [(plan.gate, plan.factor) for plan in chosen])
-        prepared = rewritten(state.prepared, model, workdir / "split.onnx")
+        prepared = save_rewritten(state.prepared, model, workdir / "split.onnx")
         ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
         names = ", ".join(plan.gate.layer.name for plan in chosen)
         changed = {plan.gate.layer.name for plan in chosen}

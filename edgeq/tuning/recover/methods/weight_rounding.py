@@ -1,6 +1,6 @@
 """Round weights again, for the least error of a layer's output, not of each weight.
 
-Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantization.weight_only`
+Rounding each weight to the nearest integer is best only if inputs are uncorrelated. `edgeq.quantization.gptq`
 describes the better method, in which H is the second moment of the inputs. If the layer has a bias, this module uses
 the covariance of the inputs as H, because the mean of the error, dW E[x], goes into the bias. The rounding of the input
 adds step^2 / 12 to the diagonal of H, because it is an independent error in each tap.
@@ -30,17 +30,13 @@ from numpy.typing import NDArray
 from edgeq.backends.base import with_compute
 from edgeq.calibration.sampled_values import spread, tensor_values
 from edgeq.data.samples import Samples
-from edgeq.model.load import partitions, read_model, save_model
+from edgeq.model.load import read_model, save_model
+from edgeq.model.memory import partitions
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantization.block_weights import (
-    BlockWeights,
-    choose_compute,
-    find_blocks,
-    fit_blocks,
-    read_blocks,
-    store_blocks,
-)
-from edgeq.quantization.weight_only import damped, round_rows, squared
+from edgeq.quantization.block_compute import choose_compute
+from edgeq.quantization.block_products import find_blocks, read_blocks, store_blocks
+from edgeq.quantization.block_weights import BlockWeights, fit_blocks
+from edgeq.quantization.gptq import damp, round_rows, squared_errors
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.layers import Floats, IntegerLayer, QuantizedFile, WeightedLayer, Weights, find_layers
 from edgeq.util.display import SILENT, Progress
@@ -190,7 +186,7 @@ def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Pat
     for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
         moment = moments.covariance + moments.mean[:, :, None] * moments.mean[:, None, :]
         rows = floats.rows(layer)
-        gains.append(_round(products[layer.name], rows, damped(moment, 0.0)))
+        gains.append(_round(products[layer.name], rows, damp(moment, 0.0)))
     if not gains:
         return state.note(f"{name}: no product has weights in blocks of its own")
     artifact = replace(state.artifact, model=workdir / state.artifact.model.name)
@@ -221,7 +217,7 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
         round_rows(rows, metric, low[None], high[None], scale=fitted.steps.astype(np.float64)[None])[0]
     )
     tried = (own, fitted, rounded)
-    errors = np.array([squared(rows - b.matrix().T.astype(np.float64), metric)[0] for b in tried])
+    errors = np.array([squared_errors(rows - b.matrix().T.astype(np.float64), metric)[0] for b in tried])
     best = errors.argmin(0)
     store_blocks(product, _joined(tried, best))
     before, after = float(errors[0].sum()), float(errors.min(0).sum())
@@ -312,9 +308,9 @@ def round_layer(
     old = file.weight(integer)
     mean = moments.mean[:, None, :]
     shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
-    metric = damped(shape, integer.input_scale)
+    metric = damp(shape, integer.input_scale)
     new = _kept_or_rounded(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
-    before, after = (squared(rows - scale * q, metric) for q in (old, new))
+    before, after = (squared_errors(rows - scale * q, metric) for q in (old, new))
     chosen = np.where((after < before)[:, :, None], new, old)
     file.set_weight(integer, chosen)
     remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
@@ -323,7 +319,7 @@ def round_layer(
         # once.
         wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
         file.add_to_bias(integer, wanted + remaining - file.bias(integer))
-        lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
+        lost = squared_errors(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
     else:
         lost = before
     total, left = float(lost.sum()), float(np.minimum(before, after).sum())

@@ -1,1 +1,0 @@
-"""Keep the former, documented name of `edgeq.model`'s in-memory graph importable."""
