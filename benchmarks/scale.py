@@ -130,7 +130,7 @@ def measure() -> Coefficients:
         assert reference is not None
         files_for(pool, prepared.path)
         whole = sum(path.stat().st_size for path in (root / "imagenet-sample" / "val").iterdir())
-        listed = len(pickle.dumps(samples.opened.records)) / len(samples.opened.records)
+        listed = len(pickle.dumps(samples.opened_source.records)) / len(samples.opened_source.records)
     return Coefficients(
         jobs[0], jobs[1], whole / 900, digest_s, statistics.median(rounds), listed, Coefficients.restart_s
     )

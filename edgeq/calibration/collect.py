@@ -319,7 +319,7 @@ class CalibrationJob:
 
         def run(shard: Shard) -> dict[str, TensorStatistics]:
             seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding)
-            for place, sample in enumerate(shard.read(self.samples), shard.start):
+            for place, sample in enumerate(shard.read_samples(self.samples), shard.start):
                 seen.observe(sample, place)
             return seen.freeze(last=True, derive=False)
 

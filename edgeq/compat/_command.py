@@ -76,9 +76,9 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the converted value. Refuse a list, with a message that shows what to type."""
         if isinstance(value, str) and "," in value and param is not None:
-            first = value.split(",")[0].strip()
+            choice = value.split(",")[0].strip()
             self.fail(
-                f"only one value per run is allowed. Type {param.opts[0]} {first}, then run the others", param, ctx
+                f"only one value per run is allowed. Type {param.opts[0]} {choice}, then run the others", param, ctx
             )
         return self._value.convert(value, param, ctx)
 
@@ -131,5 +131,5 @@ def images_or_arrays(dataset: str, for_images: str) -> str | None:
     """
     if find_sidecar([Path(dataset)]) is not None:  # the preprocessing file may choose among several kinds of files
         return None
-    found = find_files(dataset)
-    return for_images if found.kind == "images" and find_sidecar([found.root]) is None else None
+    file_set = find_files(dataset)
+    return for_images if file_set.kind == "images" and find_sidecar([file_set.root]) is None else None

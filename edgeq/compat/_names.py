@@ -133,7 +133,7 @@ class _CompatFinder(MetaPathFinder, Loader):
             return None
         if module in LEFT_OUT:
             raise ImportError(why(module), name=fullname)
-        return ModuleSpec(fullname, self, is_package=any(known.startswith(f"{module}.") for known in _HANDED_ON))
+        return ModuleSpec(fullname, self, is_package=any(place.startswith(f"{module}.") for place in _HANDED_ON))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return a module that gives access to onnxruntime's names."""

@@ -53,8 +53,8 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
     loaded = load_preprocess(text)
     function = loaded.function
     assert function is not None, "it names a function"
-    needed = _needed(function)
-    if len(needed) < _SIZES:
+    required = _required_arguments(function)
+    if len(required) < _SIZES:
         return loaded
     size = model_size(model_signature(model).inputs[0])
     if size is None:
@@ -63,15 +63,15 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
             "Give a function of one argument, the image as uint8 [H, W, 3]",
         )
     width, height = size
-    sizes = (width, height) if needed[1].startswith("w") else (height, width)
+    sizes = (width, height) if required[1].startswith("w") else (height, width)
     return replace(loaded, reads="path", function=lambda path: function(str(path), *sizes))  # type: ignore[call-arg]
 
 
-def _needed(function: Callable[..., Any]) -> list[str]:
+def _required_arguments(function: Callable[..., Any]) -> list[str]:
     """Return the names of the positional arguments that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = inspect.signature(function).parameters.values()
-    return [entry.name for entry in found if entry.kind in kinds and entry.default is inspect.Parameter.empty]
+    parameters = inspect.signature(function).parameters.values()
+    return [entry.name for entry in parameters if entry.kind in kinds and entry.default is inspect.Parameter.empty]
 
 
 _ARRAY = "gemmini"
@@ -163,7 +163,7 @@ def command(
         overrides |= {"per_channel": False, "reduce_range": False}
     if op_types:
         overrides["op_types"] = tuple(_listed(op_types))
-    excluded = [*_listed(black_nodes), *_others(model_path, _listed(white_nodes))]
+    excluded = [*_listed(black_nodes), *_excluded_nodes(model_path, _listed(white_nodes))]
     if excluded:
         overrides["exclude"] = tuple(excluded)
     preprocess: Any
@@ -177,19 +177,19 @@ def command(
     return [write(model_path, data, output_model_path, overrides), *assumed]
 
 
-def _preprocess(given: str, model: Path) -> Any:
+def _preprocess(text: str, model: Path) -> Any:
     """Return the value of `--data_preprocess` in a form that `load_preprocess` accepts."""
-    if given in _PREPROCESS:
-        return _PREPROCESS[given]
-    if ".py:" in given:
-        return own_preprocess(given, model)
-    if given.isidentifier():
+    if text in _PREPROCESS:
+        return _PREPROCESS[text]
+    if ".py:" in text:
+        return own_preprocess(text, model)
+    if text.isidentifier():
         raise UsageError(
-            f"no --data_preprocess is called {given!r}",
-            f"Give --data_preprocess=data_preprocess.py:{given} for a function in a file of yours, or one of "
+            f"no --data_preprocess is called {text!r}",
+            f"Give --data_preprocess=data_preprocess.py:{text} for a function in a file of yours, or one of "
             f"{', '.join(_PREPROCESS)}",
         )
-    return given
+    return text
 
 
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
@@ -227,16 +227,16 @@ def _listed(text: str | None) -> Sequence[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
-    """Return the names of all nodes except `kept`. Return an empty list if `kept` is empty."""
-    if not kept:
+def _excluded_nodes(model_path: Path, quantized: Sequence[str]) -> Sequence[str]:
+    """Return the names of all nodes except `quantized`. Return an empty list if `quantized` is empty."""
+    if not quantized:
         return []
 
     names = [node.name for node in read_model(model_path).graph if node.name]
-    unknown = sorted(set(kept) - set(names))
+    unknown = sorted(set(quantized) - set(names))
     if unknown:
         raise UsageError(f"{model_path} has no node {unknown[0]!r}", "`edgeq inspect` lists the nodes")
-    return [name for name in names if name not in kept]
+    return [name for name in names if name not in quantized]
 
 
 def __getattr__(name: str) -> Any:

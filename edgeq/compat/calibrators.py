@@ -37,7 +37,7 @@ from edgeq.compat.source import (
     name_of_member,
     warn_unknown_nodes,
 )
-from edgeq.data.python_items import given_by
+from edgeq.data.python_items import drain_reader
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.edit import to_proto
@@ -78,19 +78,21 @@ class CalibratorOptions:
     num_quantized_bins: int = 128
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
+    def parse(cls, options: Mapping[str, Any]) -> CalibratorOptions:
         """Read options by name. None means the default. The exception is `symmetric`: there, None means False, as in
         onnxruntime.
 
         Raises:
             UsageError: a value is not a number, or is out of its bounds.
         """
-        flags = {name: bool(given[name]) for name in ("symmetric", "moving_average", "per_channel") if name in given}
+        flags = {
+            name: bool(options[name]) for name in ("symmetric", "moving_average", "per_channel") if name in options
+        }
         return cls(
             **flags,
-            percentile=_percentile(given.get("percentile", cls.percentile)),
-            num_bins=_bins("num_bins", given.get("num_bins", cls.num_bins)),
-            num_quantized_bins=_bins("num_quantized_bins", given.get("num_quantized_bins", cls.num_quantized_bins)),
+            percentile=_percentile(options.get("percentile", cls.percentile)),
+            num_bins=_bins("num_bins", options.get("num_bins", cls.num_bins)),
+            num_quantized_bins=_bins("num_quantized_bins", options.get("num_quantized_bins", cls.num_quantized_bins)),
         )
 
 
@@ -118,15 +120,15 @@ def activations(model: ir.Model) -> tuple[str, ...]:
     model keeps all its nodes.
     """
     types = element_types(model)
-    made = [value for node in model.graph for value in node.outputs]
-    names = [v.name for v in (*model.graph.inputs, *made) if v.name and not v.is_initializer()]
+    produced = [value for node in model.graph for value in node.outputs]
+    names = [v.name for v in (*model.graph.inputs, *produced) if v.name and not v.is_initializer()]
     return tuple(name for name in names if types.get(name, ir.DataType.FLOAT) in _FLOATS)
 
 
 def _with_channels(model: ir.Model, names: tuple[str, ...]) -> list[str]:
     """Return the tensors that are known to have two axes or more."""
-    made = (value for node in model.graph for value in node.outputs)
-    axes = {name_of(v): len(v.shape) for v in (*model.graph.inputs, *made) if v.shape is not None}
+    produced = (value for node in model.graph for value in node.outputs)
+    axes = {name_of(v): len(v.shape) for v in (*model.graph.inputs, *produced) if v.shape is not None}
     return [name for name in names if axes.get(name, 0) > 1]
 
 
@@ -153,7 +155,7 @@ def spans_of(statistics: Statistics, method: Any, options: CalibratorOptions) ->
         raise UsageError(f"calibration method {name} gives no integer ranges", f"It can be {', '.join(METHODS)}")
     if name == "MinMax" and options.per_channel and options.moving_average:
         raise UsageError("per_channel and moving_average cannot be combined", "Leave one of them out")
-    return {tensor: _span(known, name, options) for tensor, known in statistics.tensors.items()}
+    return {tensor: _span(figures, name, options) for tensor, figures in statistics.tensors.items()}
 
 
 def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> Span:
@@ -194,17 +196,17 @@ def read_cache(path: Path, method: Any) -> dict[str, Range]:
 
     try:
         data = load_tensors_data(path)
-        found = {name: _range(value) for name, value in data.items()}
+        ranges = {name: _range(value) for name, value in data.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CalibrationError(
             f"{path} is not a calibration cache: {error}", "Delete it, or name another file"
         ) from error
-    wanted = name_of_member(method)
-    if data.calibration_method.name != wanted:
+    expected = name_of_member(method)
+    if data.calibration_method.name != expected:
         raise CalibrationError(
-            f"{path} was made with {data.calibration_method.name}, not {wanted}", "Delete it, or name another file"
+            f"{path} was made with {data.calibration_method.name}, not {expected}", "Delete it, or name another file"
         )
-    return found
+    return ranges
 
 
 def as_ranges(data: Any) -> dict[str, Range]:
@@ -222,20 +224,20 @@ def _range(value: Any) -> Range:
     return Range(min(float(low.min()), 0.0), max(float(high.max()), 0.0))
 
 
-def _percentile(given: Any) -> float:
+def _percentile(value: Any) -> float:
     try:
-        share = CalibratorOptions.percentile if given is None else float(given)
+        share = CalibratorOptions.percentile if value is None else float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"CalibPercentile is {given!r}", "Give a number such as 99.999") from error
+        raise UsageError(f"CalibPercentile is {value!r}", "Give a number such as 99.999") from error
     if not 0 < share <= 100:
-        raise UsageError(f"CalibPercentile is {given!r}", "Give a number above 0 and at most 100, such as 99.999")
+        raise UsageError(f"CalibPercentile is {value!r}", "Give a number above 0 and at most 100, such as 99.999")
     return share
 
 
-def _bins(name: str, given: Any) -> int:
-    if not isinstance(given, int | np.integer) or given < 2:
-        raise UsageError(f"{name} is {given!r}", "Give a whole number of 2 or more, such as 2048")
-    return int(given)
+def _bins(name: str, value: Any) -> int:
+    if not isinstance(value, int | np.integer) or value < 2:
+        raise UsageError(f"{name} is {value!r}", "Give a whole number of 2 or more, such as 2048")
+    return int(value)
 
 
 def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
@@ -243,9 +245,9 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
         raise UsageError(f"CalibStridedMinMax is {size!r}", "Give a whole number")
     try:
         total = len(reader)
-        rest = total % size
+        remainder = total % size
         set_range = reader.set_range
-        if not rest:
+        if not remainder:
             set_range(start_index=0, end_index=size)
     # onnxruntime's CalibrationDataReader has both methods, but they only raise an error.
     except (NotImplementedError, AttributeError, TypeError) as error:
@@ -253,13 +255,13 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
             f"CalibStridedMinMax is {size}, but {type(reader).__name__} has no length or no set_range",
             "Leave it out: memory does not grow with the samples",
         ) from error
-    if rest:
+    if remainder:
         raise UsageError(
             f"CalibStridedMinMax is {size}, but the reader has {total} samples", f"Give a divisor of {total}"
         )
     for start in range(0, total, size):
         set_range(start_index=start, end_index=start + size)
-        yield from given_by(reader)
+        yield from drain_reader(reader)
 
 
 def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:
@@ -306,8 +308,8 @@ def calibrate(
         graph = prepared.model.graph
         warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
         ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", CalibratorOptions())
-        found = reversed(list(clamps(prepared.model.graph)))
-    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in found]:
+        clamp_nodes = reversed(list(clamps(prepared.model.graph)))
+    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in clamp_nodes]:
         if result in ranges:
             ranges[source] = ranges[result]
     names = [
@@ -316,9 +318,9 @@ def calibrate(
         if (node.op_type in op_types or node.name in white_nodes) and node.name not in black_nodes
         for value in (*node.inputs, *node.outputs)
     ]
-    chosen = {name: ranges[name] for name in dict.fromkeys(names) if name in ranges}
-    params = {name: dynamic_params(np.asarray([span.low, span.high])) for name, span in chosen.items()}
-    return {name: [np.uint8(found.zero_point), np.float32(found.scale)] for name, found in params.items()}
+    selected = {name: ranges[name] for name in dict.fromkeys(names) if name in ranges}
+    params = {name: dynamic_params(np.asarray([span.low, span.high])) for name, span in selected.items()}
+    return {name: [np.uint8(param.zero_point), np.float32(param.scale)] for name, param in params.items()}
 
 
 _OPTIONS = frozenset(field.name for field in fields(CalibratorOptions))
@@ -429,7 +431,7 @@ class EdgeqCalibrater(CalibraterBase):
         self.method = member("CalibrationMethod", method)
         for name in sorted(set(options or {}) - _OPTIONS - _NOT_NEEDED):
             LOG.warning("unknown option %r of the calibrator is ignored", name)
-        self.options = CalibratorOptions.read(options or {})
+        self.options = CalibratorOptions.parse(options or {})
         self.symmetric, self.per_channel = bool(self.options.symmetric), self.options.per_channel
         self._prepared: PreparedModel = as_given(self.model_path, self._folder)
         self._statistics: Statistics | None = None
@@ -471,9 +473,9 @@ class EdgeqCalibrater(CalibraterBase):
     def _spans(self) -> dict[str, Span]:
         if self._statistics is None:
             raise CalibrationError("no data was collected", "Call collect_data first")
-        found = spans_of(self._statistics, self.method, self.options)
-        wanted, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
-        return {name: span for name, span in found.items() if name in wanted}
+        spans = spans_of(self._statistics, self.method, self.options)
+        names, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
+        return {name: span for name, span in spans.items() if name in names}
 
 
 def create_calibrator(

@@ -63,13 +63,13 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
     """
     path = Path(model_path)
     digest, model = model_digest(path), read_model(path)
-    whole: Statistics | None = None
+    total: Statistics | None = None
     for reader in readers:
         part = collect(model, _Runs(reader), model_digest=digest)
-        whole = part if whole is None else whole.merge(part)
-    if whole is None:
+        total = part if total is None else total.merge(part)
+    if total is None:
         raise UsageError("there are no readers to calibrate with", "Give at least one")
-    return whole
+    return total
 
 
 @click.command("detector", cls=OneLineCommand, context_settings=SETTINGS)
@@ -116,9 +116,9 @@ def command(
         reader = YoloDataReader(
             dataset, width, height, start_index, end_index, 1, batch_size, model, preprocess=preprocess
         )
-        last = start_index + reader.get_dataset_size()
-        for start in range(start_index, last, stride):
-            reader.set_range(start, min(start + stride, last))
+        stop = start_index + reader.get_dataset_size()
+        for start in range(start_index, stop, stride):
+            reader.set_range(start, min(start + stride, stop))
             yield reader
 
     evaluator = None

@@ -68,8 +68,8 @@ class TaskEvaluator:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
         for run in self._runs(self.data_reader):
             outputs = {"": infer(self._session, self.data_reader.complete(run), model=str(self.model_path))}
-            for sample, made in rows(run, outputs):
-                self._meter.update(made[""], sample)
+            for sample, row_outputs in rows(run, outputs):
+                self._meter.update(row_outputs[""], sample)
                 self._seen += 1
 
     def _runs(self, reader: DataReader) -> Iterable[Sample]:
@@ -85,14 +85,14 @@ class TaskEvaluator:
         """Print `result` in the form of the examples and return it. If `result` is None, use the result of
         `get_result`.
         """
-        return printed(result if result is not None else self.get_result())
+        return print_metrics(result if result is not None else self.get_result())
 
 
-def printed(found: Mapping[str, float]) -> Mapping[str, float]:
-    """Print each metric of `found` on its own line, and return `found`."""
-    for name, value in found.items():
+def print_metrics(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """Print each metric of `metrics` on its own line, and return `metrics`."""
+    for name, value in metrics.items():
         print(f"{name}: {value:.4f}")
-    return found
+    return metrics
 
 
 class DetectionEvaluator(TaskEvaluator):
@@ -218,7 +218,7 @@ class YoloV3Evaluator:
     def evaluate(self, prediction_result: Sequence[Mapping[str, Any]], annotations: str | Path) -> Mapping[str, float]:
         """Print COCO's box metrics over all annotated images, and return them as metric → value."""
         truth = load_annotations(Path(annotations))
-        return printed(score_guesses(truth, list(truth.images.values()), prediction_result, load_package()))
+        return print_metrics(score_guesses(truth, list(truth.images.values()), prediction_result, load_package()))
 
 
 class YoloV3VariantEvaluator(YoloV3Evaluator):
@@ -234,15 +234,15 @@ def _with_classes(task: Detection, class_file: Path) -> Detection:
         raise DataError(f"{task.annotations.source} has no category {missing!r}", f"Correct {class_file}")
     places = np.array([task.annotations.categories.index(names[name]) for name in order], np.int64)
 
-    read = task.decoder
-    if read is None:
+    decoder = task.decoder
+    if decoder is None:
         raise UsageError("detection needs a decoder", "Choose one with --decoder")
 
     def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
-        found = read(outputs, size)
-        if len(found) and found.classes.max() >= len(places):
+        detections = decoder(outputs, size)
+        if len(detections) and detections.classes.max() >= len(places):
             raise DataError(f"{class_file} names {len(places)} classes", "List every class of the model")
-        return replace(found, classes=places[found.classes])
+        return replace(detections, classes=places[detections.classes])
 
     return replace(task, decoder=decode)
 
@@ -327,7 +327,7 @@ class ImageClassificationEvaluator:
             raise DataError(f"{len(scores)} results for {len(truth)} labels", "Give the labels of the reader's range")
         ranked = np.argsort(-scores, axis=1, kind="stable")
         hits = ranked[:, :5] == truth[:, None]
-        return printed({"top 1": float(hits[:, 0].mean()), "top 5": float(hits.any(axis=1).mean())})
+        return print_metrics({"top 1": float(hits[:, 0].mean()), "top 5": float(hits.any(axis=1).mean())})
 
 
 def __getattr__(name: str) -> Any:

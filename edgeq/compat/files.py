@@ -83,7 +83,7 @@ _CALIBRATORS = {
 _SMOOTH = ("SmoothQuant", "SmoothQuantAlpha", "SmoothQuantFolding")
 
 
-def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_options(extra_options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a copy of the options.
 
     Unknown keys are ignored, as in the older functions, but a warning names each key.
@@ -92,34 +92,36 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
         UsageError: the options are not a mapping, or SmoothQuant is set. SmoothQuant needs a module that current
             releases of neural-compressor no longer contain.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
-    options = dict(given or {})
+    if extra_options is not None and not isinstance(extra_options, Mapping):
+        raise UsageError(
+            f"extra_options are given as {type(extra_options).__name__}", "Give a dict of names and values"
+        )
+    options = dict(extra_options or {})
     if options.get("SmoothQuant"):
         raise UsageError(
             "the extra option SmoothQuant needs a module of neural-compressor that its releases no longer have",
             "Leave it out; `edgeq tune` finds the layers to keep in float instead",
         )
-    known = WRITER | CALIBRATION | set(_SMOOTH)
-    for name in sorted(set(options) - known):
-        close = difflib.get_close_matches(name, known, n=1)
+    names = WRITER | CALIBRATION | set(_SMOOTH)
+    for name in sorted(set(options) - names):
+        close = difflib.get_close_matches(name, names, n=1)
         LOG.warning("unknown extra option %r is ignored%s", name, f"; did you mean {close[0]}?" if close else "")
     return options
 
 
 def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for the quantizer that writes the model. `None` means that an option is not set."""
-    chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
-    if "TensorQuantOverrides" in chosen:
+    selected = {name: value for name, value in options.items() if name in WRITER and value is not None}
+    if "TensorQuantOverrides" in selected:
         # The quantizer needs arrays instead of numpy scalars.
-        chosen["TensorQuantOverrides"] = {
+        selected["TensorQuantOverrides"] = {
             tensor: [
                 {key: np.asarray(value) if isinstance(value, np.generic) else value for key, value in override.items()}
                 for override in overrides
             ]
-            for tensor, overrides in chosen["TensorQuantOverrides"].items()
+            for tensor, overrides in selected["TensorQuantOverrides"].items()
         }
-    return chosen
+    return selected
 
 
 def quantize_static(
@@ -189,24 +191,24 @@ def quantize_static(
             "fix_ranges": "The cache does not cover this tensor: delete it",
             "extra_options": writer_options(options),
         }
-        kept = {
+        float_nodes = {
             *excluded,
             *_kept_clamps(prepared.model, ranges, types[0], options),
             *gemms_with_factors(prepared.model),
         }
         notes = prepared.notes
         try:
-            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept, **arguments)
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=float_nodes, **arguments)
             return checked(draft, output, notes)
         except RuntimeUnavailableError:
             # Some nodes, such as a dilated AveragePool, cannot run between the Q/DQ nodes that onnxruntime's quantizer
             # writes.
             predicted = predict_int8(prepared.model, int8_rules("cpu"))
-            float_only = {node.name for node in predicted if node.verdict == "float"} - kept
+            float_only = {node.name for node in predicted if node.verdict == "float"} - float_nodes
             if not float_only:
                 raise
             LOG.warning("kept in float, because they have no integer form: %s", ", ".join(sorted(float_only)))
-            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept | float_only, **arguments)
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=float_nodes | float_only, **arguments)
             return checked(draft, output, notes)
 
 
@@ -218,10 +220,10 @@ def _kept_clamps(
     """
     dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()
-    free = {name: found for name, found in ranges.items() if name not in overridden}
-    before = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
-    kept = lasting_clamps(model.graph, chosen_params(free, dtype, symmetric=symmetric))
-    return kept | {str(node.name) for node in before}
+    free = {name: span for name, span in ranges.items() if name not in overridden}
+    overridden_clamps = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
+    lasting = lasting_clamps(model.graph, chosen_params(free, dtype, symmetric=symmetric))
+    return lasting | {str(node.name) for node in overridden_clamps}
 
 
 def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
@@ -254,8 +256,8 @@ def _ranges(
             "there is neither a calibration_data_reader nor a calibration_cache_path that exists", "Give one"
         )
     statistics = statistics_of(prepared, reader, stride=options.get("CalibStridedMinMax"))
-    given = {_CALIBRATORS[name]: value for name, value in options.items() if name in _CALIBRATORS}
-    ranges = ranges_of(statistics, method, CalibratorOptions.read(given))
+    calibrator_options = {_CALIBRATORS[name]: value for name, value in options.items() if name in _CALIBRATORS}
+    ranges = ranges_of(statistics, method, CalibratorOptions.parse(calibrator_options))
     if cache is not None:
         from onnxruntime.quantization import save_tensors_data
 
@@ -322,7 +324,7 @@ def quantize_dynamic(
     options = check_options(extra_options)
     for name in sorted(CALIBRATION & set(options)):
         LOG.warning("extra option %r has no effect on dynamic quantization", name)
-    chosen = quant_type(weight_type)
+    integer_type = quant_type(weight_type)
     output = path_of(model_output, "output")
     included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
     with (
@@ -338,7 +340,7 @@ def quantize_dynamic(
                 op_types_to_quantize=listed(op_types_to_quantize),
                 per_channel=per_channel,
                 reduce_range=reduce_range,
-                weight_type=chosen,
+                weight_type=integer_type,
                 nodes_to_quantize=included,
                 nodes_to_exclude=[*excluded, *standard_attentions(prepared.model)],
                 extra_options=writer_options(options),
@@ -385,7 +387,7 @@ def quantize_qat(
 
     types, included, excluded = map(listed, (op_types_to_quantize, nodes_to_quantize, nodes_to_exclude))
 
-    def wanted(node: ir.Node) -> bool:
+    def is_requested(node: ir.Node) -> bool:
         """Return whether the arguments allow this node to be quantized."""
         return (
             (not types or node.op_type in types)
@@ -400,7 +402,7 @@ def quantize_qat(
             format="QOperator",
             activation_type=_integer(activation_type),
             weight_type=_integer(weight_type),
-            wanted=wanted,
+            wanted=is_requested,
             force=True,
         )
     for line in result.kept:

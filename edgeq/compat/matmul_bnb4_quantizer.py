@@ -83,16 +83,18 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Sequence[str]) -> str:
     """Run the command with the given arguments and return the line to print."""
-    chosen = parser().parse_args(arguments)
-    if chosen.output_model.exists():
-        raise UsageError(f"{chosen.output_model} exists", "Choose another --output_model, or remove it")
-    quantizer = MatMulBnb4Quantizer(chosen.input_model, chosen.quant_type, chosen.block_size, chosen.nodes_to_exclude)
+    options = parser().parse_args(arguments)
+    if options.output_model.exists():
+        raise UsageError(f"{options.output_model} exists", "Choose another --output_model, or remove it")
+    quantizer = MatMulBnb4Quantizer(
+        options.input_model, options.quant_type, options.block_size, options.nodes_to_exclude
+    )
     quantizer.process()
-    beside = siblings(chosen.input_model, chosen.output_model)
-    with output_file(chosen.output_model, force=True, beside=beside) as draft:
+    data_files = siblings(options.input_model, options.output_model)
+    with output_file(options.output_model, force=True, beside=data_files) as draft:
         save_model(from_proto(quantizer.model.model), draft)
         open_session(draft, SessionSettings())
-    return f"{chosen.output_model}: {('FP4', 'NF4')[chosen.quant_type]}, blocks of {chosen.block_size}"
+    return f"{options.output_model}: {('FP4', 'NF4')[options.quant_type]}, blocks of {options.block_size}"
 
 
 main = partial(run_printed, run)

@@ -21,7 +21,7 @@ import click
 from edgeq_device.measure.bench import BenchSettings
 
 from edgeq.compat._command import SETTINGS, OneLineCommand, OneOf, PrintedProgress, run_program, say
-from edgeq.data.samples import first, open_samples
+from edgeq.data.samples import open_samples, take_first
 from edgeq.errors import OutputError, UsageError
 from edgeq.measure.bench import BenchData, bench
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
@@ -120,9 +120,9 @@ def run(
             "there is no model, or no data set", "Give --model and --dataset-path, or type `onnxruntime resnet50 cpu`"
         )
     name = dataset or PROFILES[profile]
-    known = DATASETS[name]
-    chosen = preprocess or known.get("preprocess")
-    if chosen is None:
+    table = DATASETS[name]
+    steps = preprocess or table.get("preprocess")
+    if steps is None:
         raise UsageError(
             f"--dataset {name} has no preprocessing for its images",
             f"Add --preprocess (`edgeq preprocess list`), --decoder ({', '.join(DECODERS.names())}) and "
@@ -131,24 +131,27 @@ def run(
     result: dict[str, Any] = {"model": str(model), "dataset": name, "scenario": scenario}
     if accuracy:
         options = {"class_offset": class_offset, "decoder": decoder, "output": outputs}
-        given = {**known.get("options", {}), **{key: value for key, value in options.items() if value is not None}}
+        task_options = {
+            **table.get("options", {}),
+            **{key: value for key, value in options.items() if value is not None},
+        }
         labels: str | None = None
-        if known["task"] == "classification":
-            beside = dataset_path / VAL_MAP
-            labels = dataset_list or (str(beside) if beside.is_file() else None)
+        if table["task"] == "classification":
+            val_map = dataset_path / VAL_MAP
+            labels = dataset_list or (str(val_map) if val_map.is_file() else None)
         elif dataset_list is not None:
-            given["annotations"] = Path(dataset_list)
-        samples = open_samples(str(dataset_path), model_signature(model), preprocess=chosen, labels=labels, model=model)
+            task_options["annotations"] = Path(dataset_list)
+        samples = open_samples(str(dataset_path), model_signature(model), preprocess=steps, labels=labels, model=model)
         request = EvalRequest(
             model,
-            first(samples, count) if count is not None else samples,
-            known["task"],
-            TaskOptions(**given),
+            take_first(samples, count) if count is not None else samples,
+            table["task"],
+            TaskOptions(**task_options),
             settings=SessionSettings(intra_op_threads=threads),
         )
-        found = run_evaluation(request, progress=PrintedProgress())
-        assert found.accuracy is not None, "there is a task"
-        result |= {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.samples}}
+        evaluation = run_evaluation(request, progress=PrintedProgress())
+        assert evaluation.accuracy is not None, "there is a task"
+        result |= {"metrics": dict(evaluation.accuracy.metrics), "figures": {"total": evaluation.samples}}
     else:
         settings = BenchSettings(
             scenarios=(SCENARIOS[scenario],),
@@ -158,7 +161,7 @@ def run(
             latency_bound_ms=1000 * max_latency if max_latency is not None else None,
             threads=threads,
         )
-        result["figures"] = _speed(model, BenchData(str(dataset_path), chosen, count), settings)
+        result["figures"] = _speed(model, BenchData(str(dataset_path), steps, count), settings)
     if folder is not None:
         _check_results(folder / "results.json")
         with output_file(folder / "results.json", force=True) as draft:
@@ -170,15 +173,15 @@ def _named(words: Sequence[str]) -> str | None:
     """Return the model's name from the words that run_local.sh passes: backend, model and device, in any order. Return
     None if there are no words.
     """
-    found = [word for word in words if word in FILES]
-    other = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
-    if other is not None or (words and len(found) != 1):
-        model = found[0] if found else next(iter(FILES))
+    matches = [word for word in words if word in FILES]
+    unknown = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
+    if unknown is not None or (words and len(matches) != 1):
+        model = matches[0] if matches else next(iter(FILES))
         raise UsageError(
-            f"unknown word {other!r}" if other is not None else "these words do not name exactly one model",
+            f"unknown word {unknown!r}" if unknown is not None else "these words do not name exactly one model",
             f"Type {BACKEND} {model} {DEVICE}; models: {', '.join(FILES)}",
         )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _folder(variable: str, option: str) -> Path:
@@ -190,8 +193,8 @@ def _folder(variable: str, option: str) -> Path:
 
 def _check_results(place: Path) -> None:
     """Refuse to replace anything but earlier results."""
-    kept = read_object(place)
-    if place.exists() and (kept is None or not {"model", "dataset", "scenario"} <= kept.keys()):
+    earlier = read_object(place)
+    if place.exists() and (earlier is None or not {"model", "dataset", "scenario"} <= earlier.keys()):
         raise OutputError(f"{shown(place)} does not contain earlier results", "Move it, or choose another --output")
 
 
@@ -208,8 +211,8 @@ def _speed(model: Path, data: BenchData, settings: BenchSettings) -> dict[str, f
     """Measure a model in one scenario and return the measured values."""
     with device_errors():
         settings.check()
-    found = bench(model, data=data, settings=settings, progress=PrintedProgress())
-    latency = found.latency(list(found.models)[-1], settings.scenarios[0])
+    measurement = bench(model, data=data, settings=settings, progress=PrintedProgress())
+    latency = measurement.latency(list(measurement.models)[-1], settings.scenarios[0])
     return {key: value for key, value in latency.items() if isinstance(value, int | float)}
 
 

@@ -77,12 +77,12 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
 
     if model_type not in MODEL_TYPES:
         raise UsageError(f"unknown model type {model_type!r}", f"Known: {', '.join(sorted(MODEL_TYPES))}")
-    wanted = MODEL_TYPES[model_type][2] if level is None else level
-    if wanted > 1 and find_spec("torch") is None:
+    target_level = MODEL_TYPES[model_type][2] if level is None else level
+    if target_level > 1 and find_spec("torch") is None:
         raise RuntimeUnavailableError(
-            f"onnxruntime's optimizer needs torch for level {wanted}", "pip install torch, or use level 0 or 1"
+            f"onnxruntime's optimizer needs torch for level {target_level}", "pip install torch, or use level 0 or 1"
         )
-    if wanted == 1 and find_spec("torch") is None:
+    if target_level == 1 and find_spec("torch") is None:
         basic = folder / "basic.onnx"
         quant_pre_process(path, basic, skip_symbolic_shape=True, skip_onnx_shape=True)
         path, level = basic, 0
@@ -107,7 +107,9 @@ def _failures(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_DB, progress: Progress = SILENT) -> None:
+def check_same(
+    original: Path, optimized: Path, *, least_sqnr_db: float = LEAST_SQNR_DB, progress: Progress = SILENT
+) -> None:
     """Compare the outputs of an optimised model with those of the original model on a generated input.
 
     The models are not compared if their inputs differ (`--input_int32`) or if the original does not accept generated
@@ -117,30 +119,30 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         ModelError: the optimised model does not load.
         CheckFailedError: the outputs differ.
     """
-    load_model(after, external_data="none")
+    load_model(optimized, external_data="none")
     try:
-        sessions = {"before": open_session(before), "after": open_session(after)}
+        sessions = {"before": open_session(original), "after": open_session(optimized)}
     except RuntimeUnavailableError as error:
         raise ModelError(error.problem, "Run it on the provider that it was optimised for") from error
-    signature = model_signature(before)
-    if signature.inputs != model_signature(after).inputs:
+    signature = model_signature(original)
+    if signature.inputs != model_signature(optimized).inputs:
         progress.note("not compared with the original model: the inputs differ")
         return
 
-    feed = made_up_inputs(before, seed=0, free=_SIZE)
+    feed = made_up_inputs(original, seed=0, free=_SIZE)
     try:
-        found = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
+        agreement = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
     except (DataError, RuntimeUnavailableError) as error:
         progress.note(f"not compared with the original model: it refuses generated inputs ({error.problem})")
         return
-    if not found.compared and not any(output.mismatched for output in found.outputs):
+    if not agreement.compared and not any(output.mismatched for output in agreement.outputs):
         progress.note("not compared with the original model: its outputs are not numbers")
         return
-    if found.sqnr_db < least_sqnr_db or any(output.nonfinite or output.mismatched for output in found.outputs):
+    if agreement.sqnr_db < least_sqnr_db or any(output.nonfinite or output.mismatched for output in agreement.outputs):
         raise CheckFailedError(
-            f"the optimised model gives other outputs ({found.sqnr_db:.1f} dB)", "Disable fusions until they agree"
+            f"the optimised model gives other outputs ({agreement.sqnr_db:.1f} dB)", "Disable fusions until they agree"
         )
-    progress.note(f"same outputs as before: {found.sqnr_db:.0f} dB")
+    progress.note(f"same outputs as before: {agreement.sqnr_db:.0f} dB")
 
 
 @click.command("optimizer", cls=OneLineCommand, context_settings={**SETTINGS, "ignore_unknown_options": True})
@@ -154,26 +156,26 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Run the command with these options and return the line to print."""
-    before = load_model(source, external_data="none")
+    original = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (
         scratch_folder("edgeq-optimizer-") as folder,
         output_file(output, force=True, beside=data_beside(output, source)) as draft,
     ):
-        read = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
-        read.add_argument("--opt_level", type=int)
-        read.add_argument("--model_type", default="bert")
-        chosen = read.parse_known_args(extra_arguments)[0]
-        start, level = _prepared(source, chosen.model_type, chosen.opt_level, Path(folder))
+        option_parser = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
+        option_parser.add_argument("--opt_level", type=int)
+        option_parser.add_argument("--model_type", default="bert")
+        options = option_parser.parse_known_args(extra_arguments)[0]
+        start, level = _prepared(source, options.model_type, options.opt_level, Path(folder))
         _theirs(start, draft, extra_arguments if level is None else [*extra_arguments, "--opt_level", str(level)])
         if not draft.is_file():
             raise ModelError(f"{source}: onnxruntime's optimizer wrote nothing", "Try another --model_type")
-        least = _HALF_SQNR_DB if "--float16" in extra_arguments else LEAST_SQNR_DB
-        check_same(source, draft, least_sqnr_db=least, progress=progress)
-        after = load_model(draft, external_data="none")
-    counts = Counter(node.op_type for node in after.graph.node if node.domain == "com.microsoft")
+        min_sqnr_db = _HALF_SQNR_DB if "--float16" in extra_arguments else LEAST_SQNR_DB
+        check_same(source, draft, least_sqnr_db=min_sqnr_db, progress=progress)
+        fused = load_model(draft, external_data="none")
+    counts = Counter(node.op_type for node in fused.graph.node if node.domain == "com.microsoft")
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
-    return f"{output}: {len(before.graph.node)} nodes → {len(after.graph.node)}; fused: {listed}"
+    return f"{output}: {len(original.graph.node)} nodes → {len(fused.graph.node)}; fused: {listed}"
 
 
 def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:

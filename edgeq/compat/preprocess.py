@@ -172,8 +172,8 @@ def write(
         source: the model file. Neither it nor its data may be replaced.
         Other arguments: see `quant_pre_process`.
     """
-    kept = model_files(source)
-    check_apart(output, kept)
+    protected = model_files(source)
+    check_apart(output, protected)
     folder = external_folder(model)
     with output_file(output, force=True) as draft:
         if save_as_external_data:
@@ -187,7 +187,7 @@ def write(
         else:
             save_model(model, draft)
         for file in draft.parent.iterdir():
-            check_apart(output.parent / file.name, kept)
+            check_apart(output.parent / file.name, protected)
 
 
 def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progress) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
-from edgeq.data.samples import Samples, first, open_samples, rebatch
+from edgeq.data.samples import Samples, open_samples, rebatch, take_first
 from edgeq.errors import UsageError
 from edgeq.measure.task import integer_labels
 from edgeq.model.load import model_signature
@@ -95,7 +95,7 @@ class DataReader:
             raise UsageError(
                 f"the range of samples from {start_index} to {end_index} is empty", "Give a larger end_index, or 0"
             )
-        opened = open_samples(
+        samples = open_samples(
             self._dataset,
             self._signature,
             preprocess=self._preprocess,
@@ -103,7 +103,7 @@ class DataReader:
             start=start_index,
             model=self.model_path,
         )
-        self.samples: Samples = first(opened, end_index - start_index) if end_index else opened
+        self.samples: Samples = take_first(samples, end_index - start_index) if end_index else samples
         self.rewind()
 
     def get_next(self) -> Feed | None:
@@ -216,8 +216,8 @@ class ImageNetDataReader(DataReader):
         if self._labels is None:
             raise UsageError("the reader has no labels", "Give it labels='val_map.txt', lines of file name and class")
         classes = np.concatenate([integer_labels(sample) for sample in self.samples])
-        found: NDArray[np.float32] = np.eye(CLASSES, dtype=np.float32)[classes]
-        return found
+        one_hot: NDArray[np.float32] = np.eye(CLASSES, dtype=np.float32)[classes]
+        return one_hot
 
 
 class YoloDataReader(DataReader):

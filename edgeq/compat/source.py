@@ -32,11 +32,11 @@ def member(enumeration: str, value: Any) -> Any:
     """
     import onnxruntime.quantization
 
-    known = getattr(onnxruntime.quantization, enumeration)
+    members = getattr(onnxruntime.quantization, enumeration)
     name = name_of_member(value)
-    if name not in known.__members__:
-        raise UsageError(f"{enumeration} has no {name!r}", f"It can be {', '.join(known.__members__)}")
-    return known[name]
+    if name not in members.__members__:
+        raise UsageError(f"{enumeration} has no {name!r}", f"It can be {', '.join(members.__members__)}")
+    return members[name]
 
 
 def name_of_member(value: Any) -> str:
@@ -50,10 +50,10 @@ def quant_type(value: Any) -> Any:
     Raises:
         UsageError: the type is unknown or is a float type.
     """
-    found = member("QuantType", value)
-    if "FLOAT" in found.name:
-        raise UsageError(f"{found.name} has no kernels on the CPU", "Choose an integer QuantType")
-    return found
+    type_member = member("QuantType", value)
+    if "FLOAT" in type_member.name:
+        raise UsageError(f"{type_member.name} has no kernels on the CPU", "Choose an integer QuantType")
+    return type_member
 
 
 LOG = logging.getLogger("edgeq.compat")
@@ -156,7 +156,7 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
     """Log a warning for each name that matches no node of the model. The older functions silently ignored them."""
-    known = {node.name for node in model.graph}
+    node_names = {node.name for node in model.graph}
     for name in dict.fromkeys(name for names in lists for name in names or ()):
-        if name not in known:
+        if name not in node_names:
             LOG.warning("no node is named %r; it is ignored", name)

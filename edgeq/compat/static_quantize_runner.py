@@ -79,29 +79,29 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Sequence[str]) -> str:
     """Run the command with the given arguments and return the line to print."""
-    chosen = parser().parse_args(arguments)
-    extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
+    options = parser().parse_args(arguments)
+    extra: dict[str, Any] = {option: getattr(options, flag) for flag, option in _FLAGS.items()}
     extra |= {
-        "QuantizeBias": not chosen.disable_quantize_bias,
-        "MinimumRealRange": chosen.minimum_real_range,
-        "OpTypesToExcludeOutputQuantization": chosen.op_types_to_exclude_output_quantization,
-        "QDQOpTypePerChannelSupportToAxis": {name: int(axis) for name, axis in chosen.op_per_channel_axis},
-        "TensorQuantOverrides": _overrides(chosen.tensor_quant_overrides),
+        "QuantizeBias": not options.disable_quantize_bias,
+        "MinimumRealRange": options.minimum_real_range,
+        "OpTypesToExcludeOutputQuantization": options.op_types_to_exclude_output_quantization,
+        "QDQOpTypePerChannelSupportToAxis": {name: int(axis) for name, axis in options.op_per_channel_axis},
+        "TensorQuantOverrides": _overrides(options.tensor_quant_overrides),
     }
-    written = quantize_static(
-        chosen.input_model_path,
-        chosen.output_quantized_model_path,
-        chosen.input_model_path.absolute().parent,
-        quant_format=_FORMATS[chosen.quant_format],
-        activation_type=_INTEGERS[chosen.activation_type],
-        weight_type=_INTEGERS[chosen.weight_type],
-        calibrate_method=_METHODS[chosen.calibration_method],
-        per_channel=chosen.per_channel,
-        nodes_to_quantize=chosen.nodes_to_quantize,
-        nodes_to_exclude=chosen.nodes_to_exclude,
+    result = quantize_static(
+        options.input_model_path,
+        options.output_quantized_model_path,
+        options.input_model_path.absolute().parent,
+        quant_format=_FORMATS[options.quant_format],
+        activation_type=_INTEGERS[options.activation_type],
+        weight_type=_INTEGERS[options.weight_type],
+        calibrate_method=_METHODS[options.calibration_method],
+        per_channel=options.per_channel,
+        nodes_to_quantize=options.nodes_to_quantize,
+        nodes_to_exclude=options.nodes_to_exclude,
         extra_options=extra,
     )
-    return f"{written.output}: {chosen.quant_format} {chosen.activation_type} {chosen.weight_type}"
+    return f"{result.output}: {options.quant_format} {options.activation_type} {options.weight_type}"
 
 
 def _overrides(path: Path | None) -> dict[str, Any]:

@@ -73,14 +73,14 @@ class ArrayFiles:
             return ()
         return [entry.path.relative_to(self.root).parts[0] for entry in self.entries for _ in range(entry.plan.count)]
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the records at `indices`. Only one slice of one file is in memory at a time."""
         for number, local in spans([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
             context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
             for record in _read_entry(entry, local):
-                own = label if entry.label is None else record.label
-                yield replace(record, label=own, context={**context, **record.context})
+                record_label = label if entry.label is None else record.label
+                yield replace(record, label=record_label, context={**context, **record.context})
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """For each file that contains records at `indices`, hash the file's name, its bytes and the range of those
@@ -114,15 +114,15 @@ def open_array_files(
     entries = []
     for path in files:
         headers = read_arrays(path)
-        read = _prepared if prepared else _raw
-        entry = read(path, headers, signature, options)
+        choose_format = _prepared_format if prepared else _raw_format
+        entry = choose_format(path, headers, signature, options)
         entries.append(entry)
-        beside = [key for key in LABEL_KEYS if key in headers and key not in (entry.label, *entry.arrays.values())]
-        if beside and entry.label is None and options.label is None and len(notes) < _MOST_NOTES:
-            shape = list(headers[beside[0]].shape)
+        label_keys = [key for key in LABEL_KEYS if key in headers and key not in (entry.label, *entry.arrays.values())]
+        if label_keys and entry.label is None and options.label is None and len(notes) < _MOST_NOTES:
+            shape = list(headers[label_keys[0]].shape)
             notes = (
                 *notes,
-                f"{path}: {beside[0]!r} of shape {shape} does not have one label per sample and is left out",
+                f"{path}: {label_keys[0]!r} of shape {shape} does not have one label per sample and is left out",
             )
     return ArrayFiles(root, tuple(entries), prepared, classes or {}, notes)
 
@@ -141,18 +141,20 @@ def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None
     array that it may contain is an array of labels with one number per image.
     """
     images = [key for key, array in headers.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
-    others = [key for key in headers if key not in images]
-    if len(images) != 1 or headers[images[0]].shape[-1] not in (1, 3) or len(others) > 1:
+    other_keys = [key for key in headers if key not in images]
+    if len(images) != 1 or headers[images[0]].shape[-1] not in (1, 3) or len(other_keys) > 1:
         return None
     shape = headers[images[0]].shape
     count = shape[0] if len(shape) == 4 else 1
-    numbers = [key for key in others if headers[key].dtype.kind in "iu" and math.prod(headers[key].shape) == count]
-    if len(numbers) < len(others):
+    numbers = [key for key in other_keys if headers[key].dtype.kind in "iu" and math.prod(headers[key].shape) == count]
+    if len(numbers) < len(other_keys):
         return None
     return images[0], numbers[0] if numbers else None
 
 
-def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
+def _prepared_format(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
+) -> ArrayFormat:
     arrays = match_names([key for key in headers if key != options.label], signature, str(path))
     shapes = {name: headers[key].shape for name, key in arrays.items()}
     plan = plan_prepared(shapes, signature, str(path), options.stack)
@@ -168,14 +170,16 @@ def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options
     images = image_arrays(headers)
     if images is not None and images[1] is not None and images[0] in arrays.values():
         return images[1]
-    beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
+    candidates = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
     # An array with this name may contain something else, such as the boxes in each image.
-    return next((key for key in beside if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None)
+    return next(
+        (key for key in candidates if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None
+    )
 
 
-def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
+def _raw_format(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
     if options.encoded is not None and options.encoded in headers:
-        return _encoded(path, headers, signature, options)
+        return _encoded_format(path, headers, signature, options)
     arrays = _raw_names(path, headers, signature, options)
     label = _label_key(headers, arrays, options)
     counts = set()
@@ -227,7 +231,9 @@ def _raw_names(
     return match_names(items, signature, str(path))
 
 
-def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
+def _encoded_format(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
+) -> ArrayFormat:
     assert options.encoded is not None
     assert options.offsets is not None
     images, offsets = headers[options.encoded], headers.get(options.offsets)
@@ -256,8 +262,8 @@ def _read_entry(entry: ArrayFormat, local: Sequence[int]) -> Iterator[Record]:
             records = _read_encoded(file, entry, local)
         else:
             slices = {name: file.slices(key, entry.shapes[name]) for name, key in entry.arrays.items()}
-            taken = {name: entry.plan if shape else SplitPlan("whole", 1, True) for name, shape in entry.shapes.items()}
-            records = ((i, {name: _take(s, taken[name], i) for name, s in slices.items()}) for i in local)
+            plans = {name: entry.plan if shape else SplitPlan("whole", 1, True) for name, shape in entry.shapes.items()}
+            records = ((i, {name: _take(s, plans[name], i) for name, s in slices.items()}) for i in local)
         for index, raw in records:
             name = f"{entry.path}[{index}]" if entry.plan.count > 1 else str(entry.path)
             yield Record(name, raw, labels[index] if labels else None, {"index": index})
@@ -265,7 +271,7 @@ def _read_entry(entry: ArrayFormat, local: Sequence[int]) -> Iterator[Record]:
 
 def _take(slices: Slices, plan: SplitPlan, index: int) -> Any:
     if plan.kind in ("whole", "single"):
-        return slices.whole()
+        return slices.load_all()
     return slices.take(index)[None] if plan.kind == "rows" else slices.take(index)
 
 
@@ -279,11 +285,11 @@ def _read_encoded(file: ArrayFile, entry: ArrayFormat, local: Sequence[int]) -> 
     total = file.headers[key].shape[0]
     for index in local:
         start, stop = int(offsets[index]), int(offsets[index + 1])
-        where = f"{entry.path}[{index}]"
+        location = f"{entry.path}[{index}]"
         if not 0 <= start < stop <= total:
-            raise DataError(f"{where}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
-        check_size(stop - start, f"{where} must be read as a whole", "Correct the offsets")
-        yield index, {name: decode_bytes(file.read_bytes(key, start, stop), where)}
+            raise DataError(f"{location}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
+        check_size(stop - start, f"{location} must be read as a whole", "Correct the offsets")
+        yield index, {name: decode_bytes(file.read_bytes(key, start, stop), location)}
 
 
 CASE = re.compile(r"test_data_set_(\d+)")
@@ -304,7 +310,7 @@ class Cases:
     def __len__(self) -> int:
         return len(self.cases)
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the tensors of each test case, keyed by input name."""
         inputs = [spec.name for spec in self.signature.inputs]
         for index in indices:
@@ -328,8 +334,10 @@ def find_cases(root: Path) -> tuple[Path, ...]:
     """
     if (root / "input_0.pb").is_file():
         return (root,)
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()]
-    return tuple(path for _, path in sorted(found))
+    numbered_folders = [
+        (int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()
+    ]
+    return tuple(path for _, path in sorted(numbered_folders))
 
 
 def open_cases(root: Path, folders: tuple[Path, ...], signature: Signature, *, prepared: bool) -> Cases:

@@ -38,11 +38,11 @@ class Labels:
     """Hold labels together with the classes that they name.
 
     Attributes:
-        where: source of the labels, as in `load_labels_from`, or None to use the labels that come with the data.
+        source: source of the labels, as in `load_labels_from`, or None to use the labels that come with the data.
         classes: list of classes, as in `edgeq.data.classes.load_classes`.
     """
 
-    where: Any = None
+    source: Any = None
     classes: Any = None
 
 
@@ -80,8 +80,8 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
         return _by_pattern(text.removeprefix("name:"))
     with damage(f"labels: {text[:100]}"):  # a name may be longer than file systems allow
         path = _label_path(text, folder, inside=inside)
-        known = path.is_file()
-    return _from_file(path, count, known=known)
+        is_file = path.is_file()
+    return _from_file(path, count, is_file=is_file)
 
 
 def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
@@ -95,8 +95,8 @@ def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
     return path
 
 
-def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
-    if not known:
+def _from_file(path: Path, count: int, *, is_file: bool) -> LabelOf:
+    if not is_file:
         raise DataError(
             f"labels: {path} is a folder" if path.is_dir() else f"labels: {path} does not exist",
             "Give none, folder, name:PATTERN with {label}, or a .csv, .txt, .json, .npy or IDX file",
@@ -141,10 +141,10 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
                     f"{path}: row {number} has {len(row)} cells", "Keep name,label, or call the column 'label' on top"
                 )
         return rows
-    others = [place for place in range(len(header)) if place != label]
-    name = next((place for place in others if header[place] in _NAME_COLUMNS), others[0] if others else None)
-    kept = (label,) if name is None else (name, label)
-    return [[row[place] for place in kept if place < len(row)] for row in rows[1:]]
+    columns = [place for place in range(len(header)) if place != label]
+    name = next((place for place in columns if header[place] in _NAME_COLUMNS), columns[0] if columns else None)
+    order = (label,) if name is None else (name, label)
+    return [[row[place] for place in order if place < len(row)] for row in rows[1:]]
 
 
 def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
@@ -176,12 +176,12 @@ def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
     Raises:
         DataError: a name has two labels.
     """
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for name, label in pairs:
-        if name in found and found[name] != label:
-            raise DataError(f"{path}: {name!r} has two labels, {found[name]!r} and {label!r}", "Keep the right one")
-        found[name] = label
-    return found
+        if name in table and table[name] != label:
+            raise DataError(f"{path}: {name!r} has two labels, {table[name]!r} and {label!r}", "Keep the right one")
+        table[name] = label
+    return table
 
 
 def _from_json(text: str, path: Path) -> dict[str, Any]:
@@ -210,29 +210,29 @@ def _by_folder(index: int, record: Record) -> Any:
     return record.label
 
 
-def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:
+def _by_position(values: Sequence[Any], count: int, location: str) -> LabelOf:
     if len(values) != count:
         raise DataError(
-            f"{where}: {len(values)} labels for {count} samples", "Give one label per sample, in their order"
+            f"{location}: {len(values)} labels for {count} samples", "Give one label per sample, in their order"
         )
     return lambda index, record: values[index]
 
 
-def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
-    first: dict[str, str] = {}
+def _by_name(table: Mapping[str, Any], location: str) -> LabelOf:
+    paths_by_name: dict[str, str] = {}
 
     def label_of(index: int, record: Record) -> Any:
         """Return the label that is listed for the record's path, its file name, or its file name without the suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
-                if first.setdefault(name, path) != path:
+                if paths_by_name.setdefault(name, path) != path:
                     raise DataError(
-                        f"{where}: the label of {name!r} can belong to {first[name]} or to {path}",
+                        f"{location}: the label of {name!r} can belong to {paths_by_name[name]} or to {path}",
                         "Name both by their paths below the data folder",
                     )
                 return table[name]
-        raise DataError(f"{where}: no label for {path or file}", "Add it, or leave the sample out")
+        raise DataError(f"{location}: no label for {path or file}", "Add it, or leave the sample out")
 
     return label_of
 
@@ -246,11 +246,11 @@ def _by_pattern(pattern: str) -> LabelOf:
     def label_of(index: int, record: Record) -> Any:
         """Return the part of the record's file name that matches {label}."""
         file = str(record.context.get("file", record.name))
-        stem, whole = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
-        found = whole if stem is None else stem
-        if found is None:
+        stem, full_name = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
+        label = full_name if stem is None else stem
+        if label is None:
             raise DataError(f"{record.name} does not match the label pattern {pattern!r}", "Correct the pattern")
-        return plain_label(found)
+        return plain_label(label)
 
     return label_of
 
@@ -268,9 +268,9 @@ def _label_in(text: str, pattern: str) -> str | None:
     for part in reversed(parts):
         behind = fits[-1]
         if part in ("*", "{label}"):
-            least = part != "*"
+            min_length = part != "*"
             later = list(itertools.accumulate(reversed(behind), operator.or_))[::-1]
-            fits.append([*later[least:], *[False] * least])
+            fits.append([*later[min_length:], *[False] * min_length])
         else:
             size = len(part)
             fits.append([text.startswith(part, i) and behind[i + size] for i in range(len(text) + 1)])
@@ -305,7 +305,7 @@ class TextFile:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the lines (or the rows of a .csv file) at `indices`, with labels from the label column."""
         for index in indices:
             line = self.lines[index]

@@ -47,30 +47,31 @@ def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path,
         kinds[match[1]].append(path)
     if not all(kinds.keys() & set(names) for names in _NAMES.values()):
         return root, tuple(files), ""
-    wanted = [name for name in _NAMES[role] if name in kinds]
-    chosen = tuple(path for path in files if path in set(kinds[wanted[0]]))
-    tops = sorted({path.relative_to(root).parts[0] for path in chosen})
-    others = sorted({path.relative_to(root).parts[0] for path in files} - set(tops))
+    kind_names = [name for name in _NAMES[role] if name in kinds]
+    part_files = tuple(path for path in files if path in set(kinds[kind_names[0]]))
+    tops = sorted({path.relative_to(root).parts[0] for path in part_files})
+    excluded = sorted({path.relative_to(root).parts[0] for path in files} - set(tops))
     within = root / tops[0] if len(tops) == 1 and (root / tops[0]).is_dir() else root
-    return within, chosen, f"{root}: {', '.join(tops)} for {role}, {', '.join(others)} left out"
+    return within, part_files, f"{root}: {', '.join(tops)} for {role}, {', '.join(excluded)} left out"
 
 
-def shared_files(one: Iterable[Path], other: Iterable[Path]) -> set[Path]:
-    """Return the files of `one` that are also in `other`. Files are the same if they have the same path, or if they are
-    small and have the same content.
+def shared_files(candidates: Iterable[Path], references: Iterable[Path]) -> set[Path]:
+    """Return the files of `candidates` that are also in `references`. Files are the same if they have the same path, or
+    if they are small and have the same content.
     """
-    known = {path.resolve() for path in other}
+    reference_paths = {path.resolve() for path in references}
     sizes: dict[int, set[str]] = defaultdict(set)
-    small = {path: path.stat().st_size for path in known}
-    mine = {path: path.resolve() for path in set(one)}
-    wanted = {path.stat().st_size for path in mine.values()}
+    small = {path: path.stat().st_size for path in reference_paths}
+    mine = {path: path.resolve() for path in set(candidates)}
+    candidate_sizes = {path.stat().st_size for path in mine.values()}
     for path, size in small.items():
-        if 0 < size <= _SMALL and size in wanted:
+        if 0 < size <= _SMALL and size in candidate_sizes:
             sizes[size].add(_digest(path))
     return {
         path
         for path, resolved in mine.items()
-        if resolved in known or ((held := sizes.get(resolved.stat().st_size)) and _digest(resolved) in held)
+        if resolved in reference_paths
+        or ((digests := sizes.get(resolved.stat().st_size)) and _digest(resolved) in digests)
     }
 
 

@@ -54,8 +54,8 @@ def candidates(task: str | None = None) -> list[str]:
     These are the preprocessings that users registered and the shipped ones. Older names of shipped preprocessings are
     left out. With `task`, names that only other tasks use are left out, and names that only this task uses come first.
     """
-    known = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
-    fitting = [name for name, tasks in known.items() if task in (None, *tasks)]
+    tasks_by_name = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
+    fitting = [name for name, tasks in tasks_by_name.items() if task in (None, *tasks)]
     return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _listed()[name])]
 
 
@@ -86,19 +86,19 @@ class Spec:
 
     def __record__(self) -> dict[str, Any]:
         """Return plain data from which `parse_spec` makes an equal value."""
-        found: dict[str, Any] = {"steps": self.steps}
+        table: dict[str, Any] = {"steps": self.steps}
         if self.title:
-            found["title"] = self.title
+            table["title"] = self.title
         if options := plain(self.source):
-            found["source"] = options
-        return found
+            table["source"] = options
+        return table
 
 
-def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
+def parse_spec(value: Mapping[str, Any], location: str) -> Spec:
     """Read a spec from plain data.
 
     Raises:
-        DataError: the data is not a spec; the message names `where`, the step and the field.
+        DataError: the data is not a spec; the message names `location`, the step and the field.
     """
     try:
         unknown = sorted(set(value) - {"title", "steps", "source"})
@@ -109,7 +109,7 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
             raise DataError("title must be a string and source a table", SEE_LIST)
         options = parse_source(source)
         if isinstance(steps, str):
-            text = parse_text(steps, where)
+            text = parse_text(steps, location)
             if plain(text.source):
                 raise DataError("source options are among the steps", "Put them in the [source] table")
             return Spec(text.steps, title, options)
@@ -117,15 +117,15 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
             raise DataError("steps is neither a list nor text", SEE_LIST)
         return Spec(tuple(build_step(step) for step in steps), title, options)
     except DataError as error:
-        raise DataError(f"{where}: {error.problem}", error.fix) from error
+        raise DataError(f"{location}: {error.problem}", error.fix) from error
 
 
-def parse_text(text: str, where: str = "--preprocess") -> Spec:
+def parse_text(text: str, location: str = "--preprocess") -> Spec:
     """Read a spec from "step=value,step=value". A value consists of parts joined by ":". Source options may appear
     between the steps.
     """
     if len(text) > LONGEST_TEXT:
-        raise DataError(f"{where[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
+        raise DataError(f"{location[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
     steps: list[Step] = []
     source: dict[str, Any] = {}
     names = {f.name for f in fields(SourceOptions)} - {"layout", "channels"}
@@ -140,7 +140,7 @@ def parse_text(text: str, where: str = "--preprocess") -> Spec:
                 steps.append(parse_step(name, value))
         return Spec(tuple(steps), "", parse_source(source))
     except DataError as error:
-        raise DataError(f"{where}: {error.problem}", error.fix) from error
+        raise DataError(f"{location}: {error.problem}", error.fix) from error
 
 
 def _boolean(value: str) -> str | bool:
@@ -205,14 +205,14 @@ class Preprocess:
         if isinstance(raw, np.ndarray) and raw.dtype.kind not in "biuf":
             raise DataError(f"preprocessing {self.name} takes numbers, not {raw.dtype}", "Use a function of your own")
         items, batched = self._items(raw, spec)
-        done: list[ItemState] = []
+        states: list[ItemState] = []
         for item in items:
-            done.append(self._run(item, spec))
-            check_size(len(items) * done[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
-        context = done[0].geometry.context() if len(done) == 1 and done[0].geometry is not None else {}
-        if len(done) == 1 and not (batched and "N" not in done[0].axes):
-            return PreparedItem(np.asarray(done[0].array, order="C"), context)
-        rows = [state.array if "N" in state.axes else state.array[None] for state in done]
+            states.append(self._run(item, spec))
+            check_size(len(items) * states[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
+        context = states[0].geometry.context() if len(states) == 1 and states[0].geometry is not None else {}
+        if len(states) == 1 and not (batched and "N" not in states[0].axes):
+            return PreparedItem(np.asarray(states[0].array, order="C"), context)
+        rows = [state.array if "N" in state.axes else state.array[None] for state in states]
         if len({row.shape[1:] for row in rows}) > 1:
             raise DataError("the items of one array get different shapes", "Store one item per file")
         return PreparedItem(np.concatenate(rows), context)
@@ -324,8 +324,8 @@ def register(
 
 def names() -> dict[str, str]:
     """Return name → title of every named preprocessing."""
-    own = {name: str(spec["title"]) for name, spec in shipped().items()}
-    return {**own, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
+    titles = {name: str(spec["title"]) for name, spec in shipped().items()}
+    return {**titles, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
 
 
 def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -> Preprocess:
@@ -391,10 +391,10 @@ def _from_python(text: str) -> Preprocess:
     function = load_function(text, "preprocessing", DataError)
     path, _, name = text.rpartition(":")
     file = Path(path)
-    known = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
+    registered = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
     # This is the file name without its folder, because the stored identity must be the same on all machines.
     short = f"{file.name}:{name}"
-    entry = known or Preprocess(short, SourceOptions(), function=function)
+    entry = registered or Preprocess(short, SourceOptions(), function=function)
     digest = hashlib.sha256(read_file(file)).hexdigest()
     return replace(entry, identity={"function": short, "sha256": digest})
 

@@ -95,7 +95,7 @@ class Source(Protocol):
         """Return one sentence for each choice that the reader made."""
 
     def __len__(self) -> int: ...
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Return the records at `indices`, which ascend. Each record is loaded when the iterator reaches it."""
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class FileList(ABC):
         """Return the class folder of each file, or an empty sequence if there are no class folders."""
         return [path.relative_to(self.root).parts[0] for path in self.files] if self.classes else ()
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the files at `indices`, one at a time. A record's context contains the file name, the class folder and
         the path.
         """
@@ -146,20 +146,20 @@ class FileList(ABC):
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
 
 
-def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
+def check_size(size: int, subject: str, fix: str, *, allowance: int = 0) -> None:
     """Refuse an allocation of more bytes than one sample may take.
 
     Args:
-        what: the beginning of the error message.
-        held: size in bytes of the file that contains the sample. This many additional bytes are always allowed.
+        subject: the beginning of the error message.
+        allowance: size in bytes of the file that contains the sample. This many additional bytes are always allowed.
 
     Raises:
         DataError: `size` is larger than the limit.
     """
-    most = largest_sample()
-    if size > most + held:
+    limit = largest_sample()
+    if size > limit + allowance:
         raise DataError(
-            f"{what}: {size} bytes, but a sample may take at most {most}", f"{fix}; {VARIABLE} sets the limit"
+            f"{subject}: {size} bytes, but a sample may take at most {limit}", f"{fix}; {VARIABLE} sets the limit"
         )
 
 
@@ -189,17 +189,17 @@ def spans(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, 
         (file number, indices in that file) for each file that contains any of the indices. If `indices` is a range, the
             results are ranges.
     """
-    start = first = 0
+    start = lower = 0
     for number, count in enumerate(counts):
-        last = bisect_left(indices, start + count, first)
-        chosen = indices[first:last]
-        if isinstance(chosen, range):
-            chosen = range(chosen.start - start, chosen.stop - start, chosen.step)
+        upper = bisect_left(indices, start + count, lower)
+        local = indices[lower:upper]
+        if isinstance(local, range):
+            local = range(local.start - start, local.stop - start, local.step)
         else:
-            chosen = [index - start for index in chosen]
-        if len(chosen):
-            yield number, chosen
-        start, first = start + count, last
+            local = [index - start for index in local]
+        if len(local):
+            yield number, local
+        start, lower = start + count, upper
 
 
 def update_with_file(digest: Hash, path: Path, name: str) -> None:
@@ -317,12 +317,15 @@ def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
     guess = {2: "HW", 3: "HWC"}.get(len(shape), "")
     if spec is None or spec.shape is None:
         return guess
-    own = model_axes(spec, "HWC" if len(spec.shape) >= 3 else "")
-    for wanted, axes in ((spec.shape, own.replace("N", "")), (spec.shape[1:], own[1:] if own[:1] == "N" else "")):
-        same = len(wanted) == len(shape) and all(
-            not isinstance(want, int) or want == have for want, have in zip(wanted, shape, strict=True)
+    input_axes = model_axes(spec, "HWC" if len(spec.shape) >= 3 else "")
+    for expected, axes in (
+        (spec.shape, input_axes.replace("N", "")),
+        (spec.shape[1:], input_axes[1:] if input_axes[:1] == "N" else ""),
+    ):
+        matches = len(expected) == len(shape) and all(
+            not isinstance(want, int) or want == have for want, have in zip(expected, shape, strict=True)
         )
-        if same and any(isinstance(want, int) for want in wanted):
+        if matches and any(isinstance(want, int) for want in expected):
             return axes
     return guess
 

@@ -87,9 +87,9 @@ def input_figures(samples: Samples) -> dict[str, dict[str, InputFigures]]:
             if array.dtype.kind != "f":
                 continue
             for part, values in _parts(array):
-                known = values[np.isfinite(values)].astype(np.float64)
-                if known.any():
-                    row = known.min(), known.max(), known.mean(), known.std(), values.size
+                finite = values[np.isfinite(values)].astype(np.float64)
+                if finite.any():
+                    row = finite.min(), finite.max(), finite.mean(), finite.std(), values.size
                     rows.setdefault((name, part), []).append(tuple(map(float, row)))
     inputs: dict[str, dict[str, InputFigures]] = {}
     for (name, part), figures in rows.items():
@@ -116,8 +116,8 @@ def differences(calibration: Figures, validation: Figures) -> tuple[str, ...]:
     Raises:
         DataError: the sets cannot come from the same preparation.
     """
-    shared = sorted(calibration.keys() & validation.keys())
-    return tuple(text for name in shared for text in _differences(name, calibration[name], validation[name])[:1])
+    names = sorted(calibration.keys() & validation.keys())
+    return tuple(text for name in names for text in _differences(name, calibration[name], validation[name])[:1])
 
 
 def _differences(
@@ -131,8 +131,8 @@ def _differences(
     texts = []
     for part in sorted(calibration.keys() & validation.keys()):
         a, b = calibration[part], validation[part]
-        where = f"input {name!r}" + (f", {part}," if part else "")
-        text = f"the calibration and validation inputs seem to be prepared differently: {where} is {a} and {b}"
+        location = f"input {name!r}" + (f", {part}," if part else "")
+        text = f"the calibration and validation inputs seem to be prepared differently: {location} is {a} and {b}"
         ratio, smaller = _ratio(a, b)
         if ratio >= _IMPOSSIBLE and smaller.items >= _LEAST_ITEMS and not (part or a.single):
             raise DataError(text.replace("seem to be", "are"), _FIX)
@@ -148,8 +148,8 @@ def _differences(
 def _ratio(a: InputFigures, b: InputFigures) -> tuple[float, InputFigures]:
     """Return how many times larger the values of one set are, and the smaller set. Return 1 if the sets overlap."""
     large, small = (a, b) if np.median(a.peak) >= np.median(b.peak) else (b, a)
-    apart = np.quantile(large.peak, _EXCEPTIONS) > _APART * np.quantile(small.peak, 1 - _EXCEPTIONS)
-    return (float(np.median(large.peak) / np.median(small.peak)) if apart else 1.0), small
+    separated = np.quantile(large.peak, _EXCEPTIONS) > _APART * np.quantile(small.peak, 1 - _EXCEPTIONS)
+    return (float(np.median(large.peak) / np.median(small.peak)) if separated else 1.0), small
 
 
 def _one_sided(positive: InputFigures, signed: InputFigures) -> bool:
@@ -176,16 +176,16 @@ def unlike_images(samples: Samples, figures: Figures) -> tuple[str, ...]:
     if preprocess is None or len(figures) != 1 or not isinstance(samples, SourceSamples):
         return ()
     (name, parts), spec = next(iter(figures.items())), samples.signature.inputs[0]
-    bounds, whole = image_bounds(preprocess, spec), parts[""]
-    if bounds is None or whole.items < _LEAST_ITEMS:
+    bounds, whole_input = image_bounds(preprocess, spec), parts[""]
+    if bounds is None or whole_input.items < _LEAST_ITEMS:
         return ()
     low, high = bounds
-    reach, width = max(abs(low), abs(high)), float(np.median(whole.high - whole.low))
-    if np.median(whole.peak) <= _SUSPICIOUS * reach and width >= (high - low) / _IMPOSSIBLE:
+    reach, width = max(abs(low), abs(high)), float(np.median(whole_input.high - whole_input.low))
+    if np.median(whole_input.peak) <= _SUSPICIOUS * reach and width >= (high - low) / _IMPOSSIBLE:
         return ()
     return (
-        f"input {name!r} is {whole}, but preprocessing {preprocess.name} makes {low:.3g} to {high:.3g} of images: the "
-        "files may already be prepared. Then leave --preprocess out, or name the steps that are missing",
+        f"input {name!r} is {whole_input}, but preprocessing {preprocess.name} makes {low:.3g} to {high:.3g} of "
+        "images: the files may already be prepared. Then leave --preprocess out, or name the steps that are missing",
     )
 
 

@@ -285,7 +285,7 @@ class EvaluationJob:
 
         def run(shard: Shard) -> Collected:
             running = RunningEvaluation(tuple(sessions), task, self.reference, self.basis)
-            for sample in shard.read(self.samples):
+            for sample in shard.read_samples(self.samples):
                 running.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
             return running.collected()
 

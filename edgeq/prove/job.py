@@ -376,7 +376,7 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
-    listed = isinstance(options["labels"], Labels) and options["labels"].where is None  # only --classes is given
+    listed = isinstance(options["labels"], Labels) and options["labels"].source is None  # only --classes is given
     if options["labels"] and not options["val"] and not listed:
         raise UsageError("--labels needs --val, whose labels it names", "Give --val, or leave out --labels")
     if options["count"] is not None and not options["data"]:

@@ -15,7 +15,7 @@ from edgeq.util.registry import STEPS, Registry
 
 REGISTRY: Registry[type[Step]] = Registry(
     STEPS,
-    lambda found: isinstance(found, type) and issubclass(found, Step) and is_dataclass(found),
+    lambda candidate: isinstance(candidate, type) and issubclass(candidate, Step) and is_dataclass(candidate),
     "dataclass that derives from edgeq.data.step.Step",
 )
 
@@ -46,9 +46,9 @@ def build_step(value: Any) -> Step:
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("op"), str):
         raise DataError(f"a step is {value!r}", "Write it as {op = 'resize', size = 256}")
-    given = dict(value)
-    op = given.pop("op")
-    return from_table(step_class(op), op, given)
+    table = dict(value)
+    op = table.pop("op")
+    return from_table(step_class(op), op, table)
 
 
 def parse_step(op: str, text: str) -> Step:

@@ -34,7 +34,7 @@ class Arithmetic(Step):
 
     sign: ClassVar[str]
     compute: ClassVar[Operator]
-    value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, many=True))
+    value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, takes_all=True))
 
     def __post_init__(self) -> None:
         if self.sign == "/" and 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
@@ -88,8 +88,15 @@ def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> typ
     """Make the class of a step. The class must be an attribute of this module, because other processes look it up here
     when they load samples.
     """
-    own = {"name": name, "sign": sign, "compute": compute, "aliases": (alias,), "help": help, "__module__": __name__}
-    return type(name.title(), (Arithmetic,), own)
+    members = {
+        "name": name,
+        "sign": sign,
+        "compute": compute,
+        "aliases": (alias,),
+        "help": help,
+        "__module__": __name__,
+    }
+    return type(name.title(), (Arithmetic,), members)
 
 
 Add = _step("add", "+", operator.add, "offset", "x + CONSTANT")

@@ -95,29 +95,29 @@ def to_hwc(array: Array, axes: str) -> Array:
     Raises:
         DataError: another axis has a size other than 1.
     """
-    others = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
-    if any(array.shape[i] != 1 for i in others):
+    extra_axes = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
+    if any(array.shape[i] != 1 for i in extra_axes):
         raise DataError(f"shape {list(array.shape)}, axes {axes}, is not one image", "Put steps on pixels first")
-    kept = "".join(axis for axis in axes if axis in "HWC")
-    array = array.squeeze(others)
-    if "C" not in kept:
-        return array.transpose([kept.index(a) for a in "HW"])[:, :, None]
-    return array.transpose([kept.index(a) for a in "HWC"])
+    image_axes = "".join(axis for axis in axes if axis in "HWC")
+    array = array.squeeze(extra_axes)
+    if "C" not in image_axes:
+        return array.transpose([image_axes.index(a) for a in "HW"])[:, :, None]
+    return array.transpose([image_axes.index(a) for a in "HWC"])
 
 
 def from_hwc(array: Array, axes: str) -> Array:
     """Return an HWC array in the order of `axes`: the inverse of `to_hwc`."""
-    kept = "".join(axis for axis in axes if axis in "HWC")
-    if "C" not in kept:
-        array = array[:, :, 0].transpose(["HW".index(a) for a in kept])
+    image_axes = "".join(axis for axis in axes if axis in "HWC")
+    if "C" not in image_axes:
+        array = array[:, :, 0].transpose(["HW".index(a) for a in image_axes])
     else:
-        array = (array if array.ndim == 3 else array[:, :, None]).transpose(["HWC".index(a) for a in kept])
+        array = (array if array.ndim == 3 else array[:, :, None]).transpose(["HWC".index(a) for a in image_axes])
     return np.expand_dims(array, tuple(i for i, axis in enumerate(axes) if axis not in "HWC"))
 
 
-def through_pillow(state: ItemState, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
-    """Convert the item to a Pillow image, apply `work` to it, and return the resulting array. `what` names the step in
-    messages.
+def through_pillow(state: ItemState, step_name: str, work: Callable[[Image.Image], Image.Image]) -> Array:
+    """Convert the item to a Pillow image, apply `work` to it, and return the resulting array. `step_name` names the
+    step in messages.
 
     Raises:
         DataError: the item is not uint8 with 1 or 3 channels.
@@ -125,7 +125,7 @@ def through_pillow(state: ItemState, what: str, work: Callable[[Image.Image], Im
     array = to_hwc(state.array, state.axes)
     if array.dtype != np.uint8 or array.shape[2] not in (1, 3):
         raise DataError(
-            f"{what} takes uint8 images of 1 or 3 channels, not {array.dtype} {list(array.shape)} (rows first)",
+            f"{step_name} takes uint8 images of 1 or 3 channels, not {array.dtype} {list(array.shape)} (rows first)",
             "Put the step before any arithmetic, or prepare the data at the model's size",
         )
     image = Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2] == 1 else array))
@@ -215,23 +215,23 @@ class Resize(Step):
         if self.rule == "fit":
             scale = min(size[0] / width, size[1] / height)
             return scale, scale, (rounded(width * scale, self.rounding), rounded(height * scale, self.rounding))
-        known = min(width, height) if self.rule == "short" else max(width, height)
-        scale = size[0] / known
+        fixed_side = min(width, height) if self.rule == "short" else max(width, height)
+        scale = size[0] / fixed_side
         # The integer product is computed before the only division, so that the known side is exact.
-        sides = tuple(rounded(size[0] * side / known, self.rounding) for side in (width, height))
+        sides = tuple(rounded(size[0] * side / fixed_side, self.rounding) for side in (width, height))
         return scale, scale, (sides[0], sides[1])
 
     def describe(self) -> str:
         """Describe the filter and how the new size is computed."""
         target = describe_size(self.size)
         side = self.size if isinstance(self.size, str) else self.size[0]
-        how = {
+        rule = {
             "exact": f"resized to {target} (width x height), aspect not kept",
             "fit": f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r)",
             "short": f"the shorter side becomes {side}, the other {self.rounding}({side} * longer / shorter)",
             "long": f"the longer side becomes {side}, the other {self.rounding}({side} * shorter / longer)",
         }[self.rule]
-        return f"{how}; Pillow filter {self.filter}; no change if the image has that size or the size is not fixed"
+        return f"{rule}; Pillow filter {self.filter}; no change if the image has that size or the size is not fixed"
 
 
 POSITIONS = ("top-left", "center")
@@ -275,7 +275,7 @@ class Letterbox(Step):
             raise DataError("letterbox = 'model' needs a model input of fixed height and width", "Give a size")
         resized = Resize(size, "fit", self.filter, self.rounding).apply(state, spec)
         height, width = image_size(resized)
-        left, top = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
+        x, y = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
         array = to_hwc(resized.array, resized.axes)
         if len(self.value) not in (1, array.shape[2]):
             raise DataError(
@@ -284,9 +284,9 @@ class Letterbox(Step):
         check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value
-        canvas[top : top + height, left : left + width] = array
+        canvas[y : y + height, x : x + width] = array
         geometry = resized.geometry or ImageGeometry((width, height))
-        return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
+        return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(x, y))
 
     def describe(self) -> str:
         """Describe the scale, the rounding, the filter, the position and the pad value."""
@@ -323,14 +323,14 @@ class Crop(Step):
         if size is None:
             return state
         height, width = image_size(state)
-        left, top = rounded((width - size[0]) / 2, self.rounding), rounded((height - size[1]) / 2, self.rounding)
-        if left < 0 or top < 0:
+        x, y = rounded((width - size[0]) / 2, self.rounding), rounded((height - size[1]) / 2, self.rounding)
+        if x < 0 or y < 0:
             raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}", "Resize")
         row, column = state.axes.index("H"), state.axes.index("W")
         cut = [slice(None)] * state.array.ndim
-        cut[row], cut[column] = slice(top, top + size[1]), slice(left, left + size[0])
+        cut[row], cut[column] = slice(y, y + size[1]), slice(x, x + size[0])
         geometry = state.geometry or ImageGeometry((width, height))
-        return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
+        return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-x, -y))
 
     def describe(self) -> str:
         """Describe the size, and how an odd margin is divided."""

@@ -96,7 +96,7 @@ class Reshape(Step):
 
     name = "reshape"
     help = "[1,49,10]"
-    shape: tuple[int, ...] = field(metadata=field_kind(_read_shape, many=True))
+    shape: tuple[int, ...] = field(metadata=field_kind(_read_shape, takes_all=True))
 
     def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return the values in the new shape. The axes of the result have no declared meaning.
