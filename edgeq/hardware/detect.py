@@ -147,13 +147,13 @@ def caches(root: Path = ROOT) -> tuple[Cache, ...]:
     """Return the caches of the first core, from sysfs. The result is empty if sysfs lists none (macOS, Windows, some
     containers).
     """
-    found = []
+    core_caches = []
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
         if level.isdecimal() and size[:-1].isdecimal():
             unit = {"K": 1 << 10, "M": 1 << 20}[size[-1]]
-            found.append(Cache(int(level), kind.lower(), int(size[:-1]) * unit))
-    return tuple(found)
+            core_caches.append(Cache(int(level), kind.lower(), int(size[:-1]) * unit))
+    return tuple(core_caches)
 
 
 def board(root: Path = ROOT) -> str:
@@ -218,12 +218,12 @@ PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in 
 
 def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
     """Return the version of each runtime among the packages in `versions`, and Python's own."""
-    found = {
+    runtimes = {
         name: next(versions[package] for package in packages if package in versions)
         for name, packages in _DISTRIBUTIONS.items()
         if any(package in versions for package in packages)
     }
-    return {**found, "python": python}
+    return {**runtimes, "python": python}
 
 
 _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))
@@ -258,9 +258,13 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
         info,
         architecture=reading.architecture,
         features=features,
-        cpu_name=_first(reported.get("brand_raw"), identity.get("model name"), sysctl.get("machdep.cpu.brand_string"))
+        cpu_name=_first_nonempty(
+            reported.get("brand_raw"), identity.get("model name"), sysctl.get("machdep.cpu.brand_string")
+        )
         or name,
-        vendor=_first(reported.get("vendor_id_raw"), identity.get("vendor_id"), sysctl.get("machdep.cpu.vendor"))
+        vendor=_first_nonempty(
+            reported.get("vendor_id_raw"), identity.get("vendor_id"), sysctl.get("machdep.cpu.vendor")
+        )
         or vendor,
         cores=cores or int(sysctl.get("hw.physicalcpu", 0)),
         threads=threads or int(sysctl.get("hw.logicalcpu", 0)) or int(reported.get("count", 0)),
@@ -320,7 +324,7 @@ def detect_gpus(load: Load = ctypes.CDLL) -> tuple[tuple[Gpu, ...], tuple[str, .
     return gpus, (problem,) if not gpus and any(mark.exists() for mark in _DRIVER_MARKS) else ()
 
 
-def _first(*candidates: object) -> str:
+def _first_nonempty(*candidates: object) -> str:
     return next((str(candidate) for candidate in candidates if candidate), "")
 
 
@@ -329,8 +333,8 @@ def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
     instead of names.
     """
     implementer, part = identity.get("CPU implementer", ""), identity.get("CPU part", "")
-    known = arm_parts().get(implementer, {})
-    return known.get("vendor", ""), known.get(part, f"part {part}" if part else "")
+    parts = arm_parts().get(implementer, {})
+    return parts.get("vendor", ""), parts.get(part, f"part {part}" if part else "")
 
 
 @cache
@@ -342,7 +346,7 @@ def arm_parts() -> dict[str, dict[str, str]]:
 
 
 def _reported_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> tuple[Cache, ...]:
-    found = []
+    core_caches = []
     for level, kind, key, apple in (
         (1, "data", "l1_data_cache_size", "hw.l1dcachesize"),
         (1, "instruction", "l1_instruction_cache_size", "hw.l1icachesize"),
@@ -351,8 +355,8 @@ def _reported_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> 
     ):
         size = sysctl.get(apple) or reported.get(key) or 0
         if str(size).isdecimal() and int(size):
-            found.append(Cache(level, kind, int(size)))
-    return tuple(found)
+            core_caches.append(Cache(level, kind, int(size)))
+    return tuple(core_caches)
 
 
 def _windows_memory() -> int:

@@ -75,9 +75,9 @@ def detect_engines(
     installed = _installed(engines) if elsewhere is None else elsewhere
     place = this_platform() if elsewhere is None else _platform_of(machine)
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
-        found = installed.get(engine.name, Installed())
-        version = found.version
-        problem = (version and hardware_problem(engine, machine, version)) or found.problem
+        package = installed.get(engine.name, Installed())
+        version = package.version
+        problem = (version and hardware_problem(engine, machine, version)) or package.problem
         if version or _would_run(engine, machine, place):
             states.append(
                 EngineState(
@@ -135,17 +135,17 @@ def _form(engine: Engine, machine: Machine) -> EngineSpec:
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
     """Return why `engine` cannot run on any NVIDIA GPU of `machine`; "" if it can, or needs no GPU."""
-    if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
+    if not engine.compute_capabilities or any(_supports(engine, gpu) for gpu in machine.gpus):
         return ""
-    wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")
-    here = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
-    return f"it runs on NVIDIA GPUs of compute capability {wanted}; this machine has {here or 'none'}"
+    required = ", ".join(engine.compute_capabilities).replace("+", " or newer")
+    present = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
+    return f"it runs on NVIDIA GPUs of compute capability {required}; this machine has {present or 'none'}"
 
 
-def _takes(engine: Engine, gpu: Gpu) -> bool:
+def _supports(engine: Engine, gpu: Gpu) -> bool:
     for text in engine.compute_capabilities:
-        wanted = parse_version(text.rstrip("+"))
-        if gpu.compute_capability == wanted or (text.endswith("+") and gpu.compute_capability > wanted):
+        capability = parse_version(text.rstrip("+"))
+        if gpu.compute_capability == capability or (text.endswith("+") and gpu.compute_capability > capability):
             return True
     return False
 

@@ -49,7 +49,7 @@ class Document:
         return self.files[-1]
 
 
-def read(path: Path, kind: type) -> Document:
+def read_document(path: Path, kind: type) -> Document:
     """Read and check one file. The file's name without suffix becomes the document's name.
 
     Args:
@@ -67,21 +67,23 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
     """Return every .toml file directly in `folder`, by name. If there is no such folder, the result is empty.
 
     Raises:
-        HardwareError: a file is refused by `read`, or two files have the same name.
+        HardwareError: a file is refused by `read_document`, or two files have the same name.
     """
-    found: dict[str, Document] = {}
-    for document in (read(path, kind) for path in _toml_files(folder)):
-        if document.name in found:
-            raise HardwareError(f"{document.file} has the same name as {found[document.name].file.name}", "Rename one")
-        found[document.name] = document
-    return found
+    documents: dict[str, Document] = {}
+    for document in (read_document(path, kind) for path in _toml_files(folder)):
+        if document.name in documents:
+            raise HardwareError(
+                f"{document.file} has the same name as {documents[document.name].file.name}", "Rename one"
+            )
+        documents[document.name] = document
+    return documents
 
 
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     """Return names, times and sizes of the .toml files in `folders`. Cached contents are valid until these change."""
     files = [path for folder in folders for path in _toml_files(folder)]
-    found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
-    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
+    stats = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
+    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
 
 
 def _toml_files(folder: Path) -> list[Path]:
@@ -271,8 +273,8 @@ def default_folders(name: str) -> tuple[Path, ...]:
     """Return the folders to read. Shipped folders come first, then plug-ins' folders, then the user's. Later folders
     override earlier ones.
     """
-    own = user_folder("config")
-    return shipped(name), *data_folders(name), *([own / name] if own is not None else [])
+    user_config = user_folder("config")
+    return shipped(name), *data_folders(name), *([user_config / name] if user_config is not None else [])
 
 
 def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
@@ -286,13 +288,13 @@ def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
 
 @lru_cache(maxsize=16)
 def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
-    first, *later = (read_folder(folder, kind) for folder in folders)
-    for document in [*first.values(), *(document for layer in later for document in layer.values())]:
+    base, *later = (read_folder(folder, kind) for folder in folders)
+    for document in [*base.values(), *(document for layer in later for document in layer.values())]:
         check_values(document)
-    merged = dict(first)
+    merged = dict(base)
     for name, document in (item for layer in later for item in layer.items()):
-        own = explain_override(document)
-        merged[name] = overlay(merged[name], own) if name in merged else own
+        explained = explain_override(document)
+        merged[name] = overlay(merged[name], explained) if name in merged else explained
     return MappingProxyType(merged)
 
 
@@ -314,9 +316,9 @@ def check_values(document: Document) -> None:
             raise HardwareError(
                 f"{document.file}: hazards.remedy_cost has {name!r}, which is not a mitigation", suggest(name, REMEDIES)
             )
-    chosen = document.content.get("scheme", {}).get("session_options", {})
-    tried = document.content.get("search", {}).get("session_options", {})
-    pairs = [*chosen.items(), *((key, value) for key, values in tried.items() for value in values)]
+    fixed_options = document.content.get("scheme", {}).get("session_options", {})
+    search_options = document.content.get("search", {}).get("session_options", {})
+    pairs = [*fixed_options.items(), *((key, value) for key, values in search_options.items() for value in values)]
     for key, value in pairs:
         problem = session_problem(key, str(value), references=False)
         if problem:
@@ -348,31 +350,32 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
         if documents[parent] in chain:
             raise HardwareError(f"{chain[-1].file}: extends {parent!r} in a circle", "Break the circle")
         chain.append(documents[parent])
-    whole: Document = chain[-1]
+    merged: Document = chain[-1]
     for link in reversed(chain[:-1]):
-        whole = overlay(whole, link)
+        merged = overlay(merged, link)
     added: dict[str, Any] = {
         "requires": sorted(normalise(value for link in chain for value in link.content.get("requires", ()))),
         "requires_runtimes": sorted({value for link in chain for value in link.content.get("requires_runtimes", ())}),
-        "features": sorted(normalise(whole.content.get("features", ()))),
+        "features": sorted(normalise(merged.content.get("features", ()))),
     }
-    if "architecture" in whole.content:
+    if "architecture" in merged.content:
         added["architecture"] = _architecture(chain)
-    return Document(document.name, {**whole.content, **added}, whole.files)
+    return Document(document.name, {**merged.content, **added}, merged.files)
 
 
 def _architecture(chain: Sequence[Document]) -> str:
     """Return the architecture of the first document in a chain of documents, each of which extends the next."""
-    found = ANY
+    architecture = ANY
     for link in reversed(chain):
-        own = normalise_architecture(link.content.get("architecture", ANY))
-        if own != ANY and found not in (ANY, own):
+        link_architecture = normalise_architecture(link.content.get("architecture", ANY))
+        if link_architecture != ANY and architecture not in (ANY, link_architecture):
             raise HardwareError(
-                f"{link.file}: architecture is {own!r}, but {link.content['extends']} is for {found}",
-                f"Extend a profile for {own}, or leave architecture out",
+                f"{link.file}: architecture is {link_architecture!r}, "
+                f"but {link.content['extends']} is for {architecture}",
+                f"Extend a profile for {link_architecture}, or leave architecture out",
             )
-        found = found if own == ANY else own
-    return found
+        architecture = architecture if link_architecture == ANY else link_architecture
+    return architecture
 
 
 @dataclass(frozen=True)
@@ -445,17 +448,17 @@ class Profile(Displayed):
 
         Whether the sums really saturate depends on the weights.
         """
-        known = self.hazards.get("saturates_int16", ())
-        return scheme.mode == "static" and (scheme.pair in known or f"{scheme.pair}-{scheme.format}" in known)
+        pairs = self.hazards.get("saturates_int16", ())
+        return scheme.mode == "static" and (scheme.pair in pairs or f"{scheme.pair}-{scheme.format}" in pairs)
 
-    def includes(self, other: Profile) -> bool:
-        """Return whether every machine that fits this profile also has the hardware and runtimes for `other`."""
-        gpu, other_gpu = self.min_compute_capability, other.min_compute_capability
+    def includes(self, broader: Profile) -> bool:
+        """Return whether every machine that fits this profile also has the hardware and runtimes for `broader`."""
+        gpu, broader_gpu = self.min_compute_capability, broader.min_compute_capability
         return (
-            other.architecture in (ANY, self.architecture)
-            and other.requires <= self.requires
-            and other.requires_runtimes <= self.requires_runtimes
-            and (other_gpu is None or (gpu is not None and gpu >= other_gpu))
+            broader.architecture in (ANY, self.architecture)
+            and broader.requires <= self.requires
+            and broader.requires_runtimes <= self.requires_runtimes
+            and (broader_gpu is None or (gpu is not None and gpu >= broader_gpu))
         )
 
 
@@ -502,8 +505,8 @@ def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile
     Raises:
         HardwareError: a file is not a valid profile, or two profiles could tie.
     """
-    chosen = tuple(folders or default_folders("profiles"))
-    return _load_profiles(chosen, state_of(chosen))
+    sources = tuple(folders or default_folders("profiles"))
+    return _load_profiles(sources, state_of(sources))
 
 
 @lru_cache(maxsize=4)
@@ -555,20 +558,20 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
 def build_profile(document: Document) -> Profile:
     """Return the profile that a document describes. Call `inherit` on the document first."""
     content = document.content
-    needed = ("title", "architecture", "rank", "backend", "min_onnxruntime")
-    for key in needed:
+    required_keys = ("title", "architecture", "rank", "backend", "min_onnxruntime")
+    for key in required_keys:
         if key not in content:
             raise HardwareError(f"{document.file}: {key} is missing", f"Add it, or extend a profile that has {key}")
     capability = content.get("min_compute_capability")
     if capability is not None and len(parse_version(capability)) != 2:
         raise HardwareError(f"{document.file}: min_compute_capability is {capability!r}", 'Write it as "8.6"')
-    chosen = {**content.get("scheme", {}), "dynamic_weight_types": content.get("dynamic", {})}
+    scheme_fields = {**content.get("scheme", {}), "dynamic_weight_types": content.get("dynamic", {})}
     return Profile(
         name=document.name,
-        **{key: content[key] for key in needed},
+        **{key: content[key] for key in required_keys},
         **{table: content.get(table, {}) for table in ("why", "source", "hazards", "emulate")},
         requires=frozenset(content["requires"]),
-        scheme=_checked_scheme(document, "scheme", chosen),
+        scheme=_checked_scheme(document, "scheme", scheme_fields),
         search=_search(document),
         min_compute_capability=None if capability is None else parse_version(capability),  # type: ignore[arg-type]
         requires_runtimes=frozenset(content["requires_runtimes"]),

@@ -32,8 +32,8 @@ def machine_lines(
         every_feature: whether to list all CPU features. Otherwise only the features that some profile requires are
             listed.
     """
-    asked = frozenset().union(*(profile.requires for profile in profiles.values()))
-    features = machine.features if every_feature else machine.features & asked
+    required = frozenset().union(*(profile.requires for profile in profiles.values()))
+    features = machine.features if every_feature else machine.features & required
     name = machine.cpu_name or "unknown CPU"
     gpus = [
         f"{gpu.name}, compute capability {capability_text(gpu.compute_capability)}, {_size(gpu.memory_bytes)}, "
@@ -50,7 +50,7 @@ def machine_lines(
         ("memory", _size(machine.memory_bytes or None)),
         *[("GPU", gpu) for gpu in gpus or ["none"]],
         ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
-        *[("engine", _engine(state)) for state in engines],
+        *[("engine", _engine_line(state)) for state in engines],
         *[("wrong", row.explain(machine.onnxruntime or "")) for row in wrong_on(machine)],
         *[("note", note) for note in machine.notes],
         ("profile", f"{match.profile.name}: {match.profile.title}"),
@@ -61,12 +61,12 @@ def machine_lines(
 
 def profile_list(profiles: Mapping[str, Profile]) -> Page:
     """Return all profiles, in order of rank."""
-    found = {"profiles": [plain(profile) for profile in profiles.values()]}
+    record = {"profiles": [plain(profile) for profile in profiles.values()]}
     rows = [
         (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
     ]
     legend = "U8S8: uint8 activations, int8 weights; r: weights reduced to 7 bits. `edgeq profiles show NAME --why`"
-    return found, [*_table(rows), "", legend]
+    return record, [*_table(rows), "", legend]
 
 
 def profile_page(profile: Profile, *, why: bool) -> Page:
@@ -94,7 +94,7 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
     hazards |= profile.hazards.get("notes", {})
     for title, table in (("hazards", hazards), ("search", profile.search), ("emulate", profile.emulate)):
         if table:
-            lines += ["", title, *_table([(key, _plain(value)) for key, value in table.items()])]
+            lines += ["", title, *_table([(key, _format_value(value)) for key, value in table.items()])]
     return plain(profile), lines
 
 
@@ -117,7 +117,7 @@ def target_page(target: Target, *, why: bool) -> Page:
         ("features", ", ".join(sorted(target.features))),
     ]
     tables = (("runtime", target.runtime), ("device", target.device), ("systolic", target.systolic))
-    rows += [(title, _plain(table)) for title, table in tables]
+    rows += [(title, _format_value(table)) for title, table in tables]
     _, profile_lines = profile_page(target.profile, why=why)
     lines = [
         target.name,
@@ -136,7 +136,7 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
     for name, value in values.items():
         if name not in profile.why and not value:
             continue  # fields that neither the profile nor the user sets, such as op_types and exclude
-        lines.append(f"  {name:<20} {_plain(value)}")
+        lines.append(f"  {name:<20} {_format_value(value)}")
         if why and name in profile.why:
             lines += [f"    {profile.why[name]}", f"    [{profile.source[name]}]"]
     if why and "min_onnxruntime" in profile.why:
@@ -145,16 +145,16 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
     return lines
 
 
-def _engine(state: EngineState) -> str:
+def _engine_line(state: EngineState) -> str:
     if not state.version:
-        known = load_engines().get(state.name)
-        own = known is not None and only_engine(known.int8.backend) is not None
-        use = "Its own targets need it" if own else "It may be faster"
+        engine = load_engines().get(state.name)
+        dedicated = engine is not None and only_engine(engine.int8.backend) is not None
+        use = "Its own targets need it" if dedicated else "It may be faster"
         return f"{state.name} is not installed: {state.title}. {use}: {state.install}"
-    what = (
+    detail = (
         state.problem or f"fast here in {', '.join(state.precisions)}; int8 {', '.join(state.int8_pairs) or 'unknown'}"
     )
-    return f"{state.name} {state.version}: {what}"
+    return f"{state.name} {state.version}: {detail}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -165,13 +165,13 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(f"{key}: {_plain(item)}" for key, item in value.items())
+        return "; ".join(f"{key}: {_format_value(item)}" for key, item in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(_plain(item) for item in value) or "none"
+        return ", ".join(_format_value(item) for item in value) or "none"
     return str(value)
 
 

@@ -88,9 +88,9 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
     return named_target(name, machine)
 
 
-def as_targets(given: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
+def as_targets(names: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
     """Return names or paths of targets as a tuple. A single name or path becomes a tuple of one."""
-    return (given,) if isinstance(given, (str, Path)) else tuple(given)
+    return (names,) if isinstance(names, (str, Path)) else tuple(names)
 
 
 def named_target(name: str, machine: Machine | None = None) -> Target:
@@ -100,11 +100,11 @@ def named_target(name: str, machine: Machine | None = None) -> Target:
         HardwareError: the name is unknown. The message suggests the nearest one.
     """
     profiles, documents = _profile_documents(), _target_documents()
-    wanted = THIS_MACHINE if name == AUTO else name
-    if wanted in documents:
-        return _build(documents[wanted], profiles, machine)
-    if wanted in profiles:
-        return _of_profile(build_profile(inherit(profiles[wanted], profiles)))
+    target_name = THIS_MACHINE if name == AUTO else name
+    if target_name in documents:
+        return _build(documents[target_name], profiles, machine)
+    if target_name in profiles:
+        return _of_profile(build_profile(inherit(profiles[target_name], profiles)))
     raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
 
 
@@ -138,11 +138,11 @@ def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine
     """Return the target of a user's own file. The file is a profile if it has a key that only profiles have, else a
     target.
     """
-    either = schema.read(path, schema.EitherFile)
+    either = schema.read_document(path, schema.EitherFile)
     is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
-    found = schema.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
-    schema.check_values(found)
-    document = schema.explain_override(found)
+    raw_document = schema.read_document(path, schema.ProfileFile if is_profile else schema.TargetFile)
+    schema.check_values(raw_document)
+    document = schema.explain_override(raw_document)
     if is_profile:
         return _of_profile(build_profile(inherit(document, profiles)))
     return _build(document, profiles, machine)
@@ -171,16 +171,16 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
             raise HardwareError(f"{document.file}: {key} is missing", "Add it")
     if content["extends"] == AUTO:
         return _build_for(machine or detect_machine(), document, profiles)
-    whole = inherit(document, profiles)
+    merged = inherit(document, profiles)
     parent = build_profile(inherit(profiles[content["extends"]], profiles))
-    own = build_profile(whole)
-    profile = dataclasses.replace(own, name=parent.name, title=parent.title, extends=parent.extends)
+    target_profile = build_profile(merged)
+    profile = dataclasses.replace(target_profile, name=parent.name, title=parent.title, extends=parent.extends)
     return dataclasses.replace(
         _of_profile(profile),
         name=document.name,
         title=content["title"],
-        features=frozenset(whole.content["features"]) | profile.requires,
-        files=whole.files,
+        features=frozenset(merged.content["features"]) | profile.requires,
+        files=merged.files,
         **{table: content.get(table, {}) for table in ("runtime", "device", "systolic")},
     )
 

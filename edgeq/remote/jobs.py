@@ -54,9 +54,11 @@ class BoardBench:
         """Measure models on the board. See `BenchPlace.models`."""
         requests = [
             open_request(
-                self._session.send_model(path, how.engine, progress=self._progress), with_carried(path, how), name
+                self._session.send_model(path, settings.engine, progress=self._progress),
+                with_carried(path, settings),
+                name,
             )
-            for name, (path, how) in models.items()
+            for name, (path, settings) in models.items()
         ]
         return self._bench({"models": requests, "bundle": ""}, work, models)
 
@@ -64,45 +66,49 @@ class BoardBench:
         """Measure loaded models side by side, each in `sessions` sessions. For a bundle, measure the variant that is
         open.
         """
-        requests = [{**self._request(one), "name": name, "sessions": sessions} for name, one in models.items()]
+        requests = [{**self._request(model), "name": name, "sessions": sessions} for name, model in models.items()]
         return self._bench({"models": requests, "bundle": ""}, work, models)
 
-    def _request(self, one: LoadedModel) -> dict[str, Any]:
-        if one.variant is not None:
-            return {"bundle": self._session.send_bundle(one.path), "variant": one.variant}
-        place = self._session.send_model(one.path, one.settings.engine, progress=self._progress)
-        return open_request(place, one.settings)
+    def _request(self, model: LoadedModel) -> dict[str, Any]:
+        if model.variant is not None:
+            return {"bundle": self._session.send_bundle(model.path), "variant": model.variant}
+        place = self._session.send_model(model.path, model.settings.engine, progress=self._progress)
+        return open_request(place, model.settings)
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """Send the bundle, unless the board already has it, and measure it. See `BenchPlace.bundle`."""
         place = self._session.send_bundle(bundle, self._progress)
         return self._bench({"bundle": place, "variant": variant}, work)
 
-    def _bench(self, what: Mapping[str, Any], work: Workload, models: Collection[str] | None = None) -> Measurement:
-        session, settings, plain = self._session, work.settings, asdict(work.settings)
-        del plain["warm_up"]
-        request = {"do": "bench", **what, "settings": plain, "shapes": dict(work.shapes or {}), "feeds": []}
+    def _bench(self, subject: Mapping[str, Any], work: Workload, models: Collection[str] | None = None) -> Measurement:
+        session, settings, options = self._session, work.settings, asdict(work.settings)
+        del options["warm_up"]
+        request = {"do": "bench", **subject, "settings": options, "shapes": dict(work.shapes or {}), "feeds": []}
         if work.samples is not None:
             request["feeds"] = session.send_samples(work.samples, self._progress)
-        before = describe_board(session)
+        initial = describe_board(session)
         runs_s = len(settings.scenarios) * max(settings.min_duration_s, 1.0)
         limit_s = link.BENCH_S + link.BENCH_FACTOR * runs_s
         stage = self._progress.stage(f"measuring on {session.board.name}")
         with start_board_guest(session, request_s=limit_s) as guest, stage:
             report = guest.exchange(request)[0]
-        report["board"] = board_record(session, before, describe_board(session))
+        report["board"] = board_record(session, initial, describe_board(session))
         try:
             check_amounts(report)
-            found = measurement(report)
-            named = set(models if models is not None else found.models)
-            scenarios = found.scenarios.values()
-            if not scenarios or {*found.models} != named or any({*one["models"]} != named for one in scenarios):
+            measured = measurement(report)
+            named = set(models if models is not None else measured.models)
+            scenarios = measured.scenarios.values()
+            if (
+                not scenarios
+                or {*measured.models} != named
+                or any({*scenario["models"]} != named for scenario in scenarios)
+            ):
                 raise ValueError("figures of other models")
-            if not {*found.scenarios} <= {*settings.scenarios} or len(found.text(verbose=True)) > link.TABLE:
+            if not {*measured.scenarios} <= {*settings.scenarios} or len(measured.text(verbose=True)) > link.TABLE:
                 raise ValueError("scenarios that were not requested, or texts that are too long")
         except (*SENSELESS, ValueError) as error:
             raise senseless(session) from error
-        return found
+        return measured
 
 
 def check_amounts(value: Any, name: str = "") -> None:
@@ -156,10 +162,10 @@ def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILE
         EdgeqError: any error that `run_evaluation` raises.
     """
     with open_board(board) as session:
-        before = describe_board(session)
+        initial = describe_board(session)
         with BoardModels(session, progress) as models:
             result = run_evaluation(request, opener=models, progress=progress)
-        return BoardEvaluated(result, board_record(session, before, describe_board(session)))
+        return BoardEvaluated(result, board_record(session, initial, describe_board(session)))
 
 
 OnStatus = Callable[[str, str], None]
@@ -182,15 +188,15 @@ def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> 
     progress = _BoardProgress(board.name, on_status)
     try:
         with progress.stage("connecting"), open_board(board) as session:
-            found = run(place=BoardBench(session, progress), progress=progress)
+            measured = run(place=BoardBench(session, progress), progress=progress)
     except EdgeqError as error:
         on_status(board.name, f"failed: {error.problem}")
         return FleetRow(board.name, board.kind, reason=str(error)), ""
     on_status(board.name, "done")
-    name, scenario = next(iter(parse(plain(found), BenchReport, board.name, BoardError).scenarios.items()))
+    name, scenario = next(iter(parse(plain(measured), BenchReport, board.name, BoardError).scenarios.items()))
     latency = {model: entry.latency for model, entry in scenario.models.items()}
-    cpu = str(found.machine.get("cpu_name", ""))
-    return FleetRow(board.name, board.kind, "", cpu, latency, scenario.ratios, (*progress.notes, *found.notes)), name
+    cpu = str(measured.machine.get("cpu_name", ""))
+    return FleetRow(board.name, board.kind, "", cpu, latency, scenario.ratios, (*progress.notes, *measured.notes)), name
 
 
 class _BoardProgress:
@@ -305,22 +311,25 @@ class BoardVerified:
             CheckFailedError: a variant failed.
             BundleError: no variant could run.
         """
-        failed = [found for found in self.verification.variants if found.status == "failed"]
+        failed = [variant for variant in self.verification.variants if variant.status == "failed"]
         if failed:
             problem = f"variant {failed[0].variant} fails on {self.name}: {failed[0].reason}"
             raise CheckFailedError(problem, "Do not deploy it there; package it again")
         if not self.verification.passed:
-            why = "; ".join(f"{found.variant}: {found.reason}" for found in self.verification.variants if found.reason)
+            why = "; ".join(
+                f"{variant.variant}: {variant.reason}" for variant in self.verification.variants if variant.reason
+            )
             raise BundleError(f"no variant runs on {self.name} ({why})", "Package it for that board")
         if self.check is not None:
             self.check.check(max_drop)
 
     def lines(self) -> Iterator[str]:
         """Yield lines of text that describe the result to the user."""
-        found = self.verification
-        yield f"{self.name}: {found.architecture}, onnxruntime {found.onnxruntime}; {self.board['before'].text()}"
-        for one in found.variants:
-            yield from variant_lines(plain(one))
+        verification = self.verification
+        state = self.board["before"].text()
+        yield f"{self.name}: {verification.architecture}, onnxruntime {verification.onnxruntime}; {state}"
+        for variant in verification.variants:
+            yield from variant_lines(plain(variant))
 
 
 def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress = SILENT) -> BoardVerified:
@@ -333,53 +342,55 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
     """
     with open_board(board) as session, opened(request.bundle, expect=request.expect) as bundle:
         session.require("numpy", "onnxruntime")
-        before = describe_board(session)
+        initial = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
         named = ["--variant", request.variant] if request.variant else []
         named += ["--expect", request.expect] if request.expect else []
         with progress.stage(f"verifying on {board.name}"):
-            code, out, last = session.run(
+            code, out, error_line = session.run(
                 *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=link.VERIFY_S
             )
         if code not in (0, _CHECK_FAILED) and not out:
-            raise BoardError(f"{board.name}: {last or f'the runner ended with exit code {code}'}")
-        found = parse(read_json(out, board), Verification, board.name, BoardError)
-        if not _sensible(found, bundle, request.variant):
+            raise BoardError(f"{board.name}: {error_line or f'the runner ended with exit code {code}'}")
+        verification = parse(read_json(out, board), Verification, board.name, BoardError)
+        if not _is_sensible(verification, bundle, request.variant):
             raise senseless(session)
-        found = replace(found, manifest_sha256=bundle.manifest_sha256)
-        check = _compared(request, session, before.machine, progress) if request.data is not None else None
-        record = board_record(session, before, describe_board(session))
-    return BoardVerified(board.name, record, found, check)
+        verification = replace(verification, manifest_sha256=bundle.manifest_sha256)
+        check = _compare_outputs(request, session, initial.machine, progress) if request.data is not None else None
+        record = board_record(session, initial, describe_board(session))
+    return BoardVerified(board.name, record, verification, check)
 
 
-def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
+def _is_sensible(report: Verification, bundle: Bundle, variant: str | None) -> bool:
     """Return whether a correct runner could have written this report.
 
     The bundle's hash must match, each variant must appear once, and the results must not contradict each other.
     """
-    known = [(name, one.name) for name, variants in bundle.components.items() for one in variants]
-    named = sorted((one.component, one.variant) for one in found.variants)
-    outputs = [output for one in found.variants for output in one.outputs.values()]
-    statuses = {one.status for one in found.variants}
+    expected = [(name, entry.name) for name, variants in bundle.components.items() for entry in variants]
+    named = sorted((entry.component, entry.variant) for entry in report.variants)
+    outputs = [output for entry in report.variants for output in entry.outputs.values()]
+    statuses = {entry.status for entry in report.variants}
     return (
-        found.manifest_sha256 in ("", bundle.manifest_sha256)  # older runners do not report the hash
-        and named == sorted(pair for pair in known if variant in (None, pair[1]))
+        report.manifest_sha256 in ("", bundle.manifest_sha256)  # older runners do not report the hash
+        and named == sorted(pair for pair in expected if variant in (None, pair[1]))
         and all(output.problem or output.max_abs_error is not None for output in outputs)
-        and not (found.passed and ("failed" in statuses or statuses.isdisjoint(("passed", "loaded"))))
+        and not (report.passed and ("failed" in statuses or statuses.isdisjoint(("passed", "loaded"))))
     )
 
 
-def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress) -> EmulatedCheck:
+def _compare_outputs(
+    request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress
+) -> EmulatedCheck:
     """Run the board's variant on this machine as well, and compare the outputs of both machines on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
     with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
-        name, there = models.open_bundle(request.bundle, request.variant, 0)
+        name, board_session = models.open_bundle(request.bundle, request.variant, 0)
         variant = next(v for v in bundle.components[MAIN] if v.name == name)
 
         @contextmanager
         def running() -> Iterator[Running]:
-            yield Running(lambda model, settings: there, None)
+            yield Running(lambda model, settings: board_session, None)
 
         route = ExecutionRoute(NATIVE, "over SSH", native_speed=True, start=running)
         samples = samples_of(request, variant, progress)
@@ -424,8 +435,8 @@ class VerifiedEverywhere:
 
     def __record__(self) -> dict[str, Any]:
         checks = self.targets.checks if self.targets else ()
-        found = {"bundle": str(self.bundle), "manifest_sha256": self.manifest_sha256, "checks": checks}
-        return {**found, **({"boards": self.boards} if self.boards else {})}
+        record = {"bundle": str(self.bundle), "manifest_sha256": self.manifest_sha256, "checks": checks}
+        return {**record, **({"boards": self.boards} if self.boards else {})}
 
 
 def verify_everywhere(
@@ -434,9 +445,11 @@ def verify_everywhere(
     """Run `edgeq verify --on` with its command-line options. Each name in `--on` is a board or a target."""
     request = verify_request(bundle, variant, options)
     boards = {name: boards_of(name) for name in request.on}
-    targets = tuple(name for name, found in boards.items() if not found)
-    there = tuple(verify_on_board(request, board, progress=progress) for found in boards.values() for board in found)
+    targets = tuple(name for name, matches in boards.items() if not matches)
+    board_checks = tuple(
+        verify_on_board(request, board, progress=progress) for matches in boards.values() for board in matches
+    )
     emulated = None
     if targets:
         emulated = verify_on(replace(request, on=targets), simulators=SIMULATORS, progress=progress)
-    return VerifiedEverywhere(bundle, there, emulated, request.max_drop)
+    return VerifiedEverywhere(bundle, board_checks, emulated, request.max_drop)

@@ -156,26 +156,26 @@ def describe_board(session: BoardSession) -> Description:
         BoardError: the board does not answer, or its answer makes no sense.
     """
     answer = session.ask({"do": "describe", "runtime": session.runtime(), "packages": PACKAGES})
-    found = parse(answer, _Described, session.board.name, BoardError)
+    reported = parse(answer, _Described, session.board.name, BoardError)
     try:
-        info = _system(found, session.hello.python)
+        info = _system(reported, session.hello.python)
         # py-cpuinfo would only add CPUID's answers, and the evidence already contains these.
-        machine = describe(_evidence(found.evidence), {}, info)
+        machine = describe(_evidence(reported.evidence), {}, info)
     except (ValueError, LookupError, OverflowError, OSError) as error:
         problem = f"{session.board.name}: its system files are not valid ({link.brief(error)})"
         raise BoardError(problem) from error
-    engines = {name: Installed(engine.version, engine.problem) for name, engine in found.engines.items()}
-    return Description(machine, engines, found.state)
+    engines = {name: Installed(engine.version, engine.problem) for name, engine in reported.engines.items()}
+    return Description(machine, engines, reported.state)
 
 
-def board_record(session: BoardSession, before: Description, after: Description | None = None) -> dict[str, Any]:
+def board_record(session: BoardSession, initial: Description, final: Description | None = None) -> dict[str, Any]:
     """Return the record of a board that is stored with the measurements made on it."""
     return {
         "name": session.board.name,
         "kind": session.board.kind,
-        "machine": before.machine,
-        "before": before.state,
-        "after": (after or before).state,
+        "machine": initial.machine,
+        "before": initial.state,
+        "after": (final or initial).state,
         "bytes_sent": session.channel.sent,
     }
 
@@ -195,7 +195,7 @@ def _evidence(reported: ReportedCpu) -> Evidence:
     )
 
 
-def _system(found: _Described, python: str) -> Machine:
+def _system(reported: _Described, python: str) -> Machine:
     """Return the description of the board's machine, except for its CPU.
 
     The board's system files are written to a temporary folder on this machine. The functions that otherwise read this
@@ -203,11 +203,11 @@ def _system(found: _Described, python: str) -> Machine:
     """
     gpus = tuple(
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
-        for gpu in found.gpus
+        for gpu in reported.gpus
     )
     with scratch_folder("edgeq-board-") as folder:
         root = Path(folder)
-        for name, text in found.files.items():
+        for name, text in reported.files.items():
             if _SYSTEM_FILE.fullmatch(name):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, "utf-8")
@@ -216,12 +216,12 @@ def _system(found: _Described, python: str) -> Machine:
             raise ValueError("sizes that no machine has")
         return Machine(
             board=detect.board(root),
-            usable_threads=detect.usable_threads(root, found.affinity),
+            usable_threads=detect.usable_threads(root, reported.affinity),
             caches=caches,
             memory_bytes=memory,
-            os=found.os,
+            os=reported.os,
             gpus=gpus,
-            runtimes=runtimes_among(found.versions, python),
+            runtimes=runtimes_among(reported.versions, python),
         )
 
 
@@ -257,22 +257,22 @@ def kernel_events(profile: bytes) -> bytes:
     Raises:
         ValueError: an event is not valid, or there are more events than `link.KERNELS`.
     """
-    kept: list[str] = []
+    events: list[str] = []
     stream = io.BytesIO(profile)
     while line := stream.readline(_LONGEST_LINE):
         if _KERNEL not in line:
             continue
-        if len(kept) == link.KERNELS:
+        if len(events) == link.KERNELS:
             raise ValueError(f"more than {link.KERNELS} runs of kernels")
         try:
             event = parse_json(line.strip().rstrip(b","), "a profile", values=link.KERNEL_VALUES)
             run = parse(event, _Run, "a profile", BoardError)
         except (DeviceError, BoardError) as error:
             raise ValueError(str(error)) from error
-        read = {"op_name", "input_type_shape", "output_type_shape"} & event["args"].keys()
-        known = {"cat": run.cat, "name": run.name, "dur": run.dur, "args": {key: event["args"][key] for key in read}}
-        kept.append(json.dumps(without_controls(known)))
-    return f"[{','.join(kept)}]".encode()
+        keys = {"op_name", "input_type_shape", "output_type_shape"} & event["args"].keys()
+        reduced = {"cat": run.cat, "name": run.name, "dur": run.dur, "args": {key: event["args"][key] for key in keys}}
+        events.append(json.dumps(without_controls(reduced)))
+    return f"[{','.join(events)}]".encode()
 
 
 def check_graph(model: bytes, original: int) -> None:
@@ -348,7 +348,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
     with open_board(board) as session:
         folder = session.hello.folder
         with progress.stage(f"making an environment on {board.name}"):
-            _make(session, f"{folder}/venv")
+            _make_environment(session, f"{folder}/venv")
             options: tuple[str, ...] = ()
             if wheels is not None:
                 files = {file.name: file for file in sorted(wheels.glob("*.whl"))}
@@ -357,25 +357,27 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
                 options = "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
             pip = (f"{folder}/venv/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
             newest = f"onnxruntime<={onnxruntime().__version__}"
-            code, _, last = session.run(
+            code, _, error_line = session.run(
                 *pip, "install", "--no-cache-dir", "-q", *options, "numpy", newest, limit_s=link.INSTALL_S
             )
         if code:
             session.run("rm", "-rf", f"{folder}/venv", limit_s=60)
-            raise BoardError(f"{board.name}: pip failed: {last}", _what_to_copy(session, newest))
+            raise BoardError(f"{board.name}: pip failed: {error_line}", _wheels_hint(session, newest))
     with open_board(board) as session:
         session.require(*_PACKAGES)
-        found = describe_board(session)
+        description = describe_board(session)
         versions = {name: session.hello.modules[name] for name in _PACKAGES}
-        return DeviceSetUp(board.name, folder, session.hello.python, **versions, engines=tuple(_missing(found)))
+        return DeviceSetUp(
+            board.name, folder, session.hello.python, **versions, engines=tuple(_missing_packages(description))
+        )
 
 
-def _missing(found: Description) -> Iterator[str]:
+def _missing_packages(description: Description) -> Iterator[str]:
     """Yield the package to install for each engine that the board has hardware for, judged by the board's name."""
-    known = load_engines()
-    for state in detect_engines(found.machine, known, found.engines):
-        if known[state.name].boards and not state.version:
-            yield f"for {state.title}: {state.install}. {known[state.name].driver}"
+    engines = load_engines()
+    for state in detect_engines(description.machine, engines, description.engines):
+        if engines[state.name].boards and not state.version:
+            yield f"for {state.title}: {state.install}. {engines[state.name].driver}"
 
 
 def clean(board: Board) -> DeviceCleaned:
@@ -389,12 +391,12 @@ def clean(board: Board) -> DeviceCleaned:
         return parse({**session.ask({"do": "clean"}), **place}, DeviceCleaned, board.name, BoardError)
 
 
-def _make(session: BoardSession, place: str) -> None:
-    code, out, last = session.run(*session.board.python, "-I", "-m", "venv", "--clear", place, limit_s=600)
+def _make_environment(session: BoardSession, place: str) -> None:
+    code, out, error_line = session.run(*session.board.python, "-I", "-m", "venv", "--clear", place, limit_s=600)
     if code == 0:
         return
     session.run("rm", "-rf", place, limit_s=60)
-    text = one_line(out.decode("utf-8", "replace") + last)
+    text = one_line(out.decode("utf-8", "replace") + error_line)
     missing = "ensurepip" in text or "No module named venv" in text
     reason = "venv is missing" if missing else one_line(text, most=200)
     raise BoardError(
@@ -403,13 +405,13 @@ def _make(session: BoardSession, place: str) -> None:
     )
 
 
-def _what_to_copy(session: BoardSession, newest: str) -> str:
+def _wheels_hint(session: BoardSession, newest: str) -> str:
     code, machine, _ = session.run("uname", "-m", limit_s=30)
     kind = "".join(c for c in machine.decode("utf-8", "replace") if c.isalnum() or c == "_") if code == 0 else "MACHINE"
     version = ".".join(session.hello.python.split(".")[:2])
     get = f"pip download --only-binary :all: --platform manylinux_2_28_{kind} --python-version {version}"
-    again = f"edgeq device setup {shlex.quote(session.board.name)} --wheels wheels"
-    return f"If it reaches no package index: {get} numpy '{newest}' -d wheels here, then {again}"
+    retry = f"edgeq device setup {shlex.quote(session.board.name)} --wheels wheels"
+    return f"If it reaches no package index: {get} numpy '{newest}' -d wheels here, then {retry}"
 
 
 def detect_board(board: Board) -> Description:
@@ -433,49 +435,49 @@ def doctor_board(board: Board, *, progress: Progress = SILENT) -> EngineDiagnosi
             checks.append(
                 DoctorCheck("SSH", "ok", f"{board.name} is reached; edgeq writes only to {session.hello.folder}")
             )
-            checks += _software(session)
-            found = describe_board(session)
-            match = match_profile(found.machine, load_profiles())
+            checks += _check_software(session)
+            description = describe_board(session)
+            match = match_profile(description.machine, load_profiles())
             checks.append(DoctorCheck("profile", "ok", f"{match.profile.name}: {match.profile.title}"))
-            checks.append(DoctorCheck("state", "ok", found.state.text()))
-            known = load_engines()
-            for state in detect_engines(found.machine, known, found.engines):
-                engine = known[state.name]
-                there = state.version and not hardware_problem(engine, found.machine, state.version)
-                broken = there and state.problem and not simulates(engine, found.machine)
-                status: Status = "failed" if broken else "ok" if there else "absent"
+            checks.append(DoctorCheck("state", "ok", description.state.text()))
+            engines = load_engines()
+            for state in detect_engines(description.machine, engines, description.engines):
+                engine = engines[state.name]
+                available = state.version and not hardware_problem(engine, description.machine, state.version)
+                broken = available and state.problem and not simulates(engine, description.machine)
+                status: Status = "failed" if broken else "ok" if available else "absent"
                 detail = state.problem or state.version or f"{state.title}: {state.install}"
                 checks.append(DoctorCheck(f"engine {state.name}", status, detail))
-            checks.append(_runs(session, progress))
+            checks.append(_check_kernels(session, progress))
     except BoardError as error:
         checks.append(DoctorCheck("kernels" if checks else "SSH", "failed", str(error)))
     return EngineDiagnosis(tuple(checks))
 
 
-def _software(session: BoardSession) -> list[DoctorCheck]:
+def _check_software(session: BoardSession) -> list[DoctorCheck]:
     private = ", which edgeq device setup made" if session.hello.private else ""
-    found = [DoctorCheck("Python", "ok", session.hello.python + private)]
+    checks = [DoctorCheck("Python", "ok", session.hello.python + private)]
     for name in ("numpy", "onnxruntime"):
         version = session.hello.modules.get(name)
         missing = f"edgeq device setup {session.board.name} installs it"
-        found.append(DoctorCheck(name, "failed" if version is None else "ok", missing if version is None else version))
-    return found
+        checks.append(DoctorCheck(name, "failed" if version is None else "ok", missing if version is None else version))
+    return checks
 
 
-def _runs(session: BoardSession, progress: Progress) -> DoctorCheck:
+def _check_kernels(session: BoardSession, progress: Progress) -> DoctorCheck:
     """Compare the demo model's outputs on the board with those on this machine."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
-    here = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
+    local_output = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
     try:
         with BoardModels(session, progress) as models:
-            there = models.open(demo.MODEL, SessionSettings()).run(None, feed)[0]
+            board_output = models.open(demo.MODEL, SessionSettings()).run(None, feed)[0]
     except RuntimeUnavailableError as error:
         return DoctorCheck("kernels", "failed", str(error))
-    if there.shape != here.shape:
+    if board_output.shape != local_output.shape:
         return DoctorCheck(
-            "kernels", "failed", f"the demo model's output has the shape {there.shape}, not {here.shape}"
+            "kernels", "failed", f"the demo model's output has the shape {board_output.shape}, not {local_output.shape}"
         )
-    db = decibels(float((here**2).sum()), float(((there - here) ** 2).sum()))
-    found = f"the demo model matches this machine's outputs to {db:.1f} dB"
-    return DoctorCheck("kernels", "ok" if db >= LEAST_DB else "failed", found)
+    db = decibels(float((local_output**2).sum()), float(((board_output - local_output) ** 2).sum()))
+    detail = f"the demo model matches this machine's outputs to {db:.1f} dB"
+    return DoctorCheck("kernels", "ok" if db >= LEAST_DB else "failed", detail)

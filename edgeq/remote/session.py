@@ -151,14 +151,14 @@ class BoardSession:
         Raises:
             BoardError: there is no space for the files, or a request fails (see `ask`).
         """
-        known = digests or {}
+        precomputed = digests or {}
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        hashes = {name: known.get(name) or sha256(path) for name, path in files.items()}
+        hashes = {name: precomputed.get(name) or sha256(path) for name, path in files.items()}
         listing = json.dumps({name: [hashes[name], sizes[name]] for name in sorted(files)})
         tree = {"do": "tree", "keep": keep, "digest": hashlib.sha256(listing.encode()).hexdigest()}
-        if path := self._asked(tree).path:
+        if path := self._request_answer(tree).path:
             return path
-        answer = self._asked({"do": "listing", "keep": keep, "listing": listing})
+        answer = self._request_answer({"do": "listing", "keep": keep, "listing": listing})
         sources = {hashes[name]: (path, sizes[name]) for name, path in files.items()}
         missing = {sha: sources[sha] for sha in answer.missing if sha in sources}
         size = sum(length for _, length in missing.values())
@@ -170,7 +170,7 @@ class BoardSession:
                 with open_file(source) as stream:
                     self.ask({"do": "put", "keep": keep, "sha256": sha, "size": length}, stream)
                 advance(length)
-        path = self._asked(tree).path
+        path = self._request_answer(tree).path
         if not path:
             raise BoardError(
                 f"{self.board.name}: files there changed or disappeared after they were sent", "Check its disk"
@@ -219,10 +219,10 @@ class BoardSession:
             BundleError: the bundle is damaged.
             BoardError: see `send`.
         """
-        with opened(bundle) as found, scratch_folder("edgeq-") as folder:
-            digests = {name: record.sha256 for name, record in found.files.items()}
+        with opened(bundle) as opened_bundle, scratch_folder("edgeq-") as folder:
+            digests = {name: record.sha256 for name, record in opened_bundle.files.items()}
             files = {}
-            for name, content in contents(found).items():
+            for name, content in contents(opened_bundle).items():
                 files[name] = content if isinstance(content, Path) else Path(folder) / name
                 # The manifest and the signature are bytes, not files.
                 if isinstance(content, bytes):
@@ -233,8 +233,8 @@ class BoardSession:
         """Send edgeq's programs for devices, and return the path of their folder on the board."""
         root = shipped("targets") / "runtime"
         files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").rglob("*"))]
-        taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
-        return self.send(taken)
+        sources = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
+        return self.send(sources)
 
     @property
     def python(self) -> tuple[str, ...]:
@@ -245,8 +245,8 @@ class BoardSession:
         """Return the command line that runs `command` on the board. The command ends when this session ends."""
         folder = self.hello.folder
         program = f"{folder}/board-{bounds.program_version()}.py"
-        held = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
-        return self.link.command('exec "$@"', *held, *command)
+        prefix = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
+        return self.link.command('exec "$@"', *prefix, *command)
 
     def run(self, *command: str, limit_s: float) -> tuple[int, bytes, str]:
         """Run a command on the board.
@@ -257,10 +257,10 @@ class BoardSession:
         Raises:
             BoardError: the link was cut, or the command takes longer than `limit_s`.
         """
-        done = bounds.finished(self.board, self.attached(*command), limit_s)
-        if self.lost(done.code):
-            raise self.cut(done.errors)
-        return done.code, done.out, bounds.brief((bounds.lines_of(done.errors) or [""])[-1])
+        ended = bounds.run_command(self.board, self.attached(*command), limit_s)
+        if self.lost(ended.code):
+            raise self.cut(ended.errors)
+        return ended.code, ended.out, bounds.brief((bounds.lines_of(ended.errors) or [""])[-1])
 
     def lost(self, code: int) -> bool:
         """Return whether a command's exit code means that the command lost its link, or was killed at the end of the
@@ -276,7 +276,7 @@ class BoardSession:
         """
         return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
-    def _asked(self, request: Mapping[str, Any]) -> _Answer:
+    def _request_answer(self, request: Mapping[str, Any]) -> _Answer:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
 
     def _clean(self) -> str:
@@ -362,12 +362,12 @@ class BoardGuest(GuestProgram):
     def opened(self, request: Mapping[str, Any]) -> GuestSession:
         """Open a model, check the board's answer, and return the model's session. See `Guest.opened`."""
         reply, _ = self.exchange({"do": "open", **request})
-        found = parse(reply, _Opened, self.session.board.name, BoardError)
+        description = parse(reply, _Opened, self.session.board.name, BoardError)
         inputs, outputs = (
             tuple(TensorInfo(name, kind, list(shape)) for name, kind, shape in infos)
-            for infos in (found.inputs, found.outputs)
+            for infos in (description.inputs, description.outputs)
         )
-        return GuestSession(self, found.session, inputs, outputs, found.providers)
+        return GuestSession(self, description.session, inputs, outputs, description.providers)
 
     def _receive(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]] | None:
         assert self._process.stdout is not None
@@ -387,7 +387,7 @@ class BoardGuest(GuestProgram):
 
     def _last_error(self) -> str:
         if self._late:
-            raise bounds.hangs(self.session.board, self.request_s)
+            raise bounds.timeout_error(self.session.board, self.request_s)
         try:
             code = self._process.wait(bounds.EXIT_S)  # ssh exits shortly after its output ends
         except subprocess.TimeoutExpired:  # the output has ended, but ssh still runs
@@ -487,20 +487,20 @@ class BoardModels:
             RuntimeUnavailableError: no variant fits the board, or there is no variant of that name.
         """
         place = self._session.send_bundle(bundle, self._progress)
-        wanted = {"bundle": place, "variant": variant, "threads": threads}
-        with opened(bundle) as found:
-            known = {one.name: one.model for one in found.components[MAIN]}
-            chosen = str(self.guest().exchange({"do": "choose", **wanted})[0].get("variant"))
-            if (model := known.get(chosen)) is None:
+        request = {"bundle": place, "variant": variant, "threads": threads}
+        with opened(bundle) as opened_bundle:
+            models = {entry.name: entry.model for entry in opened_bundle.components[MAIN]}
+            name = str(self.guest().exchange({"do": "choose", **request})[0].get("variant"))
+            if (model := models.get(name)) is None:
                 raise senseless(self._session)
-            return chosen, self._model(self.guest(), {**wanted, "variant": chosen}, model)
+            return name, self._model(self.guest(), {**request, "variant": name}, model)
 
     def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
         session = guest.opened(request)
         graph = own_runnable(model).graph
         outputs = [output.name for output in session.outputs]
         if outputs != [output.name for output in graph.output] or not (
-            {one.name for one in session.inputs} <= {one.name for one in graph.input}
+            {tensor.name for tensor in session.inputs} <= {tensor.name for tensor in graph.input}
         ):
             raise senseless(self._session)
         return _BoardModel(**vars(session), declared=_dtypes(graph.output))
@@ -520,6 +520,8 @@ class BoardModels:
 
 def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
     """Return the dtype of each output that is an array of a numeric or boolean numpy type."""
-    kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
+    kinds = {
+        output.name: output.type.tensor_type.elem_type for output in outputs if output.type.HasField("tensor_type")
+    }
     dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

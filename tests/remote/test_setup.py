@@ -12,7 +12,7 @@ from edgeq.errors import BoardError, DataError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed
 from edgeq.remote.devices import one_board
-from edgeq.remote.machine import BoardState, Description, _missing, set_up
+from edgeq.remote.machine import BoardState, Description, _missing_packages, set_up
 from tests.remote.conftest import FakeBoard
 
 # Makes an environment whose Python answers like pip without an index.
@@ -47,9 +47,9 @@ def test_no_wheels(board: FakeBoard, tmp_path: Path) -> None:
 
 def test_a_board_that_is_known_by_name_hears_of_its_npu() -> None:
     machine = Machine(architecture="arm64", os="Linux", board="Radxa ROCK 5B")
-    (line,) = _missing(Description(machine, {}, cast(BoardState, None)))
+    (line,) = _missing_packages(Description(machine, {}, cast(BoardState, None)))
     assert line.startswith(
         "for Rockchip's NPU: python -m pip install rknn-toolkit-lite2==2.5.0. The board needs the rknpu"
     )
     installed = {"rknnlite": Installed("2.5.0")}
-    assert not list(_missing(Description(machine, installed, cast(BoardState, None))))
+    assert not list(_missing_packages(Description(machine, installed, cast(BoardState, None))))
