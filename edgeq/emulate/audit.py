@@ -81,9 +81,9 @@ class KernelSimulation:
     ) -> None:
         settings = settings or SessionSettings()
         self.graph = optimised_graph(model, settings)
-        found = find_layers(self.graph, settings.config, table)
-        self.unmodelled = tuple(layer for layer in found if not layer.path.modelled)
-        self.layers = tuple(layer for layer in found if layer.path.modelled)
+        layers = find_layers(self.graph, settings.config, table)
+        self.unmodelled = tuple(layer for layer in layers if not layer.path.modelled)
+        self.layers = tuple(layer for layer in layers if layer.path.modelled)
         self._saturating, self._watched = saturating, watched
         self._steps = _steps(self.graph, self.layers)
         self._sessions: dict[int, Any] = {}
@@ -94,8 +94,8 @@ class KernelSimulation:
         runs = {}
         for place, step in enumerate(self._steps):
             if isinstance(step, SaturatingLayer):
-                given = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
-                computed = step.compute(given, saturating=self._saturating, watched=self._watched)
+                operands = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
+                computed = step.compute(operands, saturating=self._saturating, watched=self._watched)
                 values[name_of(step.node.outputs[0])] = computed.output
                 runs[step.name] = computed
             else:
@@ -169,10 +169,10 @@ def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[Satura
     """Return the graph as steps in order. Each of `layers` is a step. The nodes between them are joined into as few
     segments as possible.
     """
-    own = {layer.node: layer for layer in layers}
+    layers_by_node = {layer.node: layer for layer in layers}
     runs: list[SaturatingLayer | list[ir.Node]] = []
     for node in graph.graph:
-        layer = own.get(node)
+        layer = layers_by_node.get(node)
         if layer is not None:
             runs.append(layer)
         elif runs and isinstance(runs[-1], list):
@@ -180,17 +180,17 @@ def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[Satura
         else:
             runs.append([node])
     steps: list[SaturatingLayer | _Segment] = []
-    needed = set(graph.graph.outputs)
+    required = set(graph.graph.outputs)
     for run in reversed(runs):
         if isinstance(run, SaturatingLayer):
             steps.append(run)
-            needed.update(v for v in run.node.inputs if v is not None)
+            required.update(v for v in run.node.inputs if v is not None)
             continue
-        made = {output for node in run for output in node.outputs}
-        read = {value for node in run for value in reads(node)} - made
-        known = {v for v in read if v.producer() is not None or v.is_graph_input()}
-        steps.append(_Segment(_names(known), _names(made & needed)))
-        needed |= known
+        produced = {output for node in run for output in node.outputs}
+        consumed = {value for node in run for value in reads(node)} - produced
+        segment_inputs = {v for v in consumed if v.producer() is not None or v.is_graph_input()}
+        steps.append(_Segment(_names(segment_inputs), _names(produced & required)))
+        required |= segment_inputs
     return tuple(reversed(steps))
 
 
@@ -320,7 +320,7 @@ def audit(
     bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
     if samples is None or not any(bound.can_saturate for bound in bounds.values()):
         return Audit(tuple(bounds.values()))
-    plain = exact or SimulatedSession(KernelSimulation(model, settings, saturating=False, table=table))
+    exact_session = exact or SimulatedSession(KernelSimulation(model, settings, saturating=False, table=table))
     total = min(len(samples), count or sample_count(model_macs(simulation)))
     names = ("saturating", "exact")
     against_float = {name: OutputSums() for name in names}
@@ -329,20 +329,23 @@ def audit(
     sums: dict[str, int] = {}
     with progress.stage("Simulating saturation", total) as advance:
         for sample, _ in zip(samples, range(total), strict=False):
-            run, outputs = simulation.run(sample.inputs), _outputs(plain, sample.inputs)
+            run, outputs = simulation.run(sample.inputs), _outputs(exact_session, sample.inputs)
             effect.update(outputs, run.outputs, sample.inputs)
             for name, layer in run.layers.items():
                 clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.stats.clipped
                 sums[name] = sums.get(name, 0) + layer.stats.sums
             if reference is not None:
-                wanted = _outputs(reference, sample.inputs)
-                against_float["saturating"].update(wanted, run.outputs, sample.inputs)
-                against_float["exact"].update(wanted, outputs, sample.inputs)
+                float_outputs = _outputs(reference, sample.inputs)
+                against_float["saturating"].update(float_outputs, run.outputs, sample.inputs)
+                against_float["exact"].update(float_outputs, outputs, sample.inputs)
             advance(1)
-    found = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
+    layer_audits = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
     both = tuple(against_float[name].result() for name in names)
     return Audit(
-        found, total, effect.result().sqnr_db, (both[0].sqnr_db, both[1].sqnr_db) if reference is not None else None
+        layer_audits,
+        total,
+        effect.result().sqnr_db,
+        (both[0].sqnr_db, both[1].sqnr_db) if reference is not None else None,
     )
 
 
@@ -355,8 +358,8 @@ def model_macs(simulation: KernelSimulation) -> int:
     """Return the model's multiply-accumulates. If the graph has no shapes, use the weight sizes of the simulated
     layers.
     """
-    counted = sum(node_macs(simulation.graph.model).values())
-    return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
+    macs = sum(node_macs(simulation.graph.model).values())
+    return macs or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 
 
 def _outputs(session: Session, inputs: Arrays) -> Arrays:
@@ -409,18 +412,18 @@ def largest_sums(
         RuntimeUnavailableError: onnxruntime refuses the model.
     """
     simulation = KernelSimulation(model, settings, saturating=False, watched=True)
-    known = {
+    source_names = {
         layer.name: source(layer.name)
         for layer in simulation.layers
         if layer.rows is not None
         and not pairs_vary(layer.rows.shape[1], layer.channels)
         and layer.node.attributes.get_int("group", 1) == 1
     }
-    found: dict[str, NDArray[np.float64]] = {}
+    largest: dict[str, NDArray[np.float64]] = {}
     count = min(len(samples), sample_count(model_macs(simulation)))
     for sample in itertools.islice(samples, count):
         for name, layer in simulation.run(sample.inputs).layers.items():
-            if name in known:
+            if name in source_names:
                 reached = layer.stats.largest / _HELD
-                found[known[name]] = np.maximum(found.get(known[name], 0.0), reached)
-    return found
+                largest[source_names[name]] = np.maximum(largest.get(source_names[name], 0.0), reached)
+    return largest

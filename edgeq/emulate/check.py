@@ -97,21 +97,23 @@ def route_for(
     lacks = sorted(set(level.features) - machine.features)
     if lacks:
         return ExecutionRoute(NOT_RUN, "", f"this CPU lacks {', '.join(lacks)}, which {engine.name}'s kernels need")
-    how = f"{engine.name} with {engine.cap.variable}={level.value}"
-    return _route(EMULATED, how, engine, target, environment)
+    means = f"{engine.name} with {engine.cap.variable}={level.value}"
+    return _route(EMULATED, means, engine, target, environment)
 
 
-def _route(where: str, how: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> ExecutionRoute:
-    start = partial(_running, how, engine, target, environment)
-    return ExecutionRoute(where, how, native_speed=True, start=start)
+def _route(kind: str, means: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> ExecutionRoute:
+    start = partial(_start_engine_kernels, means, engine, target, environment)
+    return ExecutionRoute(kind, means, native_speed=True, start=start)
 
 
 @contextmanager
-def _running(how: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> Iterator[Running]:
+def _start_engine_kernels(
+    means: str, engine: Engine, target: Target, environment: Mapping[str, str]
+) -> Iterator[Running]:
     with start_engine(engine, environment=environment) as guest:
-        proof = KernelProof(probe_engine(guest.open, engine, how), tuple(sorted(target.features)))
+        proof = KernelProof(probe_engine(guest.open, engine, means), tuple(sorted(target.features)))
         saturates = engine.saturates("U8S8", target.architecture, target.features)
-        check_kernels(proof, None, saturates=saturates, title=how)
+        check_kernels(proof, None, saturates=saturates, title=means)
         yield Running(guest.open, proof)
 
 
@@ -315,7 +317,7 @@ def check_trial(
 def _run(
     trial: CheckedModel, target: Target, route: ExecutionRoute, running: Running, progress: Progress
 ) -> EmulatedCheck:
-    found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
+    check = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
         # On an emulated CPU, threads lose more time by waiting for each other than they save.
         threads = trial.settings.intra_op_threads if route.native_speed else 1
@@ -326,27 +328,27 @@ def _run(
     except BoardError:  # the link failed, not the model
         raise
     except (RuntimeUnavailableError, ValueError) as error:
-        return replace(found, status=FAILED, reason=str(error))
+        return replace(check, status=FAILED, reason=str(error))
     expected = [outputs for _, outputs in trial.vectors]
     anything = dict.fromkeys((name for outputs in expected for name in outputs), math.inf)
     allowed = anything if trial.tolerance is None else trial.tolerance
     cases = ((answer, outputs, inputs) for answer, (inputs, outputs) in zip(answers, trial.vectors, strict=True))
     selftest = check_outputs(cases, allowed, trial.slices, trial.basis)
-    found = replace(found, selftest=selftest, answers=answers)
+    check = replace(check, selftest=selftest, answers=answers)
     wrong = [check for check in selftest if not check.passed]
     if wrong:
         worst = wrong[0].problem or f"error {wrong[0].max_abs_error:.6g} is over {wrong[0].tolerance:.6g}"
-        return replace(found, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
+        return replace(check, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
     if trial.samples is None:
-        return found
-    here = trial.settings
-    if here.engine is not None and here.engine.name == target.emulate.get("simulator"):
-        here = replace(here, engine=None, providers=(CPU,))
+        return check
+    local_settings = trial.settings
+    if local_settings.engine is not None and local_settings.engine.name == target.emulate.get("simulator"):
+        local_settings = replace(local_settings, engine=None, providers=(CPU,))
     reference = HOST if trial.float_model is None else FLOAT
     settings = dict.fromkeys((HOST, TARGET), trial.settings)
     try:
         with Engines() as engines:
-            sessions: dict[str, Session] = {HOST: engines.open(trial.model, here), TARGET: session}
+            sessions: dict[str, Session] = {HOST: engines.open(trial.model, local_settings), TARGET: session}
             if trial.float_model is not None:
                 sessions[FLOAT] = open_session(trial.float_model)
             task = trial.task
@@ -359,9 +361,9 @@ def _run(
     except BoardError:  # the link failed, not the model
         raise
     except (RuntimeUnavailableError, CheckFailedError) as error:
-        return replace(found, status=FAILED, reason=str(error))
-    found = replace(
-        found,
+        return replace(check, status=FAILED, reason=str(error))
+    check = replace(
+        check,
         samples=evaluation.samples,
         reference=reference,
         agreement=evaluation.agreement[TARGET],
@@ -369,38 +371,38 @@ def _run(
         accuracy=evaluation.accuracy,
         noise_db=trial.noise_db,
     )
-    return _judge(found, paired.errors.result(), paired.drop_error())
+    return _judge(check, paired.errors.result(), paired.drop_error())
 
 
-def _judge(found: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float | None) -> EmulatedCheck:
+def _judge(check: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float | None) -> EmulatedCheck:
     """Set the status to failed if the target certainly computes the model worse than this machine.
 
     Labels decide if there are enough of them. Otherwise, each output's errors against float32 decide, on the same
     samples. If the float model is not available, the difference between the two machines must not be larger than the
     model's own quantization noise explains.
     """
-    if found.host_agreement is None:
-        noise = math.inf if found.noise_db is None else found.noise_db
-        far = [loss for loss in losses if loss.level_db + loss.level_reach_db < noise - MOST_LOSS_DB]
-        if found.noise_db is None or not far:
-            return found
+    if check.host_agreement is None:
+        noise = math.inf if check.noise_db is None else check.noise_db
+        distant = [loss for loss in losses if loss.level_db + loss.level_reach_db < noise - MOST_LOSS_DB]
+        if check.noise_db is None or not distant:
+            return check
         reason = (
-            f"output {far[0].name!r} follows this machine's to {far[0].level_db:.1f} dB SQNR, which is less than the "
-            f"{noise:.1f} dB of the model's own quantization noise"
+            f"output {distant[0].name!r} follows this machine's to {distant[0].level_db:.1f} dB SQNR, "
+            f"which is less than the {noise:.1f} dB of the model's own quantization noise"
         )
-        return replace(found, status=FAILED, reason=reason)
-    drop = found.drop
+        return replace(check, status=FAILED, reason=reason)
+    drop = check.drop
     if drop is not None and drop_error is not None:
         low, high = drop - SURE * drop_error, drop + SURE * drop_error
-        primary = found.accuracy[TARGET].primary
+        primary = check.accuracy[TARGET].primary
         if low > _MOST_DROP:
-            lost, least = (difference(primary, value).lstrip("+") for value in (drop, low))
-            reason = f"it loses {lost} of {metric_name(primary)} against this machine, at least {least}"
-            return replace(found, status=FAILED, reason=reason)
+            lost, bound = (difference(primary, value).lstrip("+") for value in (drop, low))
+            reason = f"it loses {lost} of {metric_name(primary)} against this machine, at least {bound}"
+            return replace(check, status=FAILED, reason=reason)
         if high <= _FEW_LABELS:
-            return found
+            return check
     proven = [loss for loss in losses if loss.proven]
-    return replace(found, status=FAILED, reason=proven[0].sentence) if proven else found
+    return replace(check, status=FAILED, reason=proven[0].sentence) if proven else check
 
 
 def _answers(session: Session, vectors: Iterable[Vectors], advance: Advance) -> Iterator[Mapping[str, NDArray[Any]]]:
@@ -501,9 +503,11 @@ def verify_on(
 def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
     """Yield each variant with the target to check it on."""
     variants = bundle.components.get(MAIN, ())
-    known = {variant.name: variant for variant in variants}
-    if request.variant is not None and request.variant not in known:
-        raise BundleError(f"{bundle.source} has no variant {request.variant!r}", f"It has {', '.join(known)}")
+    variants_by_name = {variant.name: variant for variant in variants}
+    if request.variant is not None and request.variant not in variants_by_name:
+        raise BundleError(
+            f"{bundle.source} has no variant {request.variant!r}", f"It has {', '.join(variants_by_name)}"
+        )
     for name in request.on:
         if name == ALL:
             for variant in variants:
@@ -511,7 +515,7 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
                     yield variant, _built_for(variant, machine)
         else:
             target = resolve(name, machine)
-            for variant in _taken(bundle, target, request.variant):
+            for variant in _select_variants(bundle, target, request.variant):
                 yield variant, target
 
 
@@ -535,12 +539,12 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     unknown: HardwareError | None = None
     for name in (target, profile):
         try:
-            found = named_target(name, machine)
+            candidate = named_target(name, machine)
         except HardwareError as error:
             unknown = error
         else:
-            if found.profile.name == profile:
-                return found
+            if candidate.profile.name == profile:
+                return candidate
     raise HardwareError(
         f"variant {variant.name} was built for {target!r} of profile {profile!r}, but neither is known here",
         "Give the file that it was built from: --on FILE.toml",
@@ -578,29 +582,29 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
     return "emulate setup" if any("qemu" in target.emulate for _, target in pairs) else None
 
 
-def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:
+def _select_variants(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:
     """Yield the variant that the runner selects on a device of `target`, by the runner's own rules.
 
     If an installed plug-in runs that variant, also yield the variant that the runner selects without plug-ins.
     """
-    here, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
+    local_device, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
     device = Device(
         architecture=target.architecture,
         features=target.features,
-        runtime=target.runtime.get("onnxruntime", here.runtime),
-        providers=here.providers,
-        plugins={simulated.provider: ""} if simulated is not None else here.plugins,
+        runtime=target.runtime.get("onnxruntime", local_device.runtime),
+        providers=local_device.providers,
+        plugins={simulated.provider: ""} if simulated is not None else local_device.plugins,
     )
     options = target.device.get("engine_options", {})
-    others = {  # variants compiled for other chips, which the target would refuse
+    other_chips = {  # variants compiled for other chips, which the target would refuse
         variant.name: f"compiled for a chip other than {target.name}"
         for variant in bundle.components.get(MAIN, ())
         if COMPILED in variant.info and any(variant.info.get(key, value) != value for key, value in options.items())
     }
-    found = select(bundle, device, name=name, failed=others).variant
-    yield found
+    selected = select(bundle, device, name=name, failed=other_chips).variant
+    yield selected
     without = only_engine(target.backend) is None
-    if name is None and simulated is None and without and plugin_of(found.ep) is not None:
+    if name is None and simulated is None and without and plugin_of(selected.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
 
 
@@ -623,8 +627,8 @@ def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
         if check.reason:
             lines.append(f"  {check.reason}")
         if check.kernels is not None:
-            seen = f"; seen: {', '.join(check.kernels.instructions)}" if check.kernels.instructions else ""
-            lines.append(f"  kernels: u8 x s8 sums are {check.kernels.pairs}{seen}")
+            instructions = f"; seen: {', '.join(check.kernels.instructions)}" if check.kernels.instructions else ""
+            lines.append(f"  kernels: u8 x s8 sums are {check.kernels.pairs}{instructions}")
         for output in check.selftest:
             verdict = "ok" if output.passed else "WRONG"
             bound = f", allowed {output.tolerance:.3g}" if output.tolerance < float("inf") else ""

@@ -159,10 +159,10 @@ def emulator_named(name: str) -> Emulator:
     Raises:
         UsageError: there is no emulator of that name, or the emulator needs no setup.
     """
-    known = {key: emulator for key, emulator in load_emulators().items() if emulator.sysroot is not None}
-    if name not in known:
-        raise UsageError(f"there is no emulated machine {name!r}", f"There are {', '.join(known)}")
-    return known[name]
+    emulators = {key: emulator for key, emulator in load_emulators().items() if emulator.sysroot is not None}
+    if name not in emulators:
+        raise UsageError(f"there is no emulated machine {name!r}", f"There are {', '.join(emulators)}")
+    return emulators[name]
 
 
 def home() -> Path:
@@ -340,9 +340,9 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
         return
     able = [kernels for kernels in emulator.kernels if kernels.feature in proof.features]
     if able and able[-1].name not in proof.instructions:
-        seen = ", ".join(proof.instructions) or "no instruction that distinguishes kernels"
+        instructions = ", ".join(proof.instructions) or "no instruction that distinguishes kernels"
         raise CheckFailedError(
-            f"{title} has {able[-1].feature}, but no {able[-1].name} instruction ran (seen: {seen})",
+            f"{title} has {able[-1].feature}, but no {able[-1].name} instruction ran (seen: {instructions})",
             "Check on a machine of the target's kind",
         )
 
@@ -355,7 +355,7 @@ class KernelWatch:
         self.pipe = folder / "code"
         os.mkfifo(self.pipe)
         self._seen: set[str] = set()
-        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread = threading.Thread(target=self._read_log, daemon=True)
         # Open both ends of the pipe here, so that neither end waits for the other one to be opened. The reader stops at
         # the mark `_END`.
         self._own_end = os.open(self.pipe, os.O_RDWR)
@@ -368,7 +368,7 @@ class KernelWatch:
         os.close(self._own_end)
         return tuple(kernels.name for kernels in self._kernels if kernels.name in self._seen)
 
-    def _read(self) -> None:
+    def _read_log(self) -> None:
         with self.pipe.open("rb") as stream:
             self._seen = scan(stream, self._kernels)
 
@@ -378,8 +378,8 @@ _END = b"\n\0end\n"
 
 def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
     """Return the names of the kinds of kernels whose instructions are in a log of translated code."""
-    wanted = [(int(mask, 16), int(value, 16), k.name) for k in kernels for mask, value in k.patterns]
-    found: set[str] = set()
+    patterns = [(int(mask, 16), int(value, 16), k.name) for k in kernels for mask, value in k.patterns]
+    kinds: set[str] = set()
     codes: set[bytes] = set()
     remaining = b""
     while chunk := os.read(stream.fileno(), 1 << 20):
@@ -391,8 +391,8 @@ def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
             break
     for code in codes:
         number = int(code, 16)
-        found.update(name for mask, value, name in wanted if number & mask == value)
-    return found
+        kinds.update(name for mask, value, name in patterns if number & mask == value)
+    return kinds
 
 
 def load_proof(file: Path) -> KernelProof | None:

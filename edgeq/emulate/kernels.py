@@ -88,9 +88,9 @@ def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
 def _add_product(values: NDArray[np.int64], a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
     """Add a product to `values`, in parts so small that BLAS computes each on one thread."""
     rows = max(_ONE_THREAD // (max(a.shape[1], 1) * _COLUMNS), 1)
-    for top in range(0, len(a), rows):
-        for left in range(0, b.shape[1], _COLUMNS):
-            across, along = slice(top, top + rows), slice(left, left + _COLUMNS)
+    for row in range(0, len(a), rows):
+        for column in range(0, b.shape[1], _COLUMNS):
+            across, along = slice(row, row + rows), slice(column, column + _COLUMNS)
             values[across, along] += np.matmul(a[across], b[:, along]).astype(np.int64)
 
 
@@ -111,16 +111,16 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
     if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
         return product, None
     # Use one row for each k and for each n, so that values that are read together are next to each other in memory.
-    left = np.ascontiguousarray(a.T).astype(np.int32)
-    if len(left) % 2:
-        left = np.pad(left, ((0, 1), (0, 0)))
-    first, second = as_pairs(b.T.astype(np.int32))
-    suspects = _reach(left.max(axis=1), first, second)
+    activations = np.ascontiguousarray(a.T).astype(np.int32)
+    if len(activations) % 2:
+        activations = np.pad(activations, ((0, 1), (0, 0)))
+    even_weights, odd_weights = as_pairs(b.T.astype(np.int32))
+    suspects = _reach(activations.max(axis=1), even_weights, odd_weights)
     excess = np.zeros((b.shape[1], len(a)), np.int32)
     for i in np.flatnonzero(suspects.any(axis=0)):
         columns = np.flatnonzero(suspects[:, i])
-        sums = left[2 * i] * first[columns, i, None]
-        sums += left[2 * i + 1] * second[columns, i, None]
+        sums = activations[2 * i] * even_weights[columns, i, None]
+        sums += activations[2 * i + 1] * odd_weights[columns, i, None]
         over = sums - np.clip(sums, _LOW, _HIGH)
         excess[columns] += over
         product.clipped[columns] += np.count_nonzero(over, axis=1)
@@ -128,11 +128,11 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
     return product, excess
 
 
-def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
+def _reach(largest: NDArray[np.int32], even_weights: NDArray[Any], odd_weights: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which pairs of weights can give sums outside 16 bits, if `largest` is the largest activation at each k."""
     even, odd = largest[0::2], largest[1::2]
-    above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
-    return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
+    above = even * np.maximum(even_weights, 0) + odd * np.maximum(odd_weights, 0) > _HIGH
+    return np.asarray(above | (even * np.minimum(even_weights, 0) + odd * np.minimum(odd_weights, 0) < _LOW))
 
 
 def windows(x: NDArray[Any], shape: KernelGeometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
@@ -146,14 +146,14 @@ def windows(x: NDArray[Any], shape: KernelGeometry, padding: int) -> tuple[NDArr
         (size - (taps - 1) * dilation - 1) // stride + 1
         for size, taps, dilation, stride in zip(x.shape[2:], shape.kernel, shape.dilations, shape.strides, strict=True)
     )
-    last = np.moveaxis(x, 1, -1)
+    channels_last = np.moveaxis(x, 1, -1)
     taps = []
     for tap in itertools.product(*map(range, shape.kernel)):
         cut = tuple(
             slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
             for at, dilation, size, stride in zip(tap, shape.dilations, sizes, shape.strides, strict=True)
         )
-        taps.append(last[(slice(None), *cut)])
+        taps.append(channels_last[(slice(None), *cut)])
     return np.stack(taps, axis=-2), sizes
 
 
@@ -212,8 +212,8 @@ def matmul_sums(
         stack = (*batch, a.shape[-2])
         rows = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(-1, *a.shape[-2:])
         columns = np.broadcast_to(b, (*batch, *b.shape[-2:])).reshape(-1, *b.shape[-2:])
-    found = [multiply(left, right) for left, right in zip(rows, columns, strict=True)]
-    values = np.stack([product.values for product in found]).reshape(*stack, b.shape[-1])
+    products = [multiply(row_block, column_block) for row_block, column_block in zip(rows, columns, strict=True)]
+    values = np.stack([product.values for product in products]).reshape(*stack, b.shape[-1])
     a_offset, b_offset = _zero(a_zero), _zero(b_zero)
     if a_offset.ndim:
         a_offset = a_offset[..., None] if a_offset.shape[-1:] != (1,) else a_offset
@@ -225,9 +225,9 @@ def matmul_sums(
         values = values[..., 0, :]
     if lone_column:
         values = values[..., 0]
-    largest = np.max([p.largest for p in found], axis=0)
+    largest = np.max([p.largest for p in products], axis=0)
     return values, SumStats(
-        sum(p.pairs for p in found) * b.shape[-1], np.asarray(sum(p.clipped for p in found)), largest
+        sum(p.pairs for p in products) * b.shape[-1], np.asarray(sum(p.clipped for p in products)), largest
     )
 
 
@@ -269,9 +269,9 @@ def _window_sums(
     for group in range(shape.group):
         rows = view[..., group * channels : (group + 1) * channels]
         rows = rows.reshape(-1, rows.shape[-2] * channels)
-        own = slice(group * outs, (group + 1) * outs)
-        kernel = np.moveaxis(w[own], 1, -1).reshape(outs, -1).T
-        part, stats = matmul_sums(rows, kernel, x_zero, w_offset[own], multiply)
+        group_outputs = slice(group * outs, (group + 1) * outs)
+        kernel = np.moveaxis(w[group_outputs], 1, -1).reshape(outs, -1).T
+        part, stats = matmul_sums(rows, kernel, x_zero, w_offset[group_outputs], multiply)
         parts.append(part)
         all_stats.append(stats)
     values = np.concatenate(parts, axis=1).reshape(len(x), *sizes, len(w))
@@ -296,33 +296,33 @@ def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
     return (steps + zero).astype(np.uint8), scale, np.asarray(zero)
 
 
-def _matmul_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, b, a_zero, b_zero = given[:4]
+def _matmul_integer(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, b, a_zero, b_zero = inputs[:4]
     values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
     return Computed(_int32(values), stats)
 
 
-def _qlinear_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given[:8]
+def _qlinear_matmul(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs[:8]
     values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
     return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), stats)
 
 
-def _matmul_integer_to_float(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, b, a_scale, b_scale, a_zero, b_zero, bias = given[:7]
+def _matmul_integer_to_float(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs[:7]
     values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
     return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), stats)
 
 
-def _dynamic_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    x, b, b_scale, b_zero, bias = given[:5]
+def _dynamic_matmul(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    x, b, b_scale, b_zero, bias = inputs[:5]
     a, scale, zero = dynamic_bytes(x)
     values, stats = matmul_sums(a, b, zero, b_zero, multiply)
     return Computed(_scaled(values, scale * _flat(b_scale), bias), stats)
 
 
-def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = given[:9]
+def _qgemm(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = inputs[:9]
     a, b = (a.T if node.attributes.get_int("transA", 0) else a), (b.T if node.attributes.get_int("transB", 0) else b)
     values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
     if c is not None:
@@ -334,20 +334,20 @@ def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     return Computed(requantize(values, scale / _flat(y_scale), y_zero), stats)
 
 
-def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply, path: SaturatingPath | None) -> Computed:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given[:9]
-    last = node.attributes.get_int("channels_last", 0)
-    values, stats = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply, path)
+def _qlinear_conv(node: ir.Node, inputs: Sequence[Any], multiply: Multiply, path: SaturatingPath | None) -> Computed:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = inputs[:9]
+    channels_last = node.attributes.get_int("channels_last", 0)
+    values, stats = conv_sums(node, np.moveaxis(x, -1, 1) if channels_last else x, w, x_zero, w_zero, multiply, path)
     spread = (-1, *[1] * (values.ndim - 2))
     if bias is not None:
         values = values + bias.reshape(spread)
     scale = (_flat(x_scale) * _flat(w_scale) / _flat(y_scale)).reshape(spread)
     output = requantize(values, scale, y_zero)
-    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, stats)
+    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if channels_last else output, stats)
 
 
-def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    x, w, x_zero, w_zero = given[:4]
+def _conv_integer(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    x, w, x_zero, w_zero = inputs[:4]
     shape = geometry(node, x.shape[2:], w.shape[2:])
     view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
@@ -356,10 +356,10 @@ def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Co
     for image in view:
         parts = []
         for group in range(shape.group):
-            own = slice(group * outs, (group + 1) * outs)
+            group_outputs = slice(group * outs, (group + 1) * outs)
             columns = np.moveaxis(image[..., group * channels : (group + 1) * channels], -1, -2)
             columns = columns.reshape(int(np.prod(sizes)), -1).T
-            part, stats = matmul_sums(w[own].reshape(outs, -1), columns, w_zero, x_zero, multiply)
+            part, stats = matmul_sums(w[group_outputs].reshape(outs, -1), columns, w_zero, x_zero, multiply)
             parts.append(part.reshape(outs, *sizes))
             sums += stats.sums
         images.append(np.concatenate(parts))
@@ -455,7 +455,7 @@ def find_layers(
     """
     table = table or saturation_table()
     precise = table.precision_operators if config.get(table.precision_option) == "1" else frozenset()
-    found = []
+    layers = []
     for node in graph.graph:
         row = operator_of(node)
         if not row.integers or row.weight is None:
@@ -468,8 +468,8 @@ def find_layers(
         if path.exact_depthwise and array is not None and is_depthwise(node, array.shape):
             continue
         channels = array.shape[1] if array is not None and "Conv" in node.op_type else 0
-        found.append(SaturatingLayer(node, path, None if array is None else _rows(node, array, path), channels))
-    return tuple(found)
+        layers.append(SaturatingLayer(node, path, None if array is None else _rows(node, array, path), channels))
+    return tuple(layers)
 
 
 def _dtype(*values: ir.Value | None) -> str:

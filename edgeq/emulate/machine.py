@@ -68,16 +68,16 @@ def find_qemu(emulator: Emulator) -> QemuProgram | None:
     lock = checked(home() / FOLDER, "edgeq emulate setup") / "lock.json"
     fix = f"Remove {lock.parent} and run: edgeq emulate setup"
     source = read_json(lock, _Lock, RuntimeUnavailableError, fix).package if lock.is_file() else ""
-    own = home() / FOLDER / emulator.program
-    candidates = [(own, source)] if own.is_file() else []
+    private_program = home() / FOLDER / emulator.program
+    candidates = [(private_program, source)] if private_program.is_file() else []
     for name in (emulator.program, f"{emulator.program}-static"):
-        found = find_program(name)
-        if found is not None:
-            candidates.append((Path(found), "the system"))
-    found_here = [
-        QemuProgram(path, version, where) for path, where in candidates if (version := _version(path)) is not None
+        system_program = find_program(name)
+        if system_program is not None:
+            candidates.append((Path(system_program), "the system"))
+    programs = [
+        QemuProgram(path, version, origin) for path, origin in candidates if (version := _version(path)) is not None
     ]
-    return max(found_here, key=lambda qemu: qemu.key, default=None)
+    return max(programs, key=lambda qemu: qemu.key, default=None)
 
 
 def require_qemu(emulator: Emulator) -> QemuProgram:
@@ -86,11 +86,11 @@ def require_qemu(emulator: Emulator) -> QemuProgram:
     Raises:
         RuntimeUnavailableError: no qemu was found.
     """
-    found = find_qemu(emulator)
-    if found is None:
+    qemu = find_qemu(emulator)
+    if qemu is None:
         fix = f"{_INSTALL}, or let edgeq unpack one: edgeq emulate setup"
         raise RuntimeUnavailableError(f"{emulator.program} is not installed", fix)
-    return found
+    return qemu
 
 
 def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> QemuProgram | None:
@@ -108,14 +108,14 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
     check_writable()
     with tempfile.TemporaryDirectory(dir=home(), prefix="qemu-") as work, progress.stage("Fetching qemu-user"):
         apt = _with_backports(Path(work), sources)
-        offers = [offer for found in apt.offers(packages).values() for offer in found]
+        offers = [offer for versions in apt.offers(packages).values() for offer in versions]
         for package in sorted(offers, key=_newest_first, reverse=True):
             stage = Path(work) / "programs"
             shutil.rmtree(stage, ignore_errors=True)
             stage.mkdir()
-            taken = unpack_programs(apt.download([package], Path(work))[0], stage, names)
-            if taken and all(_version(path) for path in taken):
-                for path in taken:
+            programs = unpack_programs(apt.download([package], Path(work))[0], stage, names)
+            if programs and all(_version(path) for path in programs):
+                for path in programs:
                     path.rename(stage / path.name.removesuffix("-static"))
                 lock = json.dumps(plain(_Lock(package.label, package.sha256)))
                 (stage / "lock.json").write_text(lock + "\n", encoding="utf-8")
@@ -147,27 +147,27 @@ def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
 
 def _with_backports(work: Path, sources: Path | None) -> Apt:
     """Return a private apt for the backports if they offer qemu, else for the system's archives."""
-    plain = Apt(work / "apt", "", sources)
-    plain.update()
+    system_apt = Apt(work / "apt", "", sources)
+    system_apt.update()
     codename = _codename()
-    lines = [archive.line(f"{codename}-backports") for archive in plain.archives() if archive.release == codename]
+    lines = [archive.line(f"{codename}-backports") for archive in system_apt.archives() if archive.release == codename]
     if not lines:
-        return plain
+        return system_apt
     file = work / "backports.list"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     backports = Apt(work / "backports", "", file)
     try:
         backports.update()
     except RuntimeUnavailableError:
-        return plain  # this distribution or its mirror has no backports
-    return backports if backports.offers(["qemu-user"]) else plain
+        return system_apt  # this distribution or its mirror has no backports
+    return backports if backports.offers(["qemu-user"]) else system_apt
 
 
 def _codename() -> str:
     file = Path("/etc/os-release")
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    found = re.search(r'^VERSION_CODENAME="?([^"\n]*)', text, re.M)
-    return found.group(1) if found else ""
+    match = re.search(r'^VERSION_CODENAME="?([^"\n]*)', text, re.M)
+    return match.group(1) if match else ""
 
 
 @cache
@@ -179,8 +179,8 @@ def _version(program: Path) -> str | None:
         output = run([str(program), "--version"], "")
     except (RuntimeUnavailableError, OSError):
         return None
-    found = re.search(r"version (\d+(?:\.\d+)*)", output)
-    return found.group(1) if found else None
+    match = re.search(r"version (\d+(?:\.\d+)*)", output)
+    return match.group(1) if match else None
 
 
 # With this option, qemu logs the guest's instructions, once for each block that it translates.
@@ -243,7 +243,7 @@ def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
         HardwareError: qemu does not know the CPU, or leaves out features by which kernels are chosen.
     """
     # qemu chooses the CPU before it reads the program. It then refuses to run /dev/null.
-    done = subprocess.run(
+    process = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
         env=child_environment(),
         stdin=subprocess.DEVNULL,
@@ -252,7 +252,7 @@ def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
         errors="replace",
         check=False,
     )
-    output = done.stderr.lower()
+    output = process.stderr.lower()
     if "unable to find cpu model" in output:
         raise HardwareError(
             f"{emulator.program} {qemu.version} has no CPU {cpu!r}",

@@ -117,7 +117,7 @@ def _masked_runtime(progress: Progress) -> Path:
     ):
         draft = Path(work) / "done"
         _copy(source, draft / "onnxruntime")
-        for library in _loaded(binding):
+        for library in _loaded_libraries(binding):
             place = draft / "onnxruntime" / "capi" / library.name
             place.unlink()
             place.write_bytes(patched(library))
@@ -136,11 +136,11 @@ def _copy(source: Path, place: Path) -> None:
             (place / name).symlink_to(file)
 
 
-def _loaded(binding: Path) -> list[Path]:
+def _loaded_libraries(binding: Path) -> list[Path]:
     """Return the Python binding, and those libraries in its folder that the binding is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
-    needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
-    return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
+    linked_names = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
+    return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in linked_names)]
 
 
 def patched(library: Path) -> bytes:
@@ -173,8 +173,8 @@ def _cpuid_addresses(library: Path) -> Iterator[int]:
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if b"cpuid" in line and (found := _INSTRUCTION.match(line)):
-                yield int(found.group(1), 16)
+            if b"cpuid" in line and (match := _INSTRUCTION.match(line)):
+                yield int(match.group(1), 16)
         if process.wait() != 0:
             raise RuntimeUnavailableError(f"objdump cannot read {library}", _TOOLS)
 
@@ -258,20 +258,20 @@ def route_to(
             hidden = sorted(machine.features.intersection(wants["mask"]))
             if not hidden:
                 return ExecutionRoute(NATIVE, "this machine", native_speed=True, start=partial(_native, target))
-            how = f"this CPU with {', '.join(hidden)} masked"
-            return ExecutionRoute(EMULATED, how, native_speed=True, start=partial(_masked, target, how, progress))
+            means = f"this CPU with {', '.join(hidden)} masked"
+            return ExecutionRoute(EMULATED, means, native_speed=True, start=partial(_masked, target, means, progress))
         reasons.append(problem)
     if "qemu" in wants:
         cpu = wants["qemu"]["cpu"]
         try:
             emulator = _emulator_for(target)
-            how = f"{emulator.program} -cpu {cpu}"
+            means = f"{emulator.program} -cpu {cpu}"
             emulator.check_cpu(cpu)
             require_qemu(emulator)
             if emulator.sysroot is not None:
                 require_sysroot(emulator)
-            start = partial(_emulated, emulator, target, cpu, how)
-            return ExecutionRoute(EMULATED, how, speed=emulator.speed, start=start)
+            start = partial(_emulated, emulator, target, cpu, means)
+            return ExecutionRoute(EMULATED, means, speed=emulator.speed, start=start)
         except (HardwareError, RuntimeUnavailableError) as error:
             reasons.append(str(error))
     if not reasons:
@@ -293,10 +293,10 @@ def _why_not_masked(target: Target, machine: Machine) -> str:
 
 def _emulator_for(target: Target) -> Emulator:
     program = f"qemu-{target.emulate['qemu']['arch']}"
-    found = next((e for e in load_emulators().values() if e.program == program), None)
-    if found is None:
+    emulator = next((e for e in load_emulators().values() if e.program == program), None)
+    if emulator is None:
         raise HardwareError(f"{target.name}: edgeq cannot run {program}", "Name an architecture that it can emulate")
-    return found
+    return emulator
 
 
 def _saturates(target: Target) -> bool:
@@ -319,38 +319,38 @@ def _simulated(simulator: Simulator, target: Target) -> Iterator[Running]:
 
 
 @contextmanager
-def _masked(target: Target, how: str, progress: Progress) -> Iterator[Running]:
+def _masked(target: Target, means: str, progress: Progress) -> Iterator[Running]:
     hide = tuple(target.emulate["mask"])
-    with start_guest(masked_command(hide, progress=progress), how) as guest:
-        seen = guest.features(hide)
-        if not seen["trapped"]:
+    with start_guest(masked_command(hide, progress=progress), means) as guest:
+        report = guest.features(hide)
+        if not report["trapped"]:
             raise CheckFailedError(
-                f"{how}: onnxruntime did not read the masked CPUID", "Report this: the kernels could not be proven"
+                f"{means}: onnxruntime did not read the masked CPUID", "Report this: the kernels could not be proven"
             )
-        proof = KernelProof(_probe_in(guest), tuple(seen["features"]))
-        check_kernels(proof, None, saturates=_saturates(target), title=how)
+        proof = KernelProof(_probe_in(guest), tuple(report["features"]))
+        check_kernels(proof, None, saturates=_saturates(target), title=means)
         yield Running(guest.open, proof)
 
 
 @contextmanager
-def _emulated(emulator: Emulator, target: Target, cpu: str, how: str) -> Iterator[Running]:
-    with start_guest(emulated_command(emulator, cpu), how) as guest:
-        seen = guest.features()
-        instructions = _instructions(emulator, cpu, how, seen) if emulator.kernels else None
-        proof = KernelProof(_probe_in(guest), tuple(seen["features"]), instructions)
-        _check_features(target, proof, emulator, how)
-        check_kernels(proof, emulator, saturates=_saturates(target), title=how)
+def _emulated(emulator: Emulator, target: Target, cpu: str, means: str) -> Iterator[Running]:
+    with start_guest(emulated_command(emulator, cpu), means) as guest:
+        report = guest.features()
+        instructions = _watch_instructions(emulator, cpu, means, report) if emulator.kernels else None
+        proof = KernelProof(_probe_in(guest), tuple(report["features"]), instructions)
+        _check_features(target, proof, emulator, means)
+        check_kernels(proof, emulator, saturates=_saturates(target), title=means)
         yield Running(guest.open, proof)
 
 
-def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how: str) -> None:
+def _check_features(target: Target, proof: KernelProof, emulator: Emulator, means: str) -> None:
     """Check that the emulated CPU has the features that the target's profile requires. Only features by which kernels
     are chosen are checked.
     """
     distinguishing = {kernels.feature for kernels in emulator.kernels}
     lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
     if lacks:
-        raise CheckFailedError(f"{how} has no {', '.join(lacks)}, which {target.profile.name} requires")
+        raise CheckFailedError(f"{means} has no {', '.join(lacks)}, which {target.profile.name} requires")
 
 
 def _probe_in(guest: GuestProgram) -> str:
@@ -361,26 +361,26 @@ def _probe_in(guest: GuestProgram) -> str:
     return pairs
 
 
-def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any]) -> tuple[str, ...]:
+def _watch_instructions(emulator: Emulator, cpu: str, means: str, report: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kinds of kernels in the probe's translated code. The probe runs on `cpu`, with the qemu and the
     runtime that run the model.
 
     The result is kept in a file, because watching the probe takes ten times as long as running it.
     """
-    basis: dict[str, Any] = {**seen, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
+    basis: dict[str, Any] = {**report, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
     basis["kernels"] = [(kernels.name, kernels.patterns) for kernels in emulator.kernels]
     file = home() / "proofs" / f"{fingerprint(basis)[:16]}.json"
-    known = load_proof(file)
-    if known is not None and known.instructions is not None:
-        return known.instructions
+    proof = load_proof(file)
+    if proof is not None and proof.instructions is not None:
+        return proof.instructions
     with scratch_folder("edgeq-watch-") as folder:
         watch = KernelWatch(emulator.kernels, Path(folder))
         try:
-            with start_guest(emulated_command(emulator, cpu, log=watch.pipe), how) as guest:
+            with start_guest(emulated_command(emulator, cpu, log=watch.pipe), means) as guest:
                 pairs = _probe_in(guest)
         finally:
             instructions = watch.finish()
-    save_proof(KernelProof(pairs, tuple(seen["features"]), instructions), file)
+    save_proof(KernelProof(pairs, tuple(report["features"]), instructions), file)
     return instructions
 
 
@@ -452,30 +452,32 @@ def setup(
         raise UsageError("--sysroot cannot be used with --onnxruntime or --sources", "Leave those two out")
     check_writable()
     qemu = _ready_qemu(emulator, sources, progress)
-    there = None if force else load_sysroot(emulator)
+    prepared = None if force else load_sysroot(emulator)
     if sysroot is not None:
-        there = use_sysroot(emulator, sysroot)
-    elif there is None:
+        prepared = use_sysroot(emulator, sysroot)
+    elif prepared is None:
         version = onnxruntime or str(installed_runtime().__version__)
-        there = build_sysroot(emulator, version, sources=sources, progress=progress)
+        prepared = build_sysroot(emulator, version, sources=sources, progress=progress)
     with progress.stage("Starting it"), start_guest(emulated_command(emulator, _ANY_CPU), emulator.program) as guest:
         runtime = guest.features()
-    return EmulatedMachine(name, qemu, there, runtime)
+    return EmulatedMachine(name, qemu, prepared, runtime)
 
 
 def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> QemuProgram:
     """Return the system's qemu if it is new enough. Otherwise return one from packages or, if that fails, the system's
     old one.
     """
-    found = find_qemu(emulator)
-    if found is not None and found.is_honest(emulator):
-        return found
+    installed = find_qemu(emulator)
+    if installed is not None and installed.is_honest(emulator):
+        return installed
     try:
         fetch_qemu(sources=sources, progress=progress)
     except RuntimeUnavailableError as error:
-        if found is None:
+        if installed is None:
             raise
-        progress.note(f"keeping {emulator.program} {found.version}: a newer one cannot be fetched ({error.problem})")
+        progress.note(
+            f"keeping {emulator.program} {installed.version}: a newer one cannot be fetched ({error.problem})"
+        )
     better = find_qemu(emulator)
     if better is None:
         raise RuntimeUnavailableError(

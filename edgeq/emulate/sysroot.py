@@ -41,10 +41,10 @@ def find(program: str, fix: str) -> str:
     Raises:
         RuntimeUnavailableError: the program is not installed.
     """
-    found = find_program(program)
-    if found is None:
+    path = find_program(program)
+    if path is None:
         raise RuntimeUnavailableError(f"{program} is not installed", fix)
-    return found
+    return path
 
 
 def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -56,7 +56,7 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
     Raises:
         RuntimeUnavailableError: the command failed. The error contains one line of the command's messages.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=cwd,
         env={**child_environment(), "LC_ALL": "C", **(env or {})},
@@ -66,13 +66,13 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
         errors="replace",
         check=False,
     )
-    if done.returncode != 0:
-        output = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    if process.returncode != 0:
+        output = [line.strip() for line in (process.stderr or process.stdout).splitlines() if line.strip()]
         errors = [line for line in output if line.startswith(("E:", "ERROR", "error"))] or output[-1:]
         raise RuntimeUnavailableError(
-            f"{Path(command[0]).name} failed: {errors[0] if errors else f'exit code {done.returncode}'}", fix
+            f"{Path(command[0]).name} failed: {errors[0] if errors else f'exit code {process.returncode}'}", fix
         )
-    return done.stdout
+    return process.stdout
 
 
 _WITHOUT_APT = "On a system without apt, unpack a root file system yourself and name it with --sysroot"
@@ -161,11 +161,11 @@ class Apt:
     def offers(self, names: Sequence[str]) -> dict[str, list[Package]]:
         """Return every version of each package in the index, the newest first. Unknown names are left out."""
         listed = set(self._apt("apt-cache", "policy", *names).splitlines())
-        known = [name for name in names if f"{name}:" in listed]
+        listed_names = [name for name in names if f"{name}:" in listed]
         offers: dict[str, list[Package]] = {}
-        for text in self._apt("apt-cache", "show", *known).split("\n\n") if known else ():
+        for text in self._apt("apt-cache", "show", *listed_names).split("\n\n") if listed_names else ():
             fields = Parser().parsestr(text)
-            if fields["Package"] in known and fields["SHA256"]:
+            if fields["Package"] in listed_names and fields["SHA256"]:
                 depends = ", ".join(filter(None, (fields["Pre-Depends"], fields["Depends"])))
                 package = Package(fields["Package"], fields["Version"], fields["SHA256"], int(fields["Size"]), depends)
                 offers.setdefault(package.name, []).append(package)
@@ -208,8 +208,8 @@ def _keys(entry: str) -> str:
     """
     file = Path(entry.rpartition(":")[0])
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    found = re.search(r"signed-by\s*[:=]\s*(/[^\s\],]+)", text, re.IGNORECASE)
-    return found.group(1) if found else ""
+    match = re.search(r"signed-by\s*[:=]\s*(/[^\s\],]+)", text, re.IGNORECASE)
+    return match.group(1) if match else ""
 
 
 def unpack(deb: Path, folder: Path) -> None:
@@ -229,7 +229,7 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
     """
     command = [find("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
-    taken = []
+    programs = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
     ) as process:
@@ -244,10 +244,10 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
                         with place.open("wb") as sink:
                             shutil.copyfileobj(source, sink, 1 << 20)
                         place.chmod(0o755)
-                        taken.append(place)
+                        programs.append(place)
         except (tarfile.TarError, EOFError) as error:
             raise RuntimeUnavailableError(f"{deb} cannot be unpacked", "Remove it and run again") from error
-    return taken
+    return programs
 
 
 _FIX = "Check the network and pip's configuration (pip config list)"
@@ -273,11 +273,11 @@ def download_wheels(
     tag = f"cp{python.replace('.', '')}"
     lines = []
     for name, version in projects.items():
-        known = {file: digest for file, digest in pins.items() if f"-{tag}-" in file and file.startswith(f"{name}-")}
-        fitting = {file: d for file, d in known.items() if version in ("", file.split("-")[1])}
-        chosen = version or (max(fitting).split("-")[1] if fitting else "")
+        pinned = {file: digest for file, digest in pins.items() if f"-{tag}-" in file and file.startswith(f"{name}-")}
+        fitting = {file: d for file, d in pinned.items() if version in ("", file.split("-")[1])}
+        exact_version = version or (max(fitting).split("-")[1] if fitting else "")
         hashes = "".join(f" --hash=sha256:{digest}" for digest in fitting.values())
-        lines.append(f"{name}=={chosen}{hashes}" if chosen else name)
+        lines.append(f"{name}=={exact_version}{hashes}" if exact_version else name)
     for line in lines:
         _download(pip, line, tag, python, platforms, folder)
     wheels = sorted(folder.glob("*.whl"))
@@ -388,13 +388,13 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
         UsageError: the file system has no Python for that architecture.
     """
     lock = Lock(root.resolve(), notes=("provided with --sysroot",))
-    found = _sysroot(emulator, lock)
+    ready = _sysroot(emulator, lock)
     place = place_of(emulator)
     SYSROOT.check(place)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_marker(place, _KIND)
     _write(lock, place)
-    return found
+    return ready
 
 
 def build_sysroot(
@@ -489,11 +489,11 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
             "Name other sources with --sources FILE, or a root file system with --sysroot",
         )
     version = depends.group(1)
-    wanted = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
-    names = [name for choice in wanted for name in choice.split("|")]
+    choices = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
+    names = [name for choice in choices for name in choice.split("|")]
     offers = apt.offers(names)
     packages, notes = [], []
-    for choice in wanted:
+    for choice in choices:
         name = next((name for name in choice.split("|") if name in offers), None)
         if name is None:
             raise RuntimeUnavailableError(
@@ -556,8 +556,8 @@ def _sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
 def _interpreters(root: Path, emulator: Emulator) -> Iterable[Path]:
     for folder in _ROOTS:
         if (root / folder).is_dir():
-            found = [p for p in (root / folder).iterdir() if _PYTHON.fullmatch(p.name) and _fits(p, emulator)]
-            yield from sorted(found, key=lambda p: int(p.name.split(".")[1]), reverse=True)
+            interpreters = [p for p in (root / folder).iterdir() if _PYTHON.fullmatch(p.name) and _fits(p, emulator)]
+            yield from sorted(interpreters, key=lambda p: int(p.name.split(".")[1]), reverse=True)
 
 
 def _fits(path: Path, emulator: Emulator) -> bool:

@@ -51,10 +51,10 @@ def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
     missing.
     """
     try:
-        found = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))
+        folder = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))
     except (RuntimeError, KeyError):  # the error's type depends on the version of platformdirs or of Python
         return None
-    return found if found.is_absolute() else None
+    return folder if folder.is_absolute() else None
 
 
 # onnx_ir needs sympy for arithmetic with symbolic sizes. sympy takes half of the time of onnx_ir's import.
@@ -70,10 +70,10 @@ class _Deferring:
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a module in `MODULES`; see `importlib.abc.MetaPathFinder.find_spec`."""
-        found = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
-        if found is not None and found.loader is not None:
-            found.loader = LazyLoader(found.loader)
-        return found
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 def defer_imports() -> None:
@@ -109,7 +109,7 @@ class ExtensionGroup:
         package: the package whose public modules are edgeq's own extensions. Each module has its object under
             `attribute`.
         attribute: name of the object in such a module.
-        own: edgeq's own extensions as name → "module:attribute", if they are not the modules of one package.
+        listed: edgeq's own extensions as name → "module:attribute", if they are not the modules of one package.
         error: class of the error for an unknown name.
         also: other things that users can give instead of a name, for messages.
     """
@@ -118,7 +118,7 @@ class ExtensionGroup:
     name: str
     package: str = ""
     attribute: str = ""
-    own: Mapping[str, str] = field(default_factory=dict, hash=False)
+    listed: Mapping[str, str] = field(default_factory=dict, hash=False)
     error: type[EdgeqError] = UsageError
     also: str = ""
 
@@ -130,7 +130,7 @@ class ExtensionGroup:
 
     def builtin(self) -> Mapping[str, str]:
         """Return where edgeq's own extensions are defined, as name → "module:attribute"."""
-        return self.own or _modules(self.package, self.attribute)
+        return self.listed or _modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
         """Return the entry points of installed distributions. An entry point that is on the search path twice counts
@@ -147,19 +147,19 @@ class ExtensionGroup:
             UsageError: two extensions have that name.
         """
         builtin = self.builtin().get(name)
-        found = [(builtin, "")] if builtin else []
-        found += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
-        if not found:
+        places = [(builtin, "")] if builtin else []
+        places += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
+        if not places:
             fix = suggest(name, self.names())
             also = f", or {self.also}" if self.also and fix.startswith("Known") else ""
             raise self.error(f"unknown {self.title} {name!r}", fix + also)
-        if len(found) > 1:
-            owners = [owner or "edgeq" for _, owner in found]
+        if len(places) > 1:
+            owners = [owner or "edgeq" for _, owner in places]
             raise UsageError(
                 f"the {self.title} {name!r} is registered by {' and by '.join(owners)}",
                 f"Rename it in the entry points of {owners[-1].split()[0]}, or uninstall that",
             )
-        return found[0]
+        return places[0]
 
     def check(self, name: str) -> None:
         """If nothing is registered as `name`, raise an instance of `error` that suggests the nearest name."""
@@ -171,7 +171,7 @@ METHODS = ExtensionGroup("calibration method", "edgeq.calibration_methods", "edg
 DECODERS = ExtensionGroup(
     "decoder",
     "edgeq.decoders",
-    own={
+    listed={
         "detections": "edgeq.measure.decoders:DETECTIONS",
         "nanodet": "edgeq.measure.decoders:NANODET",
         "ssd": "edgeq.measure.decoders:SSD",
@@ -186,7 +186,7 @@ DECODERS = ExtensionGroup(
 TASKS = ExtensionGroup(
     "task",
     "edgeq.tasks",
-    own={
+    listed={
         "anomaly": "edgeq.measure.tasks:ANOMALY",
         "classification": "edgeq.measure.tasks:CLASSIFICATION",
         "detection": "edgeq.measure.tasks:DETECTION",
@@ -197,7 +197,7 @@ TASKS = ExtensionGroup(
 STEPS = ExtensionGroup(
     "preprocessing step",
     "edgeq.preprocess_steps",
-    own={
+    listed={
         "add": "edgeq.data.steps.arithmetic:Add",
         "center": "edgeq.data.steps.arithmetic:Center",
         "channels": "edgeq.data.steps.image:Channels",
@@ -219,7 +219,7 @@ RECOVERIES = ExtensionGroup("recovery", "edgeq.recoveries", "edgeq.tuning.recove
 BACKENDS = ExtensionGroup(
     "backend",
     "edgeq.backends",
-    own={
+    listed={
         "cpu": "edgeq.backends.cpu:CpuBackend",
         "litert": "edgeq.backends.litert.backend:LitertBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
@@ -230,7 +230,7 @@ BACKENDS = ExtensionGroup(
     },
     error=HardwareError,
 )
-RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", own={"html": "edgeq.reporting.page:draw"})
+RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", listed={"html": "edgeq.reporting.page:draw"})
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
@@ -293,22 +293,22 @@ class Registry(Generic[T]):
     def _import(self, name: str, place: str, owner: str) -> T:
         module, _, attribute = place.partition(":")
         try:
-            found = importlib.import_module(module)
+            extension = importlib.import_module(module)
             for part in filter(None, attribute.split(".")):
-                found = getattr(found, part)
-            found = self._make(found)
+                extension = getattr(extension, part)
+            extension = self._make(extension)
         except Exception as error:
             if not owner:
                 raise
             raise self._broken(
                 name, place, owner, f"fails: {' '.join(f'{type(error).__name__}: {error}'.split())}"
             ) from error
-        if not self._accepts(found):
+        if not self._accepts(extension):
             article = "an" if self._expected[0] in "aeiou" else "a"
             raise self._broken(name, place, owner, f"is not {article} {self._expected}")
-        if getattr(found, "name", name) != name:
-            raise self._broken(name, place, owner, f"calls itself {found.name!r}")
-        return cast(T, found)
+        if getattr(extension, "name", name) != name:
+            raise self._broken(name, place, owner, f"calls itself {extension.name!r}")
+        return cast(T, extension)
 
     def _broken(self, name: str, place: str, owner: str, problem: str) -> UsageError:
         return UsageError(
@@ -324,8 +324,8 @@ def plugin_in(error: BaseException) -> str:
     points = (point for group in GROUPS for point in group.plugins())
     owners = {re.split("[.:]", point.value)[0]: distribution(point) for point in points}
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    found = [owners[package] for module in modules if (package := module.partition(".")[0]) in owners]
-    return found[-1] if found else ""
+    plugins = [owners[package] for module in modules if (package := module.partition(".")[0]) in owners]
+    return plugins[-1] if plugins else ""
 
 
 def data_folders(name: str) -> tuple[Path, ...]:
@@ -362,7 +362,7 @@ def _no_package(point: EntryPoint) -> UsageError:
 @lru_cache
 def _modules(package: str, attribute: str) -> Mapping[str, str]:
     folder = Path(__file__).resolve().parent.parent.joinpath(*package.split(".")[1:])
-    public = sorted(found.name for found in pkgutil.iter_modules([str(folder)]) if not found.name.startswith("_"))
+    public = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_"))
     return {stem.replace("_", "-"): f"{package}.{stem}:{attribute}" for stem in public}
 
 
@@ -370,8 +370,8 @@ def _modules(package: str, attribute: str) -> Mapping[str, str]:
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of one group. `path` is the search path and serves only as a cache key."""
     del path
-    found = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
-    return tuple(found.values())
+    points = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
+    return tuple(points.values())
 
 
 _PREFIX = "edgeq_user_"
@@ -382,11 +382,11 @@ def names_function(name: str) -> bool:
     return ".py:" in name
 
 
-def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[..., Any]:
+def load_function(name: str, purpose: str, error: type[EdgeqError]) -> Callable[..., Any]:
     """Return the function that `name` ("path.py:function") refers to. This runs the file, which is the user's own code.
 
     Args:
-        what: the purpose of the function, for messages.
+        purpose: the purpose of the function, for messages.
 
     Raises:
         EdgeqError: the file does not exist, fails when it runs, or has no such function. The exception is an instance
@@ -395,12 +395,12 @@ def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[...
     file, _, attribute = name.rpartition(":")
     path = Path(file)
     if not path.is_file():
-        raise error(f"{path} does not exist", f"Give the {what} as path.py:function")
+        raise error(f"{path} does not exist", f"Give the {purpose} as path.py:function")
     function = getattr(_run(path, error), attribute, None)
     if not callable(function):
-        raise error(f"{path} has no function {attribute!r}", f"Name the function that makes the {what}")
-    found: Callable[..., Any] = function
-    return found
+        raise error(f"{path} has no function {attribute!r}", f"Name the function that makes the {purpose}")
+    loaded: Callable[..., Any] = function
+    return loaded
 
 
 def describe(error: BaseException) -> tuple[str, str]:

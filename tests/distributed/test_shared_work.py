@@ -137,10 +137,10 @@ def test_files_are_named_where_workers_see_them_and_sent_where_they_do_not(tmp_p
     assert seen.contents is None
     assert seen.names == ("bundle/inner/a",)
     model = files_for(pool, tmp_path / "m.onnx", [tmp_path / "m.onnx.data"])
-    assert model.here()
+    assert model.is_visible()
     sent = replace(model, contents={name: (tmp_path / name).read_bytes() for name in model.names})
     (tmp_path / "m.onnx").write_bytes(b"changed")
-    assert not model.here()
+    assert not model.is_visible()
     with ExitStack() as stack:
         place = sent.place(stack)
         assert place.parent != tmp_path

@@ -29,7 +29,7 @@ def _preprocessing(path: Path) -> None:
 
 
 def _hardware(path: Path) -> None:
-    document.read(path, schema.EitherFile)
+    document.read_document(path, schema.EitherFile)
     resolve(str(path))
 
 
