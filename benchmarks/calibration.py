@@ -31,7 +31,7 @@ from edgeq.calibration.collect import MOST_AT_ONCE, collect
 from edgeq.calibration.observer import InstrumentedModel
 from edgeq.calibration.ranges import derive_ranges, plan, quantizable_tensors
 from edgeq.calibration.statistics import Statistics, TensorStatistics, histogram_of
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.hardware.detect import usable_threads
 from edgeq.model.load import read_model
 from edgeq.util.registry import METHODS as REGISTERED

@@ -145,7 +145,7 @@ def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def masked() -> None:
     """Make the masked runtime if this machine can. All workers share it, because it takes 15 seconds to make."""
     from edgeq.emulate import routes
-    from edgeq.emulate.emulator import home
+    from edgeq.emulate.cache import home
 
     if not routes.why_not():
         import fcntl

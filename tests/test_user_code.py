@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from edgeq.cli import group
 from edgeq.demo import CALIBRATION, MODEL
 from edgeq.errors import DataError, UsageError
-from edgeq.util.registry import describe, load_function, place_in
+from edgeq.util.user_code import describe, load_function, place_in
 
 FILE = """from __future__ import annotations
 from dataclasses import dataclass

@@ -49,9 +49,9 @@ from edgeq.bundle.verify import check_cryptography, contents, opened, verified_k
 from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageError
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import load_model, model_files, path_of
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import Judge, Ownership, as_listed, is_plain, output_directory, output_file, shown
-from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from edgeq.calibration.observer import InstrumentedModel, Observer, Part, Seen
 from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan, plan, quantizable_tensors
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CalibrationError, DataError, EdgeqError

@@ -43,7 +43,7 @@ class Renamed(click.Option):
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the shipped targets and profiles that contain `incomplete`, for shell completion."""
-    from edgeq.util.registry import shipped
+    from edgeq.util.folders import shipped
 
     del ctx, parameter
     names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}

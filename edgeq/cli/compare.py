@@ -158,7 +158,7 @@ def _gate(
         gate.check_junit(junit, request, limits, force=force)
     known = gate.read_limits(limits) if limits is not None else gate.GateLimits()
     if on is not None:
-        from edgeq.remote.jobs import gate_on
+        from edgeq.remote.evaluate import gate_on
 
         found = gate_on(board_of(on), request, known, update=update, progress=printer.progress())
     else:

@@ -39,7 +39,7 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     edgeq device setup ssh://pi@10.0.0.5
     edgeq device setup pi5 --wheels wheels/
     """
-    from edgeq.remote.machine import set_up
+    from edgeq.remote.setup import set_up
 
     found = set_up(board_of(board), wheels=wheels, progress=printer.progress())
     printer.lines(found, found.lines())
@@ -49,7 +49,7 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
 @BOARD
 def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, programs and the Python environment."""
-    from edgeq.remote.machine import clean
+    from edgeq.remote.setup import clean
 
     found = clean(board_of(board))
     printer.lines(found, found.lines())

@@ -61,7 +61,7 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
 
         found = doctor(gpu=gpu, progress=printer.progress())
     else:
-        from edgeq.remote.machine import doctor_board
+        from edgeq.remote.doctor import doctor_board
 
         if gpu:
             raise UsageError("--gpu tests only this machine's GPU", "Leave it out, or run edgeq doctor on the board")

@@ -95,7 +95,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 
     trust, expect, required = (options.pop(name) for name in ("trust", "expect", "require_signature"))
     if options["on"]:
-        from edgeq.remote.jobs import verify_everywhere
+        from edgeq.remote.verify import verify_everywhere
 
         expect = check_trusted(bundle, trust=trust, required=required, expect=expect)
         found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
@@ -205,7 +205,7 @@ def bench_command(
 
     from edgeq.measure.bench import BenchData, bench
     from edgeq.run.session import given_options
-    from edgeq.util.registry import device_errors
+    from edgeq.util.device_errors import device_errors
 
     of_model = {name: options.pop(name) for name in ("against", "variant", "session_options")}
     of_data = {name: options.pop(name) for name in ("source", "preprocess", "count")}
@@ -215,8 +215,8 @@ def bench_command(
     of_model["session_options"] = given_options(of_model["session_options"])
     run = functools.partial(bench, model, engines=engines_of(engines), data=data, settings=settings, **of_model)
     if on:
+        from edgeq.remote.bench import bench_on
         from edgeq.remote.devices import fleet_of
-        from edgeq.remote.jobs import bench_on
 
         boards = fleet_of(on)
         if len(boards) > 1:
@@ -233,7 +233,7 @@ def bench_command(
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
     """Measure on all the boards. On a terminal, a table shows the current step of each board."""
-    from edgeq.remote.jobs import measure_fleet
+    from edgeq.remote.fleet import measure_fleet
 
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)
@@ -299,7 +299,7 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
 
         request = request_from_options(options)
         if on is not None:
-            from edgeq.remote.jobs import evaluate_on
+            from edgeq.remote.evaluate import evaluate_on
 
             there = evaluate_on(request, board_of(on), progress=printer.progress())
             printer.lines(there, _eval_lines(there.result))

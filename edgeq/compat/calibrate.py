@@ -24,12 +24,15 @@ import click
 
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.compat._callable import make_callable
-from edgeq.compat._command import SETTINGS, OneLineCommand, images_or_arrays, run_program, says
+from edgeq.compat._command import OneLineCommand, run_program
 from edgeq.compat._names import find
+from edgeq.compat._options import SETTINGS
+from edgeq.compat._preprocessing import images_or_arrays
+from edgeq.compat._printing import says
 from edgeq.compat.readers import RESNET50
+from edgeq.data.axes import model_size
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import Preprocess, load_preprocess
-from edgeq.data.records import model_size
 from edgeq.errors import ModelError, UsageError
 from edgeq.jobs import quantize as job
 from edgeq.model.load import model_files, model_signature, read_model

@@ -26,17 +26,8 @@ from edgeq.calibration.methods.percentile import percentile_range
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import Statistics, TensorStatistics, linear_of, mean_of_units
 from edgeq.calibration.table import write_tables
-from edgeq.compat.source import (
-    LOG,
-    METHODS,
-    ModelInput,
-    as_file,
-    as_given,
-    listed,
-    member,
-    name_of_member,
-    warn_unknown_nodes,
-)
+from edgeq.compat._members import METHODS, member, name_of_member
+from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed, warn_unknown_nodes
 from edgeq.data.python_items import drain_reader
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError

@@ -16,11 +16,13 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Statistics
 from edgeq.calibration.table import write_tables
-from edgeq.compat._command import SETTINGS, OneLineCommand, run_program, says
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._members import METHODS
+from edgeq.compat._options import SETTINGS
+from edgeq.compat._printing import says
 from edgeq.compat.evaluators import DetectionEvaluator
 from edgeq.compat.readers import DataReader, YoloDataReader
-from edgeq.compat.source import METHODS
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import UsageError
 from edgeq.model.load import model_digest, read_model
 from edgeq.util.registry import DECODERS

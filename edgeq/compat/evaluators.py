@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.compat.readers import DataReader, YoloDataReader
-from edgeq.data.records import Sample, read_text
+from edgeq.data.limits import read_text
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.agreement import Outputs, infer
 from edgeq.measure.boxes import Detections, load_annotations, load_package, score_guesses

@@ -12,21 +12,10 @@ import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.calibration.ranges import Range
+from edgeq.compat._members import member, name_of_member, quant_type
+from edgeq.compat._result import Written, check_written
 from edgeq.compat.calibrators import CalibraterBase, CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
-from edgeq.compat.source import (
-    LOG,
-    ModelInput,
-    Written,
-    as_file,
-    as_given,
-    checked,
-    listed,
-    member,
-    name_of_member,
-    quant_type,
-    siblings,
-    warn_unknown_nodes,
-)
+from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.graph import clamps, name_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
@@ -199,7 +188,7 @@ def quantize_static(
         notes = prepared.notes
         try:
             quantize_with_ranges(prepared, draft, ranges, float_nodes=float_nodes, **arguments)
-            return checked(draft, output, notes)
+            return check_written(draft, output, notes)
         except RuntimeUnavailableError:
             # Some nodes, such as a dilated AveragePool, cannot run between the Q/DQ nodes that onnxruntime's quantizer
             # writes.
@@ -209,7 +198,7 @@ def quantize_static(
                 raise
             LOG.warning("kept in float, because they have no integer form: %s", ", ".join(sorted(float_only)))
             quantize_with_ranges(prepared, draft, ranges, float_nodes=float_nodes | float_only, **arguments)
-            return checked(draft, output, notes)
+            return check_written(draft, output, notes)
 
 
 def _kept_clamps(
@@ -345,7 +334,7 @@ def quantize_dynamic(
                 nodes_to_exclude=[*excluded, *standard_attentions(prepared.model)],
                 extra_options=writer_options(options),
             )
-        return checked(draft, output, prepared.notes)
+        return check_written(draft, output, prepared.notes)
 
 
 _NAMES = {"QInt8": "int8", "QUInt8": "uint8"}

@@ -21,7 +21,9 @@ import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
-from edgeq.compat.source import LOG, as_given, checked, member, warn_unknown_nodes
+from edgeq.compat._members import member
+from edgeq.compat._result import check_written
+from edgeq.compat.source import LOG, as_given, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.model.edit import Editor, from_proto, to_proto
 from edgeq.model.graph import (
@@ -234,7 +236,7 @@ def quantize_model(
         )
         draft = Path(folder) / "quantized.onnx"
         save_model(from_proto(quantized), draft)
-        checked(draft, Path("the quantized model"), ())
+        check_written(draft, Path("the quantized model"), ())
     return quantized
 
 

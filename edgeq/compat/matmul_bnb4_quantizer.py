@@ -14,8 +14,9 @@ from typing import Any
 
 import onnx
 
-from edgeq.compat._command import ArgumentParser, run_printed, run_program
+from edgeq.compat._command import run_printed, run_program
 from edgeq.compat._names import find, quantization_tools
+from edgeq.compat._options import ArgumentParser
 from edgeq.compat.source import ModelInput, listed, siblings
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.edit import from_proto

@@ -18,9 +18,12 @@ from typing import Any
 import onnx
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import ArgumentParser, run_printed, run_program
+from edgeq.compat._command import run_printed, run_program
+from edgeq.compat._members import member
 from edgeq.compat._names import find, quantization_tools
-from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, member, siblings, warn_unknown_nodes
+from edgeq.compat._options import ArgumentParser
+from edgeq.compat._result import Written, check_written
+from edgeq.compat.source import ModelInput, as_given, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.load import load_model, path_of, save_model
@@ -193,7 +196,7 @@ def in_blocks(model: ModelInput, output: Path, **options: Any) -> Written:
         quantizer = MatMulNBitsQuantizer(model, **options)
         quantizer.process()
         save_model(from_proto(quantizer.model.model), draft)
-        return checked(draft, output, ())
+        return check_written(draft, output, ())
 
 
 def _theirs() -> Any:

@@ -20,7 +20,9 @@ from typing import Any
 import click
 from edgeq_device.measure.bench import BenchSettings
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, OneOf, PrintedProgress, run_program, say
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, OneOf
+from edgeq.compat._printing import PrintedProgress, say
 from edgeq.data.samples import open_samples, take_first
 from edgeq.errors import OutputError, UsageError
 from edgeq.measure.bench import BenchData, bench
@@ -28,9 +30,10 @@ from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import TaskOptions
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
+from edgeq.util.device_errors import device_errors
 from edgeq.util.outputs import output_file, read_object, shown
 from edgeq.util.records import toml_table
-from edgeq.util.registry import DECODERS, device_errors
+from edgeq.util.registry import DECODERS
 
 SCENARIOS = {
     "SingleStream": "single-stream",

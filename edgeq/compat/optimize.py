@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, say, switch
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, switch
+from edgeq.compat._printing import PrintedProgress, say
 from edgeq.compat.preprocess import quant_pre_process
 
 

@@ -22,7 +22,9 @@ import click
 import onnx
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, ArgumentParser, OneLineCommand, PrintedProgress, run_program, say
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, ArgumentParser
+from edgeq.compat._printing import PrintedProgress, say
 from edgeq.compat.preprocess import quant_pre_process
 from edgeq.compat.source import as_file
 from edgeq.data.samples import open_samples

@@ -15,8 +15,10 @@ import onnx
 import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, switch
+from edgeq.compat._command import OneLineCommand, run_program
 from edgeq.compat._names import find
+from edgeq.compat._options import SETTINGS, switch
+from edgeq.compat._printing import PrintedProgress
 from edgeq.compat.source import as_file
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.clean import name_nodes, tidy

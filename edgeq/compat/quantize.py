@@ -14,10 +14,11 @@ import onnx
 
 from edgeq.compat._callable import make_callable
 from edgeq.compat._names import find
+from edgeq.compat._result import Written
 from edgeq.compat.files import quantize_dynamic, quantize_static
 from edgeq.compat.legacy import quantize_model
 from edgeq.compat.matmul_nbits_quantizer import in_blocks
-from edgeq.compat.source import ModelInput, Written
+from edgeq.compat.source import ModelInput
 from edgeq.errors import UsageError
 from edgeq.model.load import path_of
 

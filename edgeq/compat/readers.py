@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, open_samples, rebatch, take_first
 from edgeq.errors import UsageError
 from edgeq.measure.task import integer_labels

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, images_or_arrays, run_program, says, switch
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, switch
+from edgeq.compat._preprocessing import images_or_arrays
+from edgeq.compat._printing import PrintedProgress, says
 from edgeq.compat.readers import RESNET50
 from edgeq.data.open_source import Data
 from edgeq.jobs.quantize import quantize

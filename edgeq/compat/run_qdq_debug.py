@@ -13,7 +13,10 @@ import click
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat import qdq_loss_debug as debug
-from edgeq.compat._command import SETTINGS, OneLineCommand, images_or_arrays, run_program, says
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS
+from edgeq.compat._preprocessing import images_or_arrays
+from edgeq.compat._printing import says
 from edgeq.compat.readers import RESNET50, DataReader
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.compat._command import ArgumentParser, run_printed, run_program
+from edgeq.compat._command import run_printed, run_program
 from edgeq.compat._names import find
+from edgeq.compat._options import ArgumentParser
 from edgeq.compat.files import quantize_static
 from edgeq.errors import UsageError
 from edgeq.util.records import json_object

@@ -13,8 +13,11 @@ import numpy as np
 
 from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays, read_tensor
 from edgeq.data.files import decode_bytes
-from edgeq.data.fit import LABEL_KEYS, SplitPlan, first_input, match_names, plan_prepared
-from edgeq.data.records import Hash, Record, Rows, SourceOptions, check_size, place, spans, update_with_file
+from edgeq.data.input_names import LABEL_KEYS, match_names, target_input
+from edgeq.data.limits import check_size
+from edgeq.data.records import Hash, Record, Rows, place, spans, update_with_file
+from edgeq.data.source_options import SourceOptions
+from edgeq.data.split import SplitPlan, plan_prepared
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
@@ -214,7 +217,7 @@ def _raw_format(path: Path, headers: Mapping[str, Header], signature: Signature,
 def _raw_names(
     path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
 ) -> Mapping[str, str]:
-    target = first_input(signature, options.input)
+    target = target_input(signature, options.input)
     if list(headers) == [""]:
         return {target: ""}
     if options.key is not None:
@@ -241,7 +244,7 @@ def _encoded_format(
         raise DataError(f"{path} has no offsets {options.offsets!r} of whole numbers", "Store n + 1 of them")
     if images.dtype != np.uint8 or len(images.shape) != 1:
         raise DataError(f"{path}[{options.encoded}] is not bytes", "Store the image files end to end as uint8")
-    target = first_input(signature, options.input)
+    target = target_input(signature, options.input)
     plan = SplitPlan("items", offsets.shape[0] - 1, True)
     arrays = {target: options.encoded}
     label = _label_key(headers, arrays, options)

@@ -27,7 +27,8 @@ from edgeq_device.system.files import open_file, read_file
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
-from edgeq.data.records import Array, check_size
+from edgeq.data.images import Array
+from edgeq.data.limits import check_size
 from edgeq.errors import DataError
 from edgeq.util.records import is_longer
 

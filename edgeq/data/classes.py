@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.data.records import read_text
+from edgeq.data.limits import read_text
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 

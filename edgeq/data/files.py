@@ -18,7 +18,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from edgeq.data.records import MAX_PIXELS, FileList, Picture, Rows, check_size
+from edgeq.data.images import Picture
+from edgeq.data.limits import MAX_PIXELS, check_size
+from edgeq.data.records import FileList, Rows
 from edgeq.errors import DataError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})

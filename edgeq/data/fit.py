@@ -1,37 +1,19 @@
-"""Fit arrays to a model's signature: names, dtypes, shapes, finite values, and the meaning of a file's first axis."""
+"""Fit arrays to a model's signature: dtypes, shapes and finite values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from edgeq.data.records import Array, check_size
+from edgeq.data.images import Array
+from edgeq.data.limits import check_size
 from edgeq.errors import DataError
 from edgeq.signature import Dimension, Signature, TensorSpec
 
 Shape = tuple[int, ...]
-Kind = Literal["whole", "rows", "items", "single"]
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """Describe how a file of prepared arrays splits into samples.
-
-    Attributes:
-        kind: "whole": the arrays are one sample as they are; "rows": each slice of the first axis is one sample, with
-            that axis kept as a batch of 1; "items": each slice is a complete sample, batch included; "single": one
-            sample that lacks the batch axis.
-        count: number of samples in the file.
-        one_row: whether a sample is one row of the batch.
-    """
-
-    kind: Kind
-    count: int
-    one_row: bool
 
 
 def fixed_batch(signature: Signature) -> int | None:
@@ -45,91 +27,7 @@ def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool 
     """Return whether shapes match the inputs: the ranks and the fixed sizes are the same, and each symbol has the same
     size everywhere.
     """
-    return _misfit(shapes, signature, free_batch=free_batch) is None
-
-
-def plan_prepared(
-    shapes: Mapping[str, Shape], signature: Signature, location: str, stack: bool | None = None
-) -> SplitPlan:
-    """Decide what the first axis means in stored arrays that are already preprocessed.
-
-    If arrays have exactly the model's shape, they are one sample, unless the first axis is symbolic in the model. If it
-    is symbolic, every row is a sample. `stack` overrides this rule: with True, the first axis counts samples; with
-    False, it does not. An array without axes belongs to every sample.
-
-    Raises:
-        DataError: no interpretation fits (the message names the first input whose array does not fit), or an array is
-            empty.
-    """
-    # If there are several inputs, one of them may be empty, such as the cache of a decoder before its first step.
-    if all(0 in shape for shape in shapes.values()) or any(shape[:1] == (0,) for shape in shapes.values()):
-        raise DataError(f"{location} holds an empty array", "Leave the file out")
-    specs = {spec.name: spec for spec in signature.inputs}
-    leads = {shape[0] for shape in shapes.values() if shape}
-    lead = next(iter(leads)) if len(leads) == 1 else None
-    fits_whole = fits(shapes, signature)
-    rows = lead is not None and fits(
-        {name: shape and (1, *shape[1:]) for name, shape in shapes.items()}, signature, free_batch=True
-    )
-    symbolic = all(specs[name].shape is not None and not _fixed_lead(specs[name]) for name in shapes)
-    if fits_whole and stack is not True and not (rows and symbolic and stack is None):
-        return SplitPlan("whole", 1, lead == 1 or not leads)
-    if rows and stack is not False:
-        assert lead is not None
-        return SplitPlan("rows", lead, True)
-    if lead is not None and stack is not False:
-        inner = {name: shape[1:] for name, shape in shapes.items()}
-        if fits(inner, signature):
-            return SplitPlan("items", lead, all(shape[:1] in ((1,), ()) for shape in inner.values()))
-    single = {name: shape if specs[name].shape == () else (1, *shape) for name, shape in shapes.items()}
-    if stack is not True and fits(single, signature, free_batch=True):
-        return SplitPlan("single", 1, True)
-    unstacked = {name: shape[1:] for name, shape in shapes.items()}
-    if len(leads) > 1 and (fits(shapes, signature, free_batch=True) or fits(unstacked, signature)):
-        raise DataError(
-            f"{location}: the arrays disagree on the number of samples "
-            f"({', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())})",
-            f"Store the same number for every input, in shapes that fit {_list(signature)}",
-        )
-    added = _missing_step({name: shape[1:] for name, shape in shapes.items()}, signature)
-    raise DataError(
-        f"{location}: {_misfit(shapes, signature)}",
-        "Store the model's shape, or name a --preprocess" + (f" with {added} in it" if added else ""),
-    )
-
-
-def match_names(keys: list[str], signature: Signature, location: str) -> dict[str, str]:
-    """Return model input → key in the file. A key is the input's name. numpy's unnamed keys (arr_0 …), and the key ""
-    of a single array, are matched by the order of the inputs.
-
-    Raises:
-        DataError: an input has no array, or an array has no input and does not look like labels.
-    """
-    inputs = [spec.name for spec in signature.inputs]
-    by_position = [f"arr_{i}" for i in range(len(inputs))]
-    if keys == [""] and len(inputs) == 1:
-        return {inputs[0]: ""}
-    if sorted(keys) == sorted(by_position) and not set(keys) & set(inputs):
-        return dict(zip(inputs, by_position, strict=True))
-    missing = [name for name in inputs if name not in keys]
-    extra = [key for key in keys if key not in inputs and key not in LABEL_KEYS]
-    key_list = ", ".join(key or "one unnamed array" for key in keys)
-    if missing:
-        raise DataError(
-            f"{location} has no array for the model input {missing[0]!r} (it holds {key_list}; "
-            f"the model takes {', '.join(inputs)})",
-            "Rename the arrays, or name them: --preprocess 'key=NAME,label=NAME,…'",
-        )
-    if extra:
-        raise DataError(
-            f"{location} holds {extra[0]!r}, which is not an input of the model ({', '.join(inputs)})",
-            "Remove or rename it",
-        )
-    return {name: name for name in inputs}
-
-
-LABEL_KEYS = ("label", "labels")
-"""Names of arrays in prepared files. Arrays with these names are labels even if no option names them."""
+    return misfit(shapes, signature, free_batch=free_batch) is None
 
 
 def fit_inputs(location: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
@@ -179,9 +77,9 @@ def check_shapes(location: str, inputs: Mapping[str, Array], signature: Signatur
     If all inputs fix the same batch size, that size is not checked, because rows are gathered into batches later.
     """
     shapes = {name: array.shape for name, array in inputs.items()}
-    wrong = _misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
+    wrong = misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
     if wrong is not None:
-        added = _missing_step(shapes, signature)
+        added = missing_step(shapes, signature)
         fix = f"Add {added} to --preprocess" if added else "Correct the data or its preprocessing"
         raise DataError(f"{location}: {wrong}", fix)
 
@@ -216,11 +114,7 @@ def _convert(location: str, array: Array, spec: TensorSpec, *, prepared: bool, o
     return np.asarray(converted, order="C")
 
 
-def _fixed_lead(spec: TensorSpec) -> bool:
-    return bool(spec.shape) and isinstance(spec.shape[0], int)  # type: ignore[index]
-
-
-def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
+def misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
     sizes: dict[str, tuple[int, str]] = {}
     for spec in signature.inputs:
         if spec.name not in shapes or spec.shape is None:
@@ -244,7 +138,7 @@ def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bo
     return None
 
 
-def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
+def missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
     """Return the preprocessing step that gives an item the model's shape, or "" if there is none. The step adds an axis
     (grey images may lack the channel axis) or moves the channels to the correct axis.
     """
@@ -268,25 +162,6 @@ def _equal(sizes: Shape, expected: Sequence[Dimension]) -> bool:
     return any(isinstance(want, int) for want in expected) and all(
         have == want for have, want in zip(sizes, expected, strict=True) if isinstance(want, int)
     )
-
-
-def _list(signature: Signature) -> str:
-    return "; ".join(str(spec) for spec in signature.inputs)
-
-
-def first_input(signature: Signature, requested: str | None) -> str:
-    """Return the input that single raw items feed: the input `requested`, or else the only input. Return "" if
-    `requested` is None and the model has several inputs.
-
-    Raises:
-        DataError: `requested` is not an input.
-    """
-    names = [spec.name for spec in signature.inputs]
-    if requested is not None and requested not in names:
-        raise DataError(
-            f"source.input = {requested!r} is not an input of the model", f"The inputs are {', '.join(names)}"
-        )
-    return requested or (names[0] if len(names) == 1 else "")
 
 
 def rows_of(inputs: Mapping[str, Any]) -> int:

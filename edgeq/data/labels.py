@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 
 from edgeq.data.arrays import ArrayFile, damage, is_idx, load_labels
-from edgeq.data.records import FileList, Hash, Record, Rows, plain_label, read_text
+from edgeq.data.limits import read_text
+from edgeq.data.records import FileList, Hash, Record, Rows
+from edgeq.data.sample import plain_label
 from edgeq.errors import DataError
 
 

@@ -27,13 +27,15 @@ from edgeq.data.array_files import (
 from edgeq.data.arrays import is_idx, read_arrays
 from edgeq.data.classes import Classes, class_folders, empty_class_note, score_count, stray_note
 from edgeq.data.files import SUFFIXES, ImageFiles
-from edgeq.data.fit import first_input
+from edgeq.data.input_names import target_input
 from edgeq.data.labels import SUFFIXES as TEXTS
 from edgeq.data.labels import Paths, open_text
+from edgeq.data.limits import MAX_FILES
 from edgeq.data.parts import Role, part_of
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, load_preprocess
 from edgeq.data.python_items import open_python
-from edgeq.data.records import MAX_FILES, FileList, Source, SourceOptions
+from edgeq.data.records import FileList, Source
+from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
 from edgeq.util.display import Displayed
@@ -194,7 +196,7 @@ def _reader(
 ) -> Source:
     options = named.source if named is not None else SourceOptions()
     prepared = named is None or _only_stack(named)
-    target = first_input(signature, options.input)
+    target = target_input(signature, options.input)
     notes = (*empty_class_note(file_set.root, file_set.files, classes), *stray_note(file_set.root, file_set.files))
     if named is not None and named.reads == "path":
         return Paths(file_set.root, file_set.files, target, classes, notes)

@@ -24,14 +24,17 @@ from typing import Any, Literal
 import numpy as np
 from edgeq_device.system.files import read_file
 
+from edgeq.data.axes import ItemState, assumed_axes
 from edgeq.data.files import decode
-from edgeq.data.records import Array, ImageGeometry, ItemState, Picture, SourceOptions, assumed_axes, check_size
+from edgeq.data.images import Array, ImageGeometry, Picture
+from edgeq.data.limits import check_size
+from edgeq.data.source_options import SourceOptions
 from edgeq.data.step import SEE_LIST, Step
 from edgeq.data.steps import REGISTRY, build_step, is_step, parse_step
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 from edgeq.util.records import is_toml, plain, toml_table
-from edgeq.util.registry import describe, load_function, names_function
+from edgeq.util.user_code import describe, load_function, names_function
 
 ALIASES = {"raw": "none", "None": "none"}
 

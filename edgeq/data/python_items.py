@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from edgeq.data.fit import first_input
-from edgeq.data.records import Hash, Record, Rows, Sample, update_with_file
+from edgeq.data.input_names import target_input
+from edgeq.data.records import Hash, Record, Rows, update_with_file
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
@@ -100,7 +101,7 @@ def open_python(
     Raises:
         DataError: `source` is none of these, or its `get_next()` was read to the end and it has no `rewind()`.
     """
-    target = first_input(signature, input_name)
+    target = target_input(signature, input_name)
     iterate: Callable[[], Iterator[Any]]
     if isinstance(source, type):
         raise DataError(f"the class {source.__name__} is not data", f"Give an object of it, {source.__name__}(...)")

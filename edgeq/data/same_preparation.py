@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.images import Picture
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Picture
 from edgeq.data.samples import Samples, SourceSamples, spread_over
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec

@@ -24,10 +24,12 @@ import numpy as np
 from edgeq.data.array_files import ArrayFiles
 from edgeq.data.classes import Classes, imagenet, load_classes, score_count, score_names, without_background
 from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
+from edgeq.data.images import Array, Picture
 from edgeq.data.labels import LabelOf, Labels, load_labels_from
 from edgeq.data.open_source import Data, OpenedSource, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Array, FileList, Picture, Record, Sample, plain_label
+from edgeq.data.records import FileList, Record
+from edgeq.data.sample import Sample, plain_label
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature

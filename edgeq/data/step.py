@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar
 
-from edgeq.data.records import ItemState
+from edgeq.data.axes import ItemState
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 

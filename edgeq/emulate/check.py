@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from edgeq.bundle.verify import opened
 from edgeq.data.samples import Samples, open_samples
-from edgeq.emulate.emulator import KernelProof, check_kernels, probe_engine
+from edgeq.emulate.probe import probe_engine
+from edgeq.emulate.proof import KernelProof, check_kernels
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, route_to
 from edgeq.errors import (
     BoardError,
@@ -53,10 +54,10 @@ from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import own_signature
 from edgeq.run.engines import Engine, described, load_engines, only_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.numbers import difference, metric, metric_name
 from edgeq.util.records import NOT_WRITTEN, computed, written
-from edgeq.util.registry import device_errors
 
 
 def route_for(

@@ -18,7 +18,8 @@ from edgeq_device.engines.catalog import parse_version
 from edgeq_device.engines.serve import import_path
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load_emulators
+from edgeq.emulate.cache import check_writable, checked, home
+from edgeq.emulate.emulator import Emulator, load_emulators
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import arm_parts

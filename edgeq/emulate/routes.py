@@ -27,24 +27,13 @@ from edgeq_device.measure.features import FEATURES, bit_of
 from edgeq_device.system.places import move_new, scratch_folder
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.emulator import (
-    EmulatedSpeed,
-    Emulator,
-    KernelProof,
-    KernelWatch,
-    check_kernels,
-    check_writable,
-    checked,
-    emulator_named,
-    home,
-    load_emulators,
-    load_proof,
-    probe,
-    probe_file,
-    save_proof,
-)
+from edgeq.emulate.cache import check_writable, checked, home
+from edgeq.emulate.emulator import EmulatedSpeed, Emulator, emulator_named, load_emulators
 from edgeq.emulate.machine import QemuProgram, emulated_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
+from edgeq.emulate.probe import probe, probe_file
+from edgeq.emulate.proof import KernelProof, check_kernels, load_proof, save_proof
 from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, run, use_sysroot
+from edgeq.emulate.watch import KernelWatch
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, load_targets, runs_natively

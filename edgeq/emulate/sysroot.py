@@ -25,7 +25,8 @@ from pathlib import Path, PurePosixPath
 from edgeq_device.system.files import open_file
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.emulator import Emulator, Recipe, checked, home
+from edgeq.emulate.cache import checked, home
+from edgeq.emulate.emulator import Emulator, Recipe
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker

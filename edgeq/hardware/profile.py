@@ -28,8 +28,9 @@ from edgeq.hardware.detect import Machine
 from edgeq.run.engines import only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
+from edgeq.util.folders import shipped, user_folder
 from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
-from edgeq.util.registry import BACKENDS, data_folders, shipped, user_folder
+from edgeq.util.registry import BACKENDS, data_folders
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]

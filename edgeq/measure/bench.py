@@ -42,8 +42,8 @@ from edgeq.run.draws import random_names
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session, with_carried
 from edgeq.signature import Signature
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.registry import device_errors
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import OutputPair, pair_outputs, pair_tensor
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, Outputs, SliceAgreement
 

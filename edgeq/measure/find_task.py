@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from edgeq.data.axes import model_size
 from edgeq.data.classes import score_count
 from edgeq.data.open_source import Data, find_files
-from edgeq.data.records import Sample, model_size
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import DataError, EdgeqError, RuntimeUnavailableError
 from edgeq.measure.agreement import Session, infer

@@ -21,8 +21,8 @@ from edgeq_device.measure.scenarios import Feed
 
 from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_request, open_session, with_carried
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.registry import device_errors
 
 _SMALL_BYTES = 2**25
 SESSIONS = 6

@@ -26,11 +26,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.agreement import Outputs
 from edgeq.util.display import Displayed
-from edgeq.util.registry import TASKS, Registry, load_function, names_function
+from edgeq.util.registry import TASKS, Registry
+from edgeq.util.user_code import load_function, names_function
 
 
 class Meter(Protocol):

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample, to_original
+from edgeq.data.images import to_original
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.agreement import Outputs
 from edgeq.measure.boxes import (
@@ -54,7 +55,8 @@ from edgeq.measure.task import (
 )
 from edgeq.util.display import Displayed
 from edgeq.util.numbers import share
-from edgeq.util.registry import DECODERS, names_function
+from edgeq.util.registry import DECODERS
+from edgeq.util.user_code import names_function
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ from edgeq.model.graph import (
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
+from edgeq.util.folders import shipped
 from edgeq.util.records import read_toml
-from edgeq.util.registry import data_folders, shipped
+from edgeq.util.registry import data_folders
 
 
 @dataclass(frozen=True)

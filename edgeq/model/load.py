@@ -44,7 +44,7 @@ from edgeq.model.tensors import (
     weight_tensors,
 )
 from edgeq.signature import Dimension, Signature, TensorSpec
-from edgeq.util.registry import device_errors
+from edgeq.util.device_errors import device_errors
 
 INLINE_LIMIT = 2**30
 """Largest size of the tensors, in bytes, of a model that is saved as one file. It is half of protobuf's limit, which

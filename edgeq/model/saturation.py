@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import HardwareError
+from edgeq.util.folders import shipped
 from edgeq.util.records import read_toml
-from edgeq.util.registry import shipped
 
 PAIR_LIMIT = (2**15 - 1) // 255
 _MOST_AT_ONCE = 256

@@ -11,7 +11,7 @@ from edgeq_device.system.places import scratch_folder
 
 from edgeq import demo
 from edgeq.backends.base import DoctorCheck
-from edgeq.emulate.emulator import integer_model
+from edgeq.emulate.probe import integer_model
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.measure.comparison import decibels
 from edgeq.model.edit import bytes_of_text

@@ -26,8 +26,8 @@ from edgeq.prove.saturation import Decision, kernel_table
 from edgeq.prove.variants import ProvenVariant, selftest_cases
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
+from edgeq.util.device_errors import device_errors
 from edgeq.util.numbers import parse_drop
-from edgeq.util.registry import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
 _FOREIGN = "run on this machine's kernels, not on the target's"

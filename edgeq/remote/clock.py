@@ -27,7 +27,8 @@ from edgeq.model.load import model_bytes
 from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.link import Text
-from edgeq.remote.machine import Description, check_graph, describe_board, kernel_events
+from edgeq.remote.machine import Description, describe_board
+from edgeq.remote.profiled import check_graph, kernel_events
 from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress

@@ -13,8 +13,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.util.folders import user_folder
 from edgeq.util.records import is_toml, read_toml, toml_table
-from edgeq.util.registry import user_folder
 
 DEVICES = "devices.toml"
 """Name of the devices file, in the user's configuration folder and in the working directory."""

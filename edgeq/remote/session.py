@@ -40,10 +40,11 @@ from edgeq.run.session import (
     open_request,
     with_carried,
 )
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.folders import shipped
 from edgeq.util.outputs import sha256
 from edgeq.util.records import Count, parse
-from edgeq.util.registry import device_errors, shipped
 
 _SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)

@@ -17,8 +17,9 @@ from typing import Any
 from edgeq_device.engines.catalog import FLOAT, EngineSpec
 
 from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.util.folders import shipped
 from edgeq.util.records import parse, toml_table
-from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
+from edgeq.util.registry import BACKENDS, Registry, data_folders
 
 DEFAULT = "onnxruntime"
 """The engine that is available wherever edgeq runs."""

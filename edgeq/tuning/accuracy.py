@@ -24,7 +24,7 @@ from edgeq_device.measure.pairs import pair_outputs
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import Artifact
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError

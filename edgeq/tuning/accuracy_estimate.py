@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.measure.agreement import Outputs, is_class_scores, probabilities, worst_db
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.task import RowMetrics, Task, loss_error

@@ -28,7 +28,9 @@ from edgeq_device.system.programs import child_environment
 from edgeq_device.system.relay import prepare_output, printable, without_passwords
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
-from edgeq.util.registry import describe, device_errors, place_in, plugin_in
+from edgeq.util.device_errors import device_errors
+from edgeq.util.registry import plugin_in
+from edgeq.util.user_code import describe, place_in
 
 BUG = 1
 INTERRUPTED = 128 + signal.SIGINT

@@ -1,7 +1,4 @@
-"""Find the files and extensions that ship with edgeq or that plug-ins add.
-
-In a wheel, the shipped folders (`profiles/`, `targets/`) are inside the package. In a checkout or an editable install,
-they are at the top of the repository.
+"""Find the extensions that ship with edgeq or that plug-ins add.
 
 Plug-ins can add calibration methods, tasks, decoders, steps, recoveries and backends. An `ExtensionGroup` knows the
 names of one kind of extension without importing anything. edgeq's own extensions are the modules of one package: the
@@ -18,80 +15,14 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import LazyLoader
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-import platformdirs
-from edgeq_device.errors import DeviceError
-
-from edgeq import errors
 from edgeq.errors import DataError, EdgeqError, HardwareError, UsageError, suggest
-
-_PACKAGE = Path(__file__).resolve().parent.parent
-
-
-def shipped(name: str) -> Path:
-    """Return the path of the shipped folder `name` ("profiles" or "targets")."""
-    inside = _PACKAGE / "_shipped" / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
-
-
-def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
-    """Return edgeq's folder for the user's files of this kind, or None if the user has no home folder.
-
-    That happens in containers, where HOME, the XDG variables and the user's entry in the list of users may all be
-    missing.
-    """
-    try:
-        folder = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))
-    except (RuntimeError, KeyError):  # the error's type depends on the version of platformdirs or of Python
-        return None
-    return folder if folder.is_absolute() else None
-
-
-# onnx_ir needs sympy for arithmetic with symbolic sizes. sympy takes half of the time of onnx_ir's import.
-MODULES = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
-
-
-class _Deferring:
-    """Find the same modules as Python's own finder, but delay the loading of modules in `MODULES` until their first
-    use.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a module in `MODULES`; see `importlib.abc.MetaPathFinder.find_spec`."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
-
-
-def defer_imports() -> None:
-    """Delay the loading of `MODULES` until their first use. Only programs call this, because a library must not change
-    its user's imports.
-    """
-    sys.meta_path.insert(0, _Deferring())
-
-
-@contextmanager
-def device_errors() -> Iterator[None]:
-    """Raise errors of edgeq_device as the edgeq errors of the same name."""
-    try:
-        yield
-    except DeviceError as error:
-        kind: type[EdgeqError] = getattr(errors, type(error).__name__, EdgeqError)
-        raise kind(error.problem, error.fix) from error
-
 
 T = TypeVar("T")
 
@@ -205,13 +136,13 @@ STEPS = ExtensionGroup(
         "divide": "edgeq.data.steps.arithmetic:Divide",
         "dtype": "edgeq.data.steps.arithmetic:Dtype",
         "expand": "edgeq.data.steps.shape:Expand",
-        "layout": "edgeq.data.steps.shape:Layout",
+        "layout": "edgeq.data.steps.layout:Layout",
         "letterbox": "edgeq.data.steps.image:Letterbox",
         "multiply": "edgeq.data.steps.arithmetic:Multiply",
         "reshape": "edgeq.data.steps.shape:Reshape",
         "resize": "edgeq.data.steps.image:Resize",
         "subtract": "edgeq.data.steps.arithmetic:Subtract",
-        "window": "edgeq.data.steps.shape:Window",
+        "window": "edgeq.data.steps.window:Window",
     },
     error=DataError,
 )
@@ -372,71 +303,3 @@ def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     del path
     points = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
     return tuple(points.values())
-
-
-_PREFIX = "edgeq_user_"
-
-
-def names_function(name: str) -> bool:
-    """Return whether `name` has the form "path.py:function"."""
-    return ".py:" in name
-
-
-def load_function(name: str, purpose: str, error: type[EdgeqError]) -> Callable[..., Any]:
-    """Return the function that `name` ("path.py:function") refers to. This runs the file, which is the user's own code.
-
-    Args:
-        purpose: the purpose of the function, for messages.
-
-    Raises:
-        EdgeqError: the file does not exist, fails when it runs, or has no such function. The exception is an instance
-            of `error`.
-    """
-    file, _, attribute = name.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise error(f"{path} does not exist", f"Give the {purpose} as path.py:function")
-    function = getattr(_run(path, error), attribute, None)
-    if not callable(function):
-        raise error(f"{path} has no function {attribute!r}", f"Name the function that makes the {purpose}")
-    loaded: Callable[..., Any] = function
-    return loaded
-
-
-def describe(error: BaseException) -> tuple[str, str]:
-    """Return two texts for an error in a user's code: one line with the error and, if known, its file and line; and a
-    fix.
-    """
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    place = place_in(error)
-    fix = f"Correct {place.partition(':')[0]}" if place else "Correct the file"
-    if isinstance(error, ModuleNotFoundError):
-        fix = f"Install {error.name} for the Python that runs edgeq"
-    return f"{place}: {text}" if place else text, fix
-
-
-def place_in(error: BaseException) -> str:
-    """Return the last place in a user's file that an exception's traceback names, as "file.py:line", or "" if there is
-    none.
-    """
-    places = [
-        f"{Path(frame.f_code.co_filename).name}:{line}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__", "")).startswith(_PREFIX)
-    ]
-    return places[-1] if places else ""
-
-
-def _run(path: Path, error: type[EdgeqError]) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{path.stem}", path)
-    assert spec is not None, "a .py file has a loader"
-    assert spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    # While a dataclass is being defined, it looks up its module by name.
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as raised:  # the user's file can raise any exception
-        text, fix = describe(raised)
-        raise error(f"{path} cannot be imported: {text}", fix) from raised
-    return module

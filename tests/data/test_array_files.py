@@ -9,8 +9,8 @@ import pytest
 
 from data.helpers import IMAGE_MODEL, encoded, floats, pixels, signature, spec
 from edgeq.data.array_files import open_array_files
-from edgeq.data.records import SourceOptions
 from edgeq.data.samples import open_samples
+from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError
 
 TWO = signature(spec("a", "N", 2), spec("b", "N", 3))

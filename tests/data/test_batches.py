@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import batches, rebatch
 
 

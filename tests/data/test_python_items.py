@@ -13,7 +13,7 @@ from data.helpers import IMAGE_MODEL, floats, save_image, signature, spec
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import register as register_preprocess
 from edgeq.data.python_items import open_python, split_item
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError, UsageError
 

@@ -11,7 +11,8 @@ import pytest
 from edgeq_device.measure.features import read_features
 
 from edgeq.emulate import routes
-from edgeq.emulate.emulator import emulator_named, home, load_emulators
+from edgeq.emulate.cache import home
+from edgeq.emulate.emulator import emulator_named, load_emulators
 from edgeq.emulate.machine import QemuProgram, find_qemu
 from edgeq.emulate.routes import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot

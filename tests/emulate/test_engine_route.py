@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.emulate.check import CheckedModel, check_trial, route_for
-from edgeq.emulate.emulator import EXACT, SATURATED
+from edgeq.emulate.probe import EXACT, SATURATED
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, route_to
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from edgeq.emulate import routes
-from edgeq.emulate.emulator import load_emulators, probe, probe_file
+from edgeq.emulate.emulator import load_emulators
 from edgeq.emulate.machine import emulated_command
+from edgeq.emulate.probe import probe, probe_file
 from edgeq.emulate.routes import masked_command, patched
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.run.session import GuestProgram, SessionSettings, start_guest

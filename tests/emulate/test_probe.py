@@ -7,18 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.emulate.emulator import (
-    KernelProof,
-    KernelWatch,
-    check_kernels,
-    kind_of_sums,
-    load_emulators,
-    load_proof,
-    probe,
-    probe_model,
-    save_proof,
-    scan,
-)
+from edgeq.emulate.emulator import load_emulators
+from edgeq.emulate.probe import kind_of_sums, probe, probe_model
+from edgeq.emulate.proof import KernelProof, check_kernels, load_proof, save_proof
+from edgeq.emulate.watch import KernelWatch, scan
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.target import resolve
 from edgeq.run.session import open_session

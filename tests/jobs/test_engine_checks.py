@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.emulate.emulator import integer_model
+from edgeq.emulate.probe import integer_model
 from edgeq.prove.engine_check import check_engine
 from edgeq.run.engines import load_engines
 from edgeq.run.session import SessionSettings, open_session

@@ -15,7 +15,7 @@ import pytest
 from edgeq.errors import BoardError
 from edgeq.remote.devices import one_board
 from edgeq.remote.session import BoardSession, open_board
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 from tests.remote.conftest import FakeBoard
 
 

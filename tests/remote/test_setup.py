@@ -12,7 +12,8 @@ from edgeq.errors import BoardError, DataError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed
 from edgeq.remote.devices import one_board
-from edgeq.remote.machine import BoardState, Description, _missing_packages, set_up
+from edgeq.remote.machine import BoardState, Description
+from edgeq.remote.setup import _missing_packages, set_up
 from tests.remote.conftest import FakeBoard
 
 # Makes an environment whose Python answers like pip without an index.

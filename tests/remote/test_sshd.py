@@ -11,7 +11,8 @@ import pytest
 
 from edgeq.errors import BoardError
 from edgeq.remote.devices import one_board
-from edgeq.remote.machine import detect_board, doctor_board
+from edgeq.remote.doctor import doctor_board
+from edgeq.remote.machine import detect_board
 from edgeq.remote.session import open_board
 from tests.remote.sshd import SSHD, Network, Sshd
 from tests.remote.test_session import wait_for

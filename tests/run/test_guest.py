@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from edgeq_device.measure.features import read_features
 
-from edgeq.emulate.emulator import probe, probe_model
+from edgeq.emulate.probe import probe, probe_model
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.coverage import profile
 from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest

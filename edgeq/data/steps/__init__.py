@@ -1,5 +1,7 @@
-"""Find the preprocessing steps by name. Each step is in its own file, in which `STEP` is the step's class. Plug-ins add
-steps through an entry point.
+"""Find the preprocessing steps by name, and make a step from a table or from one line of text.
+
+Each file holds the steps of one idea. `edgeq.util.registry.STEPS` lists their classes. Plug-ins add steps through an
+entry point.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgeq.data.records import Array, ItemState, check_size
+from edgeq.data.axes import ItemState
+from edgeq.data.images import Array
+from edgeq.data.limits import check_size
 from edgeq.data.step import Step, field_kind, one_of, read_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from edgeq.data.records import Array, ImageGeometry, ItemState, check_size, model_size
+from edgeq.data.axes import ItemState, model_size
+from edgeq.data.images import Array, ImageGeometry
+from edgeq.data.limits import check_size
 from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_of
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec

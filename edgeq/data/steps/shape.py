@@ -1,4 +1,4 @@
-"""Change the order of axes, change shapes, and make windows over time."""
+"""Change the shape of an item: insert an axis, or give the values a new shape."""
 
 from __future__ import annotations
 
@@ -7,55 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.data.records import ItemState, check_size, model_axes
+from edgeq.data.axes import ItemState
 from edgeq.data.step import Step, UnfitError, field_kind, integer, whole_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
-
-
-def _read_axes(value: Any) -> str:
-    if not isinstance(value, str) or not value.isalpha() or (value != "model" and len(set(value)) != len(value)):
-        raise UnfitError(value, "Give one letter per axis, such as NCHW, or 'model'")
-    return value
-
-
-@dataclass(frozen=True)
-class Layout(Step):
-    """Order the axes. If the item lacks an axis, the axis is inserted with size 1. "model" means the order of the
-    model's axes.
-    """
-
-    name = "layout"
-    help = "NCHW, NHWC, CHW … or model"
-    axes: str = field(metadata=field_kind(_read_axes))
-
-    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
-        """Return the item with its axes transposed. Missing axes are inserted with size 1.
-
-        Raises:
-            DataError: the axes of the item are not declared, or the layout lacks one of them.
-        """
-        have, want = state.axes, self.axes
-        if want == "model":
-            want = model_axes(spec, have.replace("N", ""))
-            if not want or not have:
-                return state
-        if not have:
-            raise DataError(
-                f"layout {want} needs to know the axes of shape {list(state.array.shape)}",
-                "Declare them, for example source.layout = 'HWC'",
-            )
-        if set(have) - set(want):
-            raise DataError(f"layout {want} has no place for the axes of {have}", "Name every axis of the source")
-        array = state.array.transpose([have.index(axis) for axis in want if axis in have])
-        missing = tuple(i for i, axis in enumerate(want) if axis not in have)
-        return replace(state, array=np.expand_dims(array, missing), axes=want)
-
-    def describe(self) -> str:
-        """Describe the order of the axes, and what happens if an axis is missing."""
-        if self.axes == "model":
-            return "axes ordered as the model's input (channels where its size is 1 or 3), a batch axis of 1 added"
-        return f"axes ordered {self.axes}; an axis that is missing is added with size 1"
 
 
 @dataclass(frozen=True)
@@ -115,39 +70,3 @@ class Reshape(Step):
     def describe(self) -> str:
         """Describe the call of numpy's reshape."""
         return f"x = x.reshape({', '.join(map(str, self.shape))})"
-
-
-@dataclass(frozen=True)
-class Window(Step):
-    """Make overlapping windows of consecutive slices along the first axis. Each window becomes one row of the batch."""
-
-    name = "window"
-    help = "FRAMES[:STEP]; windows along the first axis, flattened, one row of the batch each"
-    one_row = False
-    frames: int = field(metadata=whole_number(1))
-    step: int = field(default=1, metadata=whole_number(1))
-
-    def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
-        """Return [windows, frames × the other sizes] with the axes "NF".
-
-        Raises:
-            DataError: the item has fewer frames than one window.
-        """
-        array = state.array
-        if array.ndim == 0 or array.shape[0] < self.frames:
-            raise DataError(
-                f"a window of {self.frames} frames does not fit into shape {list(array.shape)}", "Use fewer"
-            )
-        starts = range(0, array.shape[0] - self.frames + 1, self.step)
-        check_size(
-            len(starts) * array[: self.frames].nbytes, f"{len(starts)} windows", "Take fewer, with a larger step"
-        )
-        rows = np.stack([array[i : i + self.frames].reshape(-1) for i in starts])
-        return ItemState(rows, "NF")
-
-    def describe(self) -> str:
-        """Describe the slices that each row of the batch contains."""
-        return (
-            f"row i of the batch = x[{self.step}*i : {self.step}*i + {self.frames}] flattened, "
-            f"i = 0 .. (frames - {self.frames}) // {self.step}"
-        )

@@ -1,0 +1,119 @@
+"""Run benchmarks on one board. The result includes the board's machine and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgeq.measure.bench import LoadedModel, Workload
+from edgeq.measure.latency import Measurement, measurement
+from edgeq.remote import link
+from edgeq.remote.devices import Board
+from edgeq.remote.machine import board_record, describe_board
+from edgeq.remote.session import SENSELESS, BoardSession, open_board, senseless, start_board_guest
+from edgeq.run.session import SessionSettings, open_request, with_carried
+from edgeq.util.display import SILENT, Progress
+
+_AMOUNTS = ("_ms", "_s", "_bytes", "count", "queries")
+_LARGEST = 1e15
+
+
+class BoardBench:
+    """Run benchmarks on one board. See `edgeq.measure.bench.BenchPlace`."""
+
+    def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
+        self._session = session
+        self._progress = progress
+
+    def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
+        """Measure models on the board. See `BenchPlace.models`."""
+        requests = [
+            open_request(
+                self._session.send_model(path, settings.engine, progress=self._progress),
+                with_carried(path, settings),
+                name,
+            )
+            for name, (path, settings) in models.items()
+        ]
+        return self._bench({"models": requests, "bundle": ""}, work, models)
+
+    def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
+        """Measure loaded models side by side, each in `sessions` sessions. For a bundle, measure the variant that is
+        open.
+        """
+        requests = [{**self._request(model), "name": name, "sessions": sessions} for name, model in models.items()]
+        return self._bench({"models": requests, "bundle": ""}, work, models)
+
+    def _request(self, model: LoadedModel) -> dict[str, Any]:
+        if model.variant is not None:
+            return {"bundle": self._session.send_bundle(model.path), "variant": model.variant}
+        place = self._session.send_model(model.path, model.settings.engine, progress=self._progress)
+        return open_request(place, model.settings)
+
+    def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
+        """Send the bundle, unless the board already has it, and measure it. See `BenchPlace.bundle`."""
+        place = self._session.send_bundle(bundle, self._progress)
+        return self._bench({"bundle": place, "variant": variant}, work)
+
+    def _bench(self, subject: Mapping[str, Any], work: Workload, models: Collection[str] | None = None) -> Measurement:
+        session, settings, options = self._session, work.settings, asdict(work.settings)
+        del options["warm_up"]
+        request = {"do": "bench", **subject, "settings": options, "shapes": dict(work.shapes or {}), "feeds": []}
+        if work.samples is not None:
+            request["feeds"] = session.send_samples(work.samples, self._progress)
+        initial = describe_board(session)
+        runs_s = len(settings.scenarios) * max(settings.min_duration_s, 1.0)
+        limit_s = link.BENCH_S + link.BENCH_FACTOR * runs_s
+        stage = self._progress.stage(f"measuring on {session.board.name}")
+        with start_board_guest(session, request_s=limit_s) as guest, stage:
+            report = guest.exchange(request)[0]
+        report["board"] = board_record(session, initial, describe_board(session))
+        try:
+            check_amounts(report)
+            measured = measurement(report)
+            named = set(models if models is not None else measured.models)
+            scenarios = measured.scenarios.values()
+            if (
+                not scenarios
+                or {*measured.models} != named
+                or any({*scenario["models"]} != named for scenario in scenarios)
+            ):
+                raise ValueError("figures of other models")
+            if not {*measured.scenarios} <= {*settings.scenarios} or len(measured.text(verbose=True)) > link.TABLE:
+                raise ValueError("scenarios that were not requested, or texts that are too long")
+        except (*SENSELESS, ValueError) as error:
+            raise senseless(session) from error
+        return measured
+
+
+def check_amounts(value: Any, name: str = "") -> None:
+    """Refuse a report with an amount that no measurement can give. Amounts are durations, sizes and counts, recognised
+    by the end of their keys.
+
+    Raises:
+        ValueError: an amount is negative or far too large.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_amounts(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            check_amounts(item, name)
+    elif isinstance(value, int | float) and name.endswith(_AMOUNTS) and not 0 <= value <= _LARGEST:
+        raise ValueError(f"{name} is {value}")
+
+
+def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progress = SILENT) -> Measurement:
+    """Run a benchmark on a board.
+
+    Args:
+        run: `edgeq.measure.bench.bench`, with the models to measure already bound.
+
+    Raises:
+        BoardError: the board cannot be used.
+        EdgeqError: any error that `run` raises.
+    """
+    with open_board(board) as session:
+        return run(place=BoardBench(session, progress), progress=progress)
