@@ -21,6 +21,7 @@ from edgeq.data.split import SplitPlan, plan_prepared
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
+# One note per file would flood the screen for a folder of thousands of files.
 _MOST_NOTES = 3
 
 
@@ -80,6 +81,7 @@ class ArrayFiles:
         """Yield the records at `indices`. Only one slice of one file is in memory at a time."""
         for number, local in spans([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
+            # Labels inside a file take precedence over the name of its folder.
             context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
             for record in _read_entry(entry, local):
                 record_label = label if entry.label is None else record.label
@@ -92,6 +94,7 @@ class ArrayFiles:
         for number, local in spans([entry.plan.count for entry in self.entries], indices):
             path = self.entries[number].path
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
+            # Two selections of one file have the same bytes, so the indices are part of the digest.
             digest.update(repr(local).encode())
 
 
@@ -117,6 +120,7 @@ def open_array_files(
     entries = []
     for path in files:
         headers = read_arrays(path)
+        # Only headers are read here. Opening a data set of any size takes the same time per file.
         choose_format = _prepared_format if prepared else _raw_format
         entry = choose_format(path, headers, signature, options)
         entries.append(entry)
@@ -145,11 +149,13 @@ def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None
     """
     images = [key for key, array in headers.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
     other_keys = [key for key in headers if key not in images]
+    # A second byte array could be masks or depth. Then the user must name the images.
     if len(images) != 1 or headers[images[0]].shape[-1] not in (1, 3) or len(other_keys) > 1:
         return None
     shape = headers[images[0]].shape
     count = shape[0] if len(shape) == 4 else 1
     numbers = [key for key in other_keys if headers[key].dtype.kind in "iu" and math.prod(headers[key].shape) == count]
+    # The other array is not one number per image, so the file is not a plain set of labelled images.
     if len(numbers) < len(other_keys):
         return None
     return images[0], numbers[0] if numbers else None
@@ -194,6 +200,7 @@ def _raw_format(path: Path, headers: Mapping[str, Header], signature: Signature,
         if not shape:  # one value that all samples share
             shapes[name] = shape
             continue
+        # Without a layout, the first axis counts the items, except in a file of images, which may contain one image.
         colours = 3 if image_arrays(headers) is not None else len(shape) - 1
         rank = len(options.layout) if options.layout is not None else colours
         if len(shape) < rank:
@@ -202,6 +209,7 @@ def _raw_format(path: Path, headers: Mapping[str, Header], signature: Signature,
                 "Correct source.layout",
             )
         split = len(shape) - rank
+        # All leading axes count items, so they are joined to one.
         shapes[name] = (math.prod(shape[:split]), *shape[split:])
         counts.add(shapes[name][0])
     if not counts:
@@ -225,6 +233,7 @@ def _raw_names(
             raise DataError(f"{path} holds no array {options.key!r}", f"It holds {', '.join(headers)}; correct the key")
         return {target: options.key}
     inputs = {spec.name for spec in signature.inputs}
+    # Images are found by their type, so the arrays need no names of their own.
     if options.label is None and (images := image_arrays(headers)) is not None and target:
         return {target: images[0]}
     labels = {options.label} if options.label is not None else set(LABEL_KEYS) - inputs
@@ -240,6 +249,7 @@ def _encoded_format(
     assert options.encoded is not None
     assert options.offsets is not None
     images, offsets = headers[options.encoded], headers.get(options.offsets)
+    # n images need n + 1 positions, because the last one ends the last image.
     if offsets is None or len(offsets.shape) != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] < 2:
         raise DataError(f"{path} has no offsets {options.offsets!r} of whole numbers", "Store n + 1 of them")
     if images.dtype != np.uint8 or len(images.shape) != 1:
@@ -265,6 +275,7 @@ def _read_entry(entry: ArrayFormat, local: Sequence[int]) -> Iterator[Record]:
             records = _read_encoded(file, entry, local)
         else:
             slices = {name: file.slices(key, entry.shapes[name]) for name, key in entry.arrays.items()}
+            # A number without axes belongs to every sample, so it is read whole each time.
             plans = {name: entry.plan if shape else SplitPlan("whole", 1, True) for name, shape in entry.shapes.items()}
             records = ((i, {name: _take(s, plans[name], i) for name, s in slices.items()}) for i in local)
         for index, raw in records:
@@ -289,6 +300,7 @@ def _read_encoded(file: ArrayFile, entry: ArrayFormat, local: Sequence[int]) -> 
     for index in local:
         start, stop = int(offsets[index]), int(offsets[index + 1])
         location = f"{entry.path}[{index}]"
+        # Offsets are untrusted: a negative or huge one would read outside the array.
         if not 0 <= start < stop <= total:
             raise DataError(f"{location}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
         check_size(stop - start, f"{location} must be read as a whole", "Correct the offsets")
@@ -319,6 +331,7 @@ class Cases:
         for index in indices:
             files = self.cases[index]
             tensors = [read_tensor(path) for path in files]
+            # Some exporters store tensors without the names of the inputs. Then the number in the file's name decides.
             named = sorted(name for name, _ in tensors) == sorted(inputs)
             raw = {name if named else inputs[i]: array for i, (name, array) in enumerate(tensors)}
             folder = files[0].parent
@@ -340,6 +353,7 @@ def find_cases(root: Path) -> tuple[Path, ...]:
     numbered_folders = [
         (int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()
     ]
+    # Sorting by number puts test_data_set_10 after test_data_set_9.
     return tuple(path for _, path in sorted(numbered_folders))
 
 
@@ -382,6 +396,7 @@ def open_stacked(
         plan = SplitPlan("items", math.prod(shape[:split]), True) if split else SplitPlan("whole", 1, True)
         shape = (plan.count, *shape[split:]) if split else shape
     else:
+        # Older tools wrote a sample as one row of numbers, without its shape.
         if len(shape) == 1 and spec.shape is not None and len(spec.shape) > 1:
             sizes: list[Any] = [1 if axis == 0 and not isinstance(n, int) else n for axis, n in enumerate(spec.shape)]
             shape = tuple(sizes) if all(isinstance(n, int) for n in sizes) and math.prod(sizes) == shape[0] else shape

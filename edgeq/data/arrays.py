@@ -32,11 +32,14 @@ from edgeq.data.limits import check_size
 from edgeq.errors import DataError
 from edgeq.util.records import is_longer
 
+# Each member of an archive costs a header in memory, and an archive of 1 GB may contain millions of empty ones.
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 30
 """Largest size of a TensorProto file in bytes."""
+# Skipping reads this much at a time, so it needs no more memory than this.
 _BLOCK = 1 << 20
 IDX_NAME = re.compile(r"[-.]idx\d", re.IGNORECASE)
+# The type codes of the format in which MNIST was published. Its numbers are big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 DAMAGE = (
     OSError,
@@ -108,6 +111,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         tensor.ParseFromString(data)
     except DecodeError as error:
         raise DataError(f"{path} is not a TensorProto", "It is damaged, truncated or of another kind") from error
+    # A path in an untrusted file could name any file of the user.
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise DataError(f"{path} keeps its values in another file", "Store the values inside")
     if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
@@ -144,6 +148,7 @@ class ArrayFile:
                 else:
                     with self._stream("") as stream:
                         self.headers[""] = self._header(stream, self._file_size)
+        # The caller gets no object to close, so the files that are already open are closed here.
         except DataError:
             self._stack.close()
             raise
@@ -168,6 +173,7 @@ class ArrayFile:
         )
         if self._tensor is not None:
             return _Loaded(self._tensor.reshape(view.shape))
+        # In column order, one slice of the first axis is spread over the whole array, so it is read at once.
         if header.fortran and len(header.shape) > 1:
             return _Loaded(self.load(key).reshape(view.shape))
         stream = self._stack.enter_context(self._stream(key))
@@ -183,6 +189,7 @@ class ArrayFile:
             allowance=self._file_size,
         )
         with self._stream(key) as stream:
+            # One slice that holds everything lets the same reader serve both cases.
             flat_header = replace(header, shape=(1, math.prod(header.shape)))
             flat = _Streamed(stream, flat_header, self._location(key), self._file_size).take(0)
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
@@ -232,12 +239,14 @@ class ArrayFile:
                 yield file
 
     def _header(self, stream: IO[bytes], size: int) -> Header:
+        # A gzip file does not know its unpacked size, so its values are checked only when they are read.
         if is_idx(self.path) and self._archive is None:
             header = _idx_header(stream)
             expected_size = size if self.path.suffix.lower() != ".gz" else header.start + header.nbytes
         else:
             header = npy_header(stream)
             expected_size = size
+        # numpy cannot hold or index a larger array, so its error would not name the file.
         if max(header.nbytes, *header.shape, 0) > sys.maxsize:
             raise ValueError(f"shape {[*header.shape][:16]} is larger than any array")
         if header.dtype.hasobject:
@@ -314,6 +323,7 @@ class _Loaded:
 def load_labels(file: ArrayFile, key: str) -> list[Any]:
     """Return a one-axis array as a list of plain Python values."""
     header = file.headers[key]
+    # Other axes may have size 1: the values are still one list.
     if math.prod(header.shape) != max(header.shape, default=0):
         raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label per sample")
     # The limit is low because each label becomes a Python object.

@@ -37,7 +37,10 @@ def model_axes(spec: TensorSpec | None, axes: str) -> str:
     if spec is None or spec.shape is None:
         return ""
     shape = spec.shape
+    # An image model has its channels first or last, and only a size of 1 or 3 tells which. If both ends could be
+    # channels, the order of ONNX exporters (channels first) decides.
     if len(shape) == 4:
+        # Grey and colour images have these two sizes; no other size says that an axis holds channels.
         return "NHWC" if shape[3] in (1, 3) and shape[1] not in (1, 3) else "NCHW"
     if len(shape) == 3 and "C" in axes:
         return "HWC" if shape[2] in (1, 3) and shape[0] not in (1, 3) else "CHW"
@@ -56,6 +59,7 @@ def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
     if spec is None or spec.shape is None:
         return guess
     input_axes = model_axes(spec, "HWC" if len(spec.shape) >= 3 else "")
+    # The data may have been stored with the batch axis of the model or without it, so both forms are tried.
     for expected, axes in (
         (spec.shape, input_axes.replace("N", "")),
         (spec.shape[1:], input_axes[1:] if input_axes[:1] == "N" else ""),
@@ -63,6 +67,7 @@ def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
         matches = len(expected) == len(shape) and all(
             not isinstance(want, int) or want == have for want, have in zip(expected, shape, strict=True)
         )
+        # If all sizes of the model are symbols, every array would match, and the match would say nothing.
         if matches and any(isinstance(want, int) for want in expected):
             return axes
     return guess
@@ -74,6 +79,7 @@ def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
     if spec is None or spec.shape is None or "H" not in axes or len(axes) != len(spec.shape):
         return None
     height, width = spec.shape[axes.index("H")], spec.shape[axes.index("W")]
+    # A symbolic size accepts any image, so there is nothing to resize to.
     if isinstance(height, int) and isinstance(width, int):
         return width, height
     return None

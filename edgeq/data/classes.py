@@ -24,6 +24,7 @@ from edgeq.errors import DataError
 from edgeq.signature import Signature
 
 FORMS = 'one name per line in the order of the scores, or JSON: {"NAME": INDEX}'
+# They are tried in this order, and the first file that names every folder decides.
 LIST_NAMES = (
     "class_to_idx.json",
     "class_indices.json",
@@ -42,12 +43,15 @@ LIST_NAMES = (
 """Names that tools give to files with classes. edgeq looks for these files next to class folders and next to
 the model.
 """
+# A WordNet synset is the letter n and eight digits. A ninth digit means that it is another number.
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
 _WORD = re.compile(r"[\s_\-]+")
 _NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
 _JSON_KEYS = ("class_to_idx", "label2id", "id2label")
+# "__background__" has the key " background ", because `_key` turns each run of underscores into a space.
 _BACKGROUND = frozenset({"background", " background ", "dummy"})
 _IMAGENET = 1000
+# One entry with a huge number in an untrusted file must not allocate a tuple of that length.
 _MOST_NAMES = 1_000_000
 
 
@@ -72,6 +76,7 @@ class Classes:
         class's synset, or a name after a number.
         """
         synset = _SYNSET.search(name)
+        # The full name goes first, because a synset or number inside a name may belong to another class of the list.
         parts = (name, synset[0] if synset else name, _NUMBERED.sub("", name))
         return next((number for part in parts if (number := self.numbers.get(_key(part))) is not None), None)
 
@@ -107,6 +112,7 @@ def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
         display_names[number] = display_names.get(number) or name
         for table, names in ((numbers, [text]), (parts, _names_in(text))):
             for key in {_key(name) for name in names}:
+                # A name of two classes belongs to none: guessing would give wrong labels without an error.
                 table[key] = number if table.get(key, number) == number else None
     count = max(display_names, default=-1) + 1
     ordered = tuple(display_names.get(i, "") for i in range(count)) if count <= _MOST_NAMES else ()
@@ -125,6 +131,7 @@ def imagenet() -> Classes:
     """Return the classes of ImageNet-1k, by synset and by WordNet's names."""
     lines = Path(__file__).with_name("imagenet_classes.txt").read_text(encoding="utf-8").split("\n")
     names = [line for line in lines if line and not line.startswith("#")]
+    # `strict` refuses a damaged file: one missing line would shift all later classes.
     return _classes("ImageNet-1k", zip(names, range(_IMAGENET), strict=True))
 
 
@@ -133,6 +140,7 @@ def without_background(classes: Classes, scores: int | None) -> Classes:
     classes. Otherwise return `classes`.
     """
     first_names = {name for name, number in classes.numbers.items() if number == 0}
+    # Both signs are needed. The count alone could be a list with an unused class.
     if scores is None or classes.count != scores + 1 or not first_names & _BACKGROUND:
         return classes
     numbers = {name: None if number is None else number - 1 for name, number in classes.numbers.items() if number != 0}
@@ -152,6 +160,7 @@ def score_names(classes: Classes | None, folders: Mapping[str, int], scores: int
     names = classes.names if classes is not None else ()
     if classes is None and folders:
         imagenet_classes, ordered = imagenet(), sorted(folders, key=folders.__getitem__)
+        # The folders may hold only some of ImageNet's classes, but the model still scores all of them.
         if all(imagenet_classes.find(name) == number for name, number in folders.items()):
             names = imagenet_classes.names
         elif [folders[name] for name in ordered] == list(range(len(ordered))):
@@ -188,6 +197,7 @@ def load_classes(source: Any) -> Classes:
 def _pairs(value: Any, location: str) -> list[tuple[str, int]]:
     """Return names with numbers from plain data. The data may map names to numbers or numbers to names."""
     if isinstance(value, Mapping):
+        # config.json files of transformers have many keys, and the classes are below one of these.
         value = next((value[key] for key in _JSON_KEYS if isinstance(value.get(key), Mapping | list)), value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = dict(enumerate(value))
@@ -198,6 +208,7 @@ def _pairs(value: Any, location: str) -> list[tuple[str, int]]:
         elif str(key).isascii() and str(key).isdigit():
             names = content if isinstance(content, list) else [content]
             pairs += [(name, int(key)) for name in names if isinstance(name, str)]
+    # A list of fewer than two classes is most likely another file with a familiar name.
     if not pairs or len({number for _, number in pairs}) < 2:
         raise DataError(f"{location} lists no classes", f"Give {FORMS}")
     return pairs
@@ -213,6 +224,7 @@ def _lines(text: str, location: str) -> list[tuple[str, int]]:
         (re.compile(r"(.*[^\s,:])[\s,:]+(\d{1,9})"), 2, 1),
     ):
         matches = [match for line in lines if (match := pattern.fullmatch(line))]
+        # All lines must agree, and no number may occur twice. Otherwise, the numbers are part of the names.
         if len(matches) == len(lines) and len({int(match[number]) for match in matches}) == len(lines) > 1:
             return [(match[name], int(match[number])) for match in matches]
     if len(lines) < 2:
@@ -225,6 +237,7 @@ def score_count(signature: Signature) -> int | None:
     Return None if the number is not known.
     """
     shapes = [spec.shape for spec in signature.outputs if spec.dtype.kind == "f"]
+    # With several float outputs, edgeq cannot tell which holds the scores.
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) < 2 or any(size != 1 for size in shapes[0][2:]):
         return None
     size = shapes[0][1]
@@ -273,6 +286,7 @@ def class_folders(
     if not parts or min(map(len, parts)) < 2:
         return ClassFolders({})
     folders = sorted({part[0] for part in parts})
+    # One folder is most likely the data set itself, not a class.
     if len(folders) < 2 and classes is None:
         return ClassFolders({})
     numbered = all(name.isascii() and name.isdigit() for name in folders) and len({int(n) for n in folders}) == len(
@@ -281,18 +295,22 @@ def class_folders(
     if classes is not None:
         classes = without_background(classes, scores)
         listed = [name for name in folders if classes.find(name) is not None]
+        # If names are numbers and the list does not know all of them, the numbers are labels by themselves.
         if len(listed) == len(folders) or not numbered:
             return ClassFolders({name: classes.number(name) for name in folders})
     if numbered:
         return ClassFolders({name: int(name) for name in folders})
+    # A list next to the data describes the data, so it comes before one next to the model.
     for path in (folder / name for folder in (root, root.parent, *model_folders) for name in LIST_NAMES):
         numbers = _numbers(folders, path, scores)
         if numbers:
             return ClassFolders(numbers, notes=(f"labels: the class folders, numbered by {path}",))
+    # Folders such as "tench" mean ImageNet only if the model can score it. Some models have an extra background score.
     if scores is None or scores >= _IMAGENET:
         numbers = _fitting(folders, imagenet())
         if numbers and (all(_SYNSET.search(name) for name in folders) or scores in (_IMAGENET, _IMAGENET + 1)):
             return ClassFolders(numbers, notes=("labels: the class folders, numbered as ImageNet-1k's classes",))
+    # A class without samples in this selection still takes a number, or all later classes would shift.
     empty = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
     return ClassFolders({name: index for index, name in enumerate(sorted({*folders, *empty}))}, sorted_names=True)
 
@@ -311,6 +329,7 @@ def _numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[
 
 def _fitting(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
     numbers = {name: number for name in folders if (number := classes.find(name)) is not None}
+    # Two folders with one number would merge two classes.
     return numbers if len(numbers) == len(folders) == len(set(numbers.values())) else {}
 
 

@@ -62,8 +62,10 @@ def fit_inputs(location: str, inputs: Mapping[str, Array], signature: Signature,
         if isinstance(inputs[spec.name], str | Path):
             raise DataError(f"{location}: input {spec.name!r} is text or a path", "Name the --preprocess that reads it")
         array = np.asarray(inputs[spec.name])
+        # Most users store one item without the batch axis that the model's input has.
         if spec.shape is not None and array.ndim == len(spec.shape) - 1:
             array = array[None]
+        # numpy stores a lone number as an array of one element.
         elif spec.shape == () and array.shape == (1,):
             array = array[0]
         other_inputs = [] if prepared else [name for name in names if name != spec.name]
@@ -87,10 +89,12 @@ def check_shapes(location: str, inputs: Mapping[str, Array], signature: Signatur
 def _convert(location: str, array: Array, spec: TensorSpec, *, prepared: bool, other_inputs: Sequence[str]) -> Array:
     if spec.dtype.hasobject and (array.dtype.kind in "SU" or all(isinstance(text, str) for text in array.flat)):
         return array.astype(str)  # texts in a dtype that files can store
+    # Objects would be pickled or converted one by one, and structured arrays have no numeric value.
     if array.dtype.kind in "OV" and array.dtype != spec.dtype:
         raise DataError(f"{location}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
     if array.dtype != spec.dtype:
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
+        # Integers for a float input are most likely pixels that nobody normalised.
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
             # Steps convert the arrays of all inputs to float unless the steps are limited to one input.
@@ -104,6 +108,7 @@ def _convert(location: str, array: Array, spec: TensorSpec, *, prepared: bool, o
     if array.dtype == spec.dtype:
         return np.asarray(array, order="C")
     check_size(array.size * spec.dtype.itemsize, f"{location}: input {spec.name!r}", "Give smaller samples")
+    # Overflow is found below, in the values, and reported with the sample's name.
     with np.errstate(over="ignore"):
         converted = array.astype(spec.dtype)
     lossless = spec.dtype.kind == "f" or bool((converted == array).all())
@@ -120,12 +125,14 @@ def misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: boo
         if spec.name not in shapes or spec.shape is None:
             continue
         shape = shapes[spec.name]
+        # `fit_inputs` drops the axis of such an array later.
         single_value = spec.shape == () and shape == (1,)
         wrong = len(shape) != len(spec.shape) and not single_value
         for axis, (have, want) in enumerate(zip(shape, spec.shape, strict=False)):
             wrong = wrong or (isinstance(want, int) and want != have and not (axis == 0 and free_batch))
         if wrong:
             return f"input {spec.name!r} has shape {list(shape)}, the model takes {spec}"
+        # Symbols are compared only after all fixed sizes match, so that the message names the simpler error.
         for axis, (have, want) in enumerate(zip(shape, spec.shape, strict=False)):
             if isinstance(want, str) and not (axis == 0 and free_batch):
                 size, first_name = sizes.setdefault(want, (have, spec.name))
@@ -148,6 +155,7 @@ def missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
             if expected[axis] == 1 and _equal((*item[:axis], 1, *item[axis:]), expected):
                 return f"expand={axis}"
         if len(expected) == 3 and len(item) in (3, 4):
+            # Both orders of the channels are tried, because the message should name the exact step to add.
             rows, columns, channels = item[-3:]
             if _equal((channels, rows, columns), expected):
                 return "layout=NCHW"
@@ -170,6 +178,7 @@ def rows_of(inputs: Mapping[str, Any]) -> int:
     Raises:
         DataError: the sizes differ.
     """
+    # Scalars have no rows and fit any batch.
     sizes = {array.shape[0] for array in inputs.values() if array.ndim}
     if len(sizes) != 1:
         raise DataError(f"the inputs have batches of {sorted(sizes)}", "Give every input the same number of rows")

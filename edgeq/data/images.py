@@ -46,6 +46,7 @@ class ImageGeometry:
 
     def moved(self, x: float, y: float) -> ImageGeometry:
         """Return the geometry after the image was moved by `x` and `y` pixels of the input."""
+        # A move happens in input pixels, after all scaling, so it must not be scaled itself.
         return ImageGeometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
 
     def context(self) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
         boxes: [..., 4] as x1, y1, x2, y2, in floating point.
         context: a sample's context with "scale" and "offset" (see `ImageGeometry`).
     """
+    # The pair (x, y) is needed twice, once for each corner of a box.
     scale = np.asarray(context["scale"] * 2, boxes.dtype)
     offset = np.asarray(context["offset"] * 2, boxes.dtype)
     return np.asarray((boxes - offset) / scale)

@@ -15,8 +15,10 @@ def match_names(keys: list[str], signature: Signature, location: str) -> dict[st
     """
     inputs = [spec.name for spec in signature.inputs]
     by_position = [f"arr_{i}" for i in range(len(inputs))]
+    # Files with one unnamed array need no name, because there is only one input to feed.
     if keys == [""] and len(inputs) == 1:
         return {inputs[0]: ""}
+    # numpy.savez gives these names to arrays without a keyword, in the order of the arguments.
     if sorted(keys) == sorted(by_position) and not set(keys) & set(inputs):
         return dict(zip(inputs, by_position, strict=True))
     missing = [name for name in inputs if name not in keys]
@@ -28,6 +30,7 @@ def match_names(keys: list[str], signature: Signature, location: str) -> dict[st
             f"the model takes {', '.join(inputs)})",
             "Rename the arrays, or name them: --preprocess 'key=NAME,label=NAME,…'",
         )
+    # An array that nobody reads is more likely a misspelt input than ballast.
     if extra:
         raise DataError(
             f"{location} holds {extra[0]!r}, which is not an input of the model ({', '.join(inputs)})",

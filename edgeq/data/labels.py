@@ -73,6 +73,7 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
         return _by_folder
     if isinstance(labels, str) and labels == "none":
         return lambda index, record: None
+    # Python's own values need no file and no search, so they come before any text is read as a path.
     if isinstance(labels, Mapping):
         return _by_name({str(name): label for name, label in labels.items()}, "the labels")
     if isinstance(labels, Sequence | np.ndarray) and not isinstance(labels, str):
@@ -89,6 +90,7 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
 def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
     path = Path(text)
     if inside:
+        # The data folder may come from somebody else, so its own settings must not reach files outside it.
         if folder is None or path.is_absolute() or not (folder / path).resolve().is_relative_to(folder.resolve()):
             raise DataError(f"labels = {text!r} points outside the data folder", "Put the labels into it, or pass them")
         return folder / path
@@ -112,6 +114,7 @@ def _from_file(path: Path, count: int, *, is_file: bool) -> LabelOf:
         return _by_name(_from_json(text, path), str(path))
     if kind in (".csv", ".txt", ".tsv"):
         rows = _rows(text, path, kind)
+        # A file with only numbers gives the labels by position. One name among them means that it is another list.
         alone = [plain_label(row[0]) for row in rows if len(row) == 1]
         if rows and len(alone) == len(rows) and not any(isinstance(value, str) for value in alone):
             return _by_position(alone, count, str(path))
@@ -133,6 +136,7 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
     if kind == ".tsv" or commas == len(lines) or (kind == ".csv" and commas):
         rows = table_rows(text, path, "\t" if kind == ".tsv" else ",")
     else:
+        # The last word is the label, so that a file name may contain spaces.
         rows = [line.rsplit(maxsplit=1) for line in lines]
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     label = next((place for place, cell in enumerate(header) if cell in _LABEL_COLUMNS), None)
@@ -226,8 +230,10 @@ def _by_name(table: Mapping[str, Any], location: str) -> LabelOf:
     def label_of(index: int, record: Record) -> Any:
         """Return the label that is listed for the record's path, its file name, or its file name without the suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
+        # The longest name is tried first, because two folders may contain files of the same name.
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
+                # Without this, one label would silently count for both files.
                 if paths_by_name.setdefault(name, path) != path:
                     raise DataError(
                         f"{location}: the label of {name!r} can belong to {paths_by_name[name]} or to {path}",
@@ -240,6 +246,7 @@ def _by_name(table: Mapping[str, Any], location: str) -> LabelOf:
 
 
 def _by_pattern(pattern: str) -> LabelOf:
+    # The search takes time proportional to the pattern, so its length is bounded too.
     if pattern.count("{label}") != 1 or len(pattern) > 200:
         raise DataError(
             f"labels = 'name:{pattern}'", "Write {label} once at the place of the label, as in name:{label}_*"
@@ -271,6 +278,7 @@ def _label_in(text: str, pattern: str) -> str | None:
         behind = fits[-1]
         if part in ("*", "{label}"):
             min_length = part != "*"
+            # For each position, whether the rest of the pattern fits there or anywhere later.
             later = list(itertools.accumulate(reversed(behind), operator.or_))[::-1]
             fits.append([*later[min_length:], *[False] * min_length])
         else:
@@ -338,6 +346,7 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
         lines = [line for line in text.split("\n") if line.strip()]
     else:
         lines = table_rows(text, path, "," if kind == ".csv" else "\t")
+        # Without a named column there are no labels, so the first row is a sample like any other.
         if column is not None and lines and is_header(lines[0], column):
             lines = lines[1:]
     if not lines:

@@ -351,6 +351,7 @@ class _FileSearch:
         reached.
         """
         real = os.path.realpath(folder)
+        # A link to a folder above would be entered again and again.
         if real in above:
             return
         self._entered += 1

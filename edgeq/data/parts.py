@@ -22,7 +22,9 @@ _NAMES: dict[Role, tuple[str, ...]] = {
     "calibration": ("calibration", "calib", "training", "train"),
     "validation": ("validation", "valid", "val", "testing", "test", "eval"),
 }
+# No letter may follow, so that "training_set" and "train2017" match, but "trains" does not.
 _NAME = re.compile(rf"({'|'.join(name for names in _NAMES.values() for name in names)})(?![a-z])")
+# Larger files are compared by their paths alone: hashing them would take longer than the check is worth.
 _SMALL = 16 << 20
 
 
@@ -42,15 +44,19 @@ def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path,
         return root, tuple(files), ""
     for path in files:
         match = _NAME.match(path.relative_to(root).parts[0].lower())
+        # One name that is no part means that the folder is not divided, so all its files are used.
         if match is None:
             return root, tuple(files), ""
         kinds[match[1]].append(path)
+    # Two parts for the same purpose, such as val and test, say nothing about calibration.
     if not all(kinds.keys() & set(names) for names in _NAMES.values()):
         return root, tuple(files), ""
+    # The order of `_NAMES` decides: a data set with val and test keeps test for the user's own last check.
     kind_names = [name for name in _NAMES[role] if name in kinds]
     part_files = tuple(path for path in files if path in set(kinds[kind_names[0]]))
     tops = sorted({path.relative_to(root).parts[0] for path in part_files})
     excluded = sorted({path.relative_to(root).parts[0] for path in files} - set(tops))
+    # If the part is one folder, that folder is the root, so that class folders inside it are found.
     within = root / tops[0] if len(tops) == 1 and (root / tops[0]).is_dir() else root
     return within, part_files, f"{root}: {', '.join(tops)} for {role}, {', '.join(excluded)} left out"
 
@@ -63,8 +69,10 @@ def shared_files(candidates: Iterable[Path], references: Iterable[Path]) -> set[
     sizes: dict[int, set[str]] = defaultdict(set)
     small = {path: path.stat().st_size for path in reference_paths}
     mine = {path: path.resolve() for path in set(candidates)}
+    # Files of different sizes differ, so only files of equal size are hashed.
     candidate_sizes = {path.stat().st_size for path in mine.values()}
     for path, size in small.items():
+        # All empty files are equal, but that says nothing about the samples.
         if 0 < size <= _SMALL and size in candidate_sizes:
             sizes[size].add(_digest(path))
     return {

@@ -36,6 +36,7 @@ from edgeq.signature import TensorSpec
 from edgeq.util.records import is_toml, plain, toml_table
 from edgeq.util.user_code import describe, load_function, names_function
 
+# Other spellings of the preprocessing that changes nothing.
 ALIASES = {"raw": "none", "None": "none"}
 
 
@@ -57,6 +58,7 @@ def candidates(task: str | None = None) -> list[str]:
     These are the preprocessings that users registered and the shipped ones. Older names of shipped preprocessings are
     left out. With `task`, names that only other tasks use are left out, and names that only this task uses come first.
     """
+    # A preprocessing without tasks is for any task, so it counts as one for the task that was asked for.
     tasks_by_name = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
     fitting = [name for name, tasks in tasks_by_name.items() if task in (None, *tasks)]
     return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _listed()[name])]
@@ -75,6 +77,7 @@ def parse_source(value: Mapping[str, Any]) -> SourceOptions:
     return SourceOptions(**value)
 
 
+# A text of steps becomes part of messages and records. A longer one belongs in a file.
 LONGEST_TEXT = 4096
 """Largest number of characters in a line of steps."""
 
@@ -112,6 +115,7 @@ def parse_spec(value: Mapping[str, Any], location: str) -> Spec:
             raise DataError("title must be a string and source a table", SEE_LIST)
         options = parse_source(source)
         if isinstance(steps, str):
+            # The one-line form is also accepted inside TOML, because users copy it from a command line.
             text = parse_text(steps, location)
             if plain(text.source):
                 raise DataError("source options are among the steps", "Put them in the [source] table")
@@ -131,8 +135,10 @@ def parse_text(text: str, location: str = "--preprocess") -> Spec:
         raise DataError(f"{location[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
     steps: list[Step] = []
     source: dict[str, Any] = {}
+    # "layout" and "channels" are also names of steps, so as source options they need their prefix.
     names = {f.name for f in fields(SourceOptions)} - {"layout", "channels"}
     try:
+        # A comma inside [0.1,0.2] does not end a step.
         for part in re.split(r",(?![^\[]*\])", text):
             name, _, value = (piece.strip() for piece in part.partition("="))
             if name.startswith("source."):
@@ -211,8 +217,11 @@ class Preprocess:
         states: list[ItemState] = []
         for item in items:
             states.append(self._run(item, spec))
+            # After each item, the size of the whole batch is known well enough to stop before memory runs out.
             check_size(len(items) * states[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
+        # A batch has no single geometry, so only one image can map its boxes back.
         context = states[0].geometry.context() if len(states) == 1 and states[0].geometry is not None else {}
+        # An array that was stored as a batch keeps its batch axis, even with one item.
         if len(states) == 1 and not (batched and "N" not in states[0].axes):
             return PreparedItem(np.asarray(states[0].array, order="C"), context)
         rows = [state.array if "N" in state.axes else state.array[None] for state in states]
@@ -249,6 +258,7 @@ class Preprocess:
         except Exception as error:  # reports any error in a user's code as one line about that code
             text, fix = describe(error)
             raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error
+        # A function may feed several inputs, so the keys are names of inputs.
         if isinstance(result, Mapping):
             return PreparedItem({name: np.asarray(value) for name, value in result.items()})
         return PreparedItem(np.asarray(result))
@@ -260,6 +270,7 @@ class Preprocess:
         axes = self.source.layout
         if axes is None:
             axes = assumed_axes(raw.shape, spec).removeprefix("N")
+        # Without known axes, every axis belongs to the item.
         if not axes or raw.ndim == len(axes):
             return [self._state(raw, axes)], False
         if raw.ndim < len(axes):
@@ -270,6 +281,8 @@ class Preprocess:
         return [self._state(item, axes) for item in flat], True
 
     def _state(self, array: Array, axes: str) -> ItemState:
+        # Only three channels have an order of colours. One channel is grey, and four have an alpha or something
+        # unknown.
         colour = "C" in axes and array.shape[axes.index("C")] == 3
         geometry = None
         if "H" in axes and "W" in axes:
@@ -355,11 +368,13 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
                 "Pass file.py:function again",
             )
         return _declared(str(name), parse_spec(table, f"preprocessing {name}"))
+    # A bare function has no name, so a bundle could not record which preprocessing made the ranges.
     if callable(value):
         raise DataError(
             "a preprocessing is given as a function", "Name it with edgeq.register_preprocess, or as file.py:function"
         )
     text = str(value)
+    # Names go before files: a file in the working directory must not change the meaning of a known name.
     if text in _REGISTERED:
         return _REGISTERED[text]
     if (name := ALIASES.get(text, text)) in shipped():
@@ -397,7 +412,9 @@ def _from_python(text: str) -> Preprocess:
     registered = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
     # This is the file name without its folder, because the stored identity must be the same on all machines.
     short = f"{file.name}:{name}"
+    # A function may be registered by its own file when that file is loaded. Its options then apply.
     entry = registered or Preprocess(short, SourceOptions(), function=function)
+    # The hash is part of the digest of the samples, so a changed function invalidates stored statistics.
     digest = hashlib.sha256(read_file(file)).hexdigest()
     return replace(entry, identity={"function": short, "sha256": digest})
 

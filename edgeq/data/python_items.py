@@ -23,6 +23,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
+# Up to 64 MiB, items that can be read only once stay in memory. More goes to a file.
 _IN_MEMORY = 64 << 20
 
 
@@ -53,6 +54,7 @@ class PythonItems:
             DataError: there are fewer items than in the first pass.
         """
         index, last_index = -1, indices[-1] if indices else -1
+        # Membership in a range needs no memory, and a set is needed only for a list of numbers.
         selection = indices if isinstance(indices, range) else frozenset(indices)
         for index, item in enumerate(self.iterate()):
             if index > last_index:
@@ -114,6 +116,7 @@ def open_python(
             raise DataError(
                 f"{type(source).__name__}.get_next() gives no samples", "If it was read before, make a new one"
             )
+    # A sequence has a length and can be read any number of times, so nothing is copied.
     elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
         iterate, count = lambda: iter(source), len(source)
     elif callable(source):
@@ -163,6 +166,7 @@ def split_item(item: Any, signature: Signature, target: str, location: str) -> t
         return {str(name): _array(value, location) for name, value in item.items()}, None
     if isinstance(item, list) and _is_several(item, len(names)):
         item = tuple(item)
+    # Two arrays are two inputs if the model has two. Otherwise the second one is the label.
     if isinstance(item, tuple) and len(item) == 2 and (isinstance(item[0], Mapping | tuple) or len(names) != 2):
         inputs, _ = split_item(item[0], signature, target, location)
         return inputs, item[1].item() if isinstance(item[1], np.generic) else item[1]

@@ -20,6 +20,7 @@ def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str,
     """
     below = path.relative_to(root)
     context = {"file": path.name, "path": below.as_posix()}
+    # Without class folders, the first folder of the path is only a folder, so it must not become a label.
     if not classes:
         return context, None
     return {**context, "class": below.parts[0]}, classes[below.parts[0]]
@@ -106,12 +107,14 @@ class FileList(ABC):
 
     def groups(self) -> Sequence[str]:
         """Return the class folder of each file, or an empty sequence if there are no class folders."""
+        # `classes` is empty unless every file is in a class folder, so the first part of each path is one.
         return [path.relative_to(self.root).parts[0] for path in self.files] if self.classes else ()
 
     def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the files at `indices`, one at a time. A record's context contains the file name, the class folder and
         the path.
         """
+        # One file at a time: a data set is usually larger than the memory.
         for path in (self.files[index] for index in indices):
             context, label = place(path, self.root, self.classes)
             yield Record(str(path), {self.target: self.item(path)}, label, context)
@@ -132,7 +135,9 @@ def spans(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, 
     start = lower = 0
     for number, count in enumerate(counts):
         upper = bisect_left(indices, start + count, lower)
+        # `indices` ascend, so those of one file are one slice, and no index is looked at twice.
         local = indices[lower:upper]
+        # A range stays a range: a list of ten million numbers would take hundreds of megabytes.
         if isinstance(local, range):
             local = range(local.start - start, local.stop - start, local.step)
         else:
@@ -148,6 +153,7 @@ def update_with_file(digest: Hash, path: Path, name: str) -> None:
         # Names that are not UTF-8 contain lone surrogates.
         digest.update(f"{name}\0{path.stat().st_size}\0".encode("utf-8", "surrogatepass"))
         with open_file(path) as stream:
+            # A file may be larger than the memory, so it is hashed in pieces of 1 MiB.
             while block := stream.read(1 << 20):
                 digest.update(block)
     except OSError as error:

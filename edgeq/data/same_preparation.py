@@ -86,8 +86,11 @@ def input_figures(samples: Samples) -> dict[str, dict[str, InputFigures]]:
         for name, array in sample.inputs.items():
             if array.dtype.kind != "f":
                 continue
+            # Channels are looked at separately too: swapped or unnormalised channels hide in the figures of the whole
+            # image.
             for part, values in _parts(array):
                 finite = values[np.isfinite(values)].astype(np.float64)
+                # A sample of zeros has no scale, so it cannot show how it was prepared.
                 if finite.any():
                     row = finite.min(), finite.max(), finite.mean(), finite.std(), values.size
                     rows.setdefault((name, part), []).append(tuple(map(float, row)))
@@ -134,6 +137,7 @@ def _differences(
         location = f"input {name!r}" + (f", {part}," if part else "")
         text = f"the calibration and validation inputs seem to be prepared differently: {location} is {a} and {b}"
         ratio, smaller = _ratio(a, b)
+        # Only the whole input can refuse the data. A single channel or number may really differ this much.
         if ratio >= _IMPOSSIBLE and smaller.items >= _LEAST_ITEMS and not (part or a.single):
             raise DataError(text.replace("seem to be", "are"), _FIX)
         if ratio >= _SUSPICIOUS:
@@ -179,6 +183,7 @@ def unlike_images(samples: Samples, figures: Figures) -> tuple[str, ...]:
     bounds, whole_input = image_bounds(preprocess, spec), parts[""]
     if bounds is None or whole_input.items < _LEAST_ITEMS:
         return ()
+    # Black and white are the extremes of any image, so every real image lies between their results.
     low, high = bounds
     reach, width = max(abs(low), abs(high)), float(np.median(whole_input.high - whole_input.low))
     if np.median(whole_input.peak) <= _SUSPICIOUS * reach and width >= (high - low) / _IMPOSSIBLE:
@@ -198,6 +203,7 @@ def image_bounds(preprocess: Preprocess, spec: TensorSpec) -> tuple[float, float
     ends = []
     for value in (0, 255):
         try:
+            # 256 pixels are enough for the usual resize and crop to 224.
             array = preprocess(Picture(np.full((256, 256, 3), value, np.uint8)), spec).array
         except DataError:
             return None

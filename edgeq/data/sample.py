@@ -41,8 +41,10 @@ def plain_label(value: Any) -> Any:
         return value.item()
     if isinstance(value, str):
         text = value.strip()
+        # 18 digits fit 64 bits. A longer text of digits is an identifier, not a class number.
         if re.fullmatch(r"[+-]?\d{1,18}", text):
             return int(text)
+        # The pattern is stricter than float(), which would also turn "nan", "inf" and "1_0" into numbers.
         if re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d{1,3})?", text):
             return float(text)
         return text

@@ -49,6 +49,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
     waiting: list[Sample] = []
     for sample in samples:
         rows = rows_of(sample.inputs)
+        # Waiting rows go first, so that the order of the samples stays the order of the data.
         if rows == size:
             if waiting:
                 yield _gather(waiting, size)
@@ -56,8 +57,10 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
             yield sample
             continue
         for row in range(rows):
+            # A slice keeps the batch axis. Scalars have no row of their own and go to every row.
             inputs = {k: v[row : row + 1] if v.ndim else v for k, v in sample.inputs.items()}
             name = sample.name if rows == 1 else f"{sample.name} row {row}"
+            # One batch has only one value of a scalar, so a row with another value begins a new batch.
             if waiting and any(not v.ndim and v != inputs[k] for k, v in waiting[0].inputs.items()):
                 yield _gather(waiting, size)
                 waiting = []
@@ -78,6 +81,7 @@ def _gather(rows: list[Sample], size: int) -> Sample:
     first_row = rows[0]
     if size == 1:
         return first_row
+    # The last real row is repeated, because the model fixes the batch size and zeros could be values that it never saw.
     full = rows + [rows[-1]] * (size - len(rows))
     inputs = {k: np.concatenate([row.inputs[k] for row in full]) if v.ndim else v for k, v in first_row.inputs.items()}
     labels: tuple[Any, ...] = tuple(row.label for row in rows)
@@ -148,10 +152,13 @@ class SourceSamples(Displayed):
         """Return the number of records per sample, or None if this number is not known before reading."""
         size = fixed_batch(self.signature)
         rows = self.opened_source.records.rows
+        # A step may make several rows of one record, such as windows over time, and then the count is known only after
+        # it ran.
         if self.preprocess is not None and not self.opened_source.records.prepared:
             rows = "one" if self.preprocess.one_row and rows == "one" else "unknown"
         if size is None or rows == "exact" or (rows == "one" and size == 1):
             return 1
+        # Rows with different scalars do not share a batch, so the number of batches depends on the values.
         scalars = any(spec.shape == () for spec in self.signature.inputs)
         return size if rows == "one" and not scalars else None
 
@@ -169,6 +176,7 @@ class SourceSamples(Displayed):
 
     def select(self, places: Sequence[int]) -> SourceSamples | None:
         """Return the samples at `places`, which ascend, or None if it is not known which records they consist of."""
+        # The cached samples are faster than reading a selection again, so the caller filters those instead.
         if self._records_each != 1 or self._cached_samples is not None:
             return None
         return replace(self, selection=[self.selection[place] for place in places])
@@ -203,13 +211,17 @@ class SourceSamples(Displayed):
         cache: list[Sample] = []
         budget = self.hold
         for sample in samples if size is None else rebatch(samples, size):
+            # The budget is spent in the order of reading. Once it is exceeded, no sample is kept: a partial cache would
+            # help no pass.
             budget -= sum(array.nbytes for array in sample.inputs.values())
             if budget >= 0:
                 cache.append(sample)
             else:
                 cache.clear()
             yield sample
+        # The cache is complete only here, after the last sample. An iteration that stops early leaves no trace.
         if cache:
+            # The dataclass is frozen, so the cache goes where cached_property keeps its value.
             self.__dict__["_cached_samples"] = cache
 
     @functools.cached_property
@@ -217,6 +229,7 @@ class SourceSamples(Displayed):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Workers read the files themselves. Sending cached samples to them would copy the whole data set.
         return {key: value for key, value in self.__dict__.items() if key != "_cached_samples"}
 
     def digest(self) -> str:
@@ -224,6 +237,7 @@ class SourceSamples(Displayed):
         digest = hashlib.sha256()
         self.opened_source.records.update(digest, self.selection)
         steps = plain(self.preprocess) if self.preprocess is not None else {}
+        # The name and title of a preprocessing do not change the values, so renaming it must not invalidate statistics.
         steps = {key: value for key, value in steps.items() if key not in ("name", "title")}
         digest.update(json.dumps([steps, repr(self.selection)], sort_keys=True).encode())
         return digest.hexdigest()
@@ -233,6 +247,7 @@ class SourceSamples(Displayed):
         try:
             inputs = self._prepare(record, context)
         except DataError as error:
+            # The message already names the record if a check of the record raised it.
             if error.problem.startswith(record.name):
                 raise
             raise DataError(f"{record.name}: {error.problem}", error.fix) from error
@@ -255,6 +270,7 @@ class SourceSamples(Displayed):
                 inputs[name] = raw
                 continue
             spec = specs.get(name)
+            # The preprocessing names the one input that it is for. Other inputs and scalars pass as they are.
             untouched = self.preprocess.source.input not in (None, name)
             if untouched or (spec is not None and spec.shape == ()):
                 inputs[name] = raw.pixels if isinstance(raw, Picture) else raw
@@ -304,6 +320,7 @@ class Subset(Displayed):
 
     def __iter__(self) -> Iterator[Sample]:
         numbers = self.selection if isinstance(self.selection, range) else frozenset(self.selection)
+        # Readers go through the data in order, and the last selected sample ends the pass.
         return itertools.compress(self.samples, (number in numbers for number in range(self.selection[-1] + 1)))
 
     def digest(self) -> str:
@@ -353,6 +370,7 @@ def open_samples(
             "Give the model's signature: inspect(MODEL).signature",
         )
     role = None
+    # A `Data` may hold another `Data`. The outer one already replaced the arguments that the inner one lacks.
     while isinstance(source, Data):
         if isinstance(source.source, Samples) and not (source.preprocess is None and source.labels is None):
             raise UsageError(
@@ -362,6 +380,7 @@ def open_samples(
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)
     if isinstance(source, Samples):
+        # Samples that are used whole need no wrapper, so workers can still read them by their files.
         if (start, stride, count) == (0, 1, None):
             return source
         return Subset(source, _select(len(source), start, stride, count, source.source, ()))
@@ -388,6 +407,7 @@ def open_samples(
     for note in samples.notes:
         progress.note(note)
     size = fixed_batch(signature)
+    # The user should learn that the last batch is padded, because its repeated rows cost time.
     if size is not None and size > 1 and opened_source.records.rows == "one":
         remaining = len(samples.selection) % size
         tail = f"; the last batch has {remaining} and is filled by repeating its last sample" if remaining else ""
@@ -446,7 +466,10 @@ def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
     shares = dict.fromkeys(members, 0)
     remaining, short = min(count, total), list(members)
     while remaining:
+        # Places that full groups cannot take are shared again, until all are given away.
         share, remainder = divmod(remaining, len(short))
+        # The remainder first goes to the groups that have the fewest places, so that no class gets two before another
+        # gets one.
         smallest = [group for group in short if shares[group] == min(shares[peer] for peer in short)]
         larger = [group for group in short if group not in smallest]
         extra = {smallest[place] for place in places(len(smallest), min(remainder, len(smallest)))}
@@ -455,6 +478,7 @@ def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
             gain = min(share + (group in extra), len(members[group]) - shares[group])
             shares[group] += gain
             remaining -= gain
+        # A group without places left drops out, so the loop ends.
         short = [group for group in short if shares[group] < len(members[group])]
     return sorted(
         group_places[place]
@@ -491,7 +515,9 @@ def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
 
 
 # Make enough shards that workers do not wait long for the last one, but few enough that merging is cheap.
+# `_LEAST` and `_MOST` bound the number of samples in a shard.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
+# A streamed shard travels as one message, so its size is bounded in bytes as well (8 MiB).
 _STREAMED_BYTES = 1 << 23
 
 
@@ -511,6 +537,7 @@ class Shard:
         if self.samples is not None:
             yield from self.samples
             return
+        # Only the two numbers were sent. The worker opens the same files itself.
         part = reference.part(self.start, self.stop) if reference is not None else None
         assert part is not None, "samples without a reference are streamed"
         yield from part
@@ -532,6 +559,7 @@ class Sharded:
         if (
             isinstance(samples, SourceSamples)
             and samples.readable
+            # Another machine may have other files at the same path, so every worker compares a digest first.
             and workers.everywhere(reads_the_same, samples, fingerprint(samples))
         ):
             self.reference = samples
@@ -556,6 +584,8 @@ class Sharded:
 def fingerprint(samples: SourceSamples) -> str:
     """Return a digest of the files of the first, the middle and the last sample, and of the number of records."""
     total = len(samples.selection)
+    # Three samples find a different order, selection or version of the data. Hashing all files would take as long as
+    # reading them.
     parts = [samples.records(range(at, at + 1)).digest() for at in sorted({0, total // 2, total - 1})]
     return " ".join([str(len(samples.opened_source.records)), *parts])
 

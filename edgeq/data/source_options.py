@@ -37,11 +37,13 @@ class SourceOptions:
     pattern: str | None = None
 
     def __post_init__(self) -> None:
+        # TOML and one line of text give values of any type, so the types are checked here once for both.
         for item in fields(self):
             value = getattr(self, item.name)
             right = isinstance(value, bool) if item.name == "stack" else isinstance(value, str)
             if value is not None and not right:
                 raise DataError(f"source.{item.name} is {value!r}", "Give a string (true or false for source.stack)")
+        # A letter that occurs twice would make the position of that axis ambiguous.
         if self.layout is not None and not (self.layout.isalpha() and len(set(self.layout)) == len(self.layout)):
             raise DataError(f"source.layout is {self.layout!r}", "Give one letter per axis, such as 'HWC'")
         if self.layout is not None and "N" in self.layout:
@@ -53,4 +55,5 @@ class SourceOptions:
 
     def __record__(self) -> dict[str, Any]:
         """Return only the options that differ from the defaults."""
+        # Defaults are left out, so that records of earlier versions stay equal when an option is added.
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

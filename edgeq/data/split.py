@@ -53,20 +53,25 @@ def plan_prepared(
     rows = lead is not None and fits(
         {name: shape and (1, *shape[1:]) for name, shape in shapes.items()}, signature, free_batch=True
     )
+    # A symbolic first axis means that the exporter left the batch open, so the stored rows are samples.
     symbolic = all(specs[name].shape is not None and not _fixed_lead(specs[name]) for name in shapes)
+    # The order of these tests is the order of trust: an exact match of all sizes says the most.
     if fits_whole and stack is not True and not (rows and symbolic and stack is None):
         return SplitPlan("whole", 1, lead == 1 or not leads)
     if rows and stack is not False:
         assert lead is not None
         return SplitPlan("rows", lead, True)
+    # Some tools stack complete inputs, so that the array has one axis more than the model.
     if lead is not None and stack is not False:
         inner = {name: shape[1:] for name, shape in shapes.items()}
         if fits(inner, signature):
             return SplitPlan("items", lead, all(shape[:1] in ((1,), ()) for shape in inner.values()))
+    # One item without the batch axis, as a camera or a dataset returns it.
     single = {name: shape if specs[name].shape == () else (1, *shape) for name, shape in shapes.items()}
     if stack is not True and fits(single, signature, free_batch=True):
         return SplitPlan("single", 1, True)
     unstacked = {name: shape[1:] for name, shape in shapes.items()}
+    # Without this test, the message would blame a shape, although only the numbers of samples differ.
     if len(leads) > 1 and (fits(shapes, signature, free_batch=True) or fits(unstacked, signature)):
         raise DataError(
             f"{location}: the arrays disagree on the number of samples "

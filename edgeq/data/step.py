@@ -49,6 +49,7 @@ class Step(ABC):
 
     def __record__(self) -> dict[str, Any]:
         """Return the step's table: `op` and every field."""
+        # mypy does not know that every subclass is a dataclass.
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {"op": self.name, **{n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}}
 
@@ -100,11 +101,13 @@ def read_number(value: Any) -> float:
     """
     parts = value.split("/") if isinstance(value, str) else [value]
     try:
+        # bool is an int in Python, but "true" is no number in a TOML table.
         if isinstance(value, bool) or len(parts) > 2:
             raise ValueError
         number = float(parts[0]) / float(parts[1]) if len(parts) == 2 else float(parts[0])
     except (TypeError, ValueError, ZeroDivisionError):
         raise UnfitError(value, "Give a number such as 0.5 or '1/255'") from None
+    # This form also refuses NaN, for which every comparison is false.
     if not abs(number) < float("inf"):
         raise UnfitError(value, "Give a finite number")
     return number
@@ -148,6 +151,8 @@ def from_table(step: type[Step], op: str, table: Mapping[str, Any]) -> Step:
         raise DataError(f"{op}: unknown field {unknown[0]!r}", SEE_LIST)
     values = {}
     for f in step_fields:
+        # A missing field with a default needs no reading; a missing one without a default is read as None and refused
+        # with its own advice.
         if f.name not in table and f.default is not MISSING:
             continue
         try:
@@ -168,6 +173,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
     step_fields = _fields(step)
     if not step_fields and list(parts) == ["true"]:
         return {}
+    # A step with one field that takes all parts, such as a list of constants, needs no assignment of parts to fields.
     if len(step_fields) == 1 and _kind(step_fields[0]).takes_all:
         return {step_fields[0].name: listed(parts)} if parts else {}
     table: dict[str, Any] = {}
@@ -176,6 +182,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
         if len(step_fields) == 1 and values[step_fields[0].name] is None:
             values = {step_fields[0].name: part}  # the field's reader then raises an error that names the valid values
         fitting = [name for name, value in values.items() if value is not None]
+        # Parts may come in any order. Two fields may accept the same part, and the first one without a part gets it.
         name = next((name for name in fitting if name not in table), None)
         if name is None:
             problem = f"a second {fitting[0]}, {part!r}" if fitting else f"it does not accept {part!r}"

@@ -60,5 +60,6 @@ def parse_step(op: str, text: str) -> Step:
         DataError: for the same reasons as in `build_step`.
     """
     step = step_class(op)
+    # A colon inside [a:b] does not end a part.
     parts = [part for part in re.split(r":(?![^\[]*\])", text) if part]
     return from_table(step, op, table_of_text(step, op, parts))

@@ -39,6 +39,7 @@ class Arithmetic(Step):
     value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, takes_all=True))
 
     def __post_init__(self) -> None:
+        # Dividing by 0 gives infinity in every sample, so the step itself is wrong.
         if self.sign == "/" and 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
             raise DataError(f"{self.name}: it divides by 0", "Correct the constant")
 
@@ -75,12 +76,14 @@ def floating(array: Array) -> Array:
 
 
 def _along_channels(constant: Array, array: Array, axes: str) -> Array:
+    # Without declared axes, the last one is taken, as numpy's broadcasting would.
     axis = axes.index("C") if "C" in axes else array.ndim - 1
     if array.ndim == 0 or array.shape[axis] != constant.size:
         raise DataError(
             f"{constant.size} constants do not fit axis {axis} of shape {list(array.shape)}",
             "Declare the axes of the source (source.layout = 'CHW' or 'HWC'), or give one constant per channel",
         )
+    # All axes but the channels get size 1, so that numpy broadcasts over them.
     shape: list[Any] = [1] * array.ndim
     shape[axis] = constant.size
     return constant.reshape(shape)
@@ -121,6 +124,7 @@ class Center(Step):
     def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return x - mean(x) in the dtype of x. Integers become float32 first."""
         array = floating(state.array)
+        # A float32 sum over a million pixels loses digits.
         mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
         return replace(state, array=np.asarray(array - mean, array.dtype))
 

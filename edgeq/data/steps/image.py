@@ -21,6 +21,7 @@ from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_o
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
+# The names are edgeq's own, so that a recording does not depend on Pillow's numbers.
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "box": Image.Resampling.BOX,
@@ -43,6 +44,7 @@ def _read_size(value: Any) -> Size:
     if (
         not isinstance(pair, list | tuple)
         or len(pair) != 2
+        # A side of more than 65536 pixels is most likely a typing error.
         or not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 65536 for n in pair)
     ):
         raise UnfitError(value, "Give pixels, as 256, [width, height], or 'model'")
@@ -64,6 +66,7 @@ ROUNDING = one_of(*ROUNDINGS)
 def rounded(value: float, rule: str) -> int:
     """Round `value` to whole pixels by the rule floor, ceil or round (half to even)."""
     if rule == "round":
+        # Half to even, as Python and PyTorch round.
         return round(value)
     return math.floor(value) if rule == "floor" else math.ceil(value)
 
@@ -98,6 +101,7 @@ def to_hwc(array: Array, axes: str) -> Array:
         DataError: another axis has a size other than 1.
     """
     extra_axes = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
+    # Pillow works on one image, so another axis may be there only in name.
     if any(array.shape[i] != 1 for i in extra_axes):
         raise DataError(f"shape {list(array.shape)}, axes {axes}, is not one image", "Put steps on pixels first")
     image_axes = "".join(axis for axis in axes if axis in "HWC")
@@ -130,6 +134,7 @@ def through_pillow(state: ItemState, step_name: str, work: Callable[[Image.Image
             f"{step_name} takes uint8 images of 1 or 3 channels, not {array.dtype} {list(array.shape)} (rows first)",
             "Put the step before any arithmetic, or prepare the data at the model's size",
         )
+    # Pillow needs consecutive bytes, and a single channel without its axis.
     image = Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2] == 1 else array))
     result = np.asarray(work(image))
     return from_hwc(result if result.ndim == 3 else result[:, :, None], state.axes)
@@ -150,8 +155,10 @@ class Channels(Step):
             DataError: the item is not an image of three channels.
         """
         if self.order == "L":
+            # An image without a channel axis is already grey.
             if "C" not in state.axes:
                 return state
+            # Pillow weighs the channels as red, green, blue, so another order would weigh them wrongly.
             rgb = state if state.channels != "BGR" else Channels("RGB").apply(state, spec)
             array = through_pillow(rgb, "channels = L", lambda image: image.convert("L"))
             return ItemState(array, state.axes, "", state.geometry)
@@ -201,12 +208,15 @@ class Resize(Step):
             return state
         height, width = image_size(state)
         x, y, new = self.plan(width, height, size)
+        # Resampling at the same size could still blur, depending on the filter.
         if new == (width, height):
             return state
         if min(new) < 1:
             raise DataError(f"an image of {width}x{height} would shrink to {new[0]}x{new[1]}", "Leave it out")
+        # A wide image of one row, resized by its short side, grows without limit.
         check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
         array = through_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
+        # An array that was not decoded from an image starts its own geometry here.
         geometry = state.geometry or ImageGeometry((width, height))
         return replace(state, array=array, geometry=geometry.scaled(x, y))
 
@@ -273,6 +283,7 @@ class Letterbox(Step):
                 size.
         """
         size = target_size(self.size, spec)
+        # Unlike a resize, padding cannot do without a size.
         if size is None:
             raise DataError("letterbox = 'model' needs a model input of fixed height and width", "Give a size")
         resized = Resize(size, "fit", self.filter, self.rounding).apply(state, spec)
@@ -284,6 +295,7 @@ class Letterbox(Step):
                 f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one per channel"
             )
         check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
+        # Every pixel is written below, either as padding or as image, so zeros are not needed.
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value
         canvas[y : y + height, x : x + width] = array
@@ -326,6 +338,7 @@ class Crop(Step):
             return state
         height, width = image_size(state)
         x, y = rounded((width - size[0]) / 2, self.rounding), rounded((height - size[1]) / 2, self.rounding)
+        # Padding here would put values into the sample that no user asked for.
         if x < 0 or y < 0:
             raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}", "Resize")
         row, column = state.axes.index("H"), state.axes.index("W")

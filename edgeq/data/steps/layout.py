@@ -14,6 +14,7 @@ from edgeq.signature import TensorSpec
 
 
 def _read_axes(value: Any) -> str:
+    # A letter twice would make the order ambiguous. "model" contains none twice, but it is a word, not axes.
     if not isinstance(value, str) or not value.isalpha() or (value != "model" and len(set(value)) != len(value)):
         raise UnfitError(value, "Give one letter per axis, such as NCHW, or 'model'")
     return value
@@ -38,6 +39,7 @@ class Layout(Step):
         have, want = state.axes, self.axes
         if want == "model":
             want = model_axes(spec, have.replace("N", ""))
+            # If either order is unknown, nothing can be moved, and the model's own check of shapes decides.
             if not want or not have:
                 return state
         if not have:
@@ -48,6 +50,7 @@ class Layout(Step):
         if set(have) - set(want):
             raise DataError(f"layout {want} has no place for the axes of {have}", "Name every axis of the source")
         array = state.array.transpose([have.index(axis) for axis in want if axis in have])
+        # The usual missing axis is the batch.
         missing = tuple(i for i, axis in enumerate(want) if axis not in have)
         return replace(state, array=np.expand_dims(array, missing), axes=want)
 

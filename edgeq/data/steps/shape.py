@@ -27,6 +27,7 @@ class Expand(Step):
         Raises:
             DataError: the position of the new axis is beyond the item's axes.
         """
+        # numpy would raise an error of its own, without the name of the sample or of the step.
         if not -state.array.ndim - 1 <= self.axis <= state.array.ndim:
             raise DataError(f"shape {list(state.array.shape)} has no place for axis {self.axis}", "Correct the step")
         return replace(state, array=np.expand_dims(state.array, self.axis), axes="")
@@ -40,6 +41,7 @@ def _read_shape(value: Any) -> tuple[int, ...]:
     sizes = [value] if isinstance(value, str) else value
     if isinstance(sizes, list | tuple):
         sizes = [integer(size) if isinstance(size, str) else size for size in sizes]
+    # -1 is numpy's word for "whatever remains". A size of 0 would hold no values.
     if not isinstance(sizes, list | tuple) or not all(isinstance(n, int) and (n > 0 or n == -1) for n in sizes):
         raise UnfitError(value, "Give sizes, such as [1, 49, 10]")
     return tuple(sizes)

@@ -34,7 +34,9 @@ class Window(Step):
             raise DataError(
                 f"a window of {self.frames} frames does not fit into shape {list(array.shape)}", "Use fewer"
             )
+        # A last window that would be incomplete is left out, because padding would invent values.
         starts = range(0, array.shape[0] - self.frames + 1, self.step)
+        # Overlapping windows repeat their values, so a small item can become very large.
         check_size(
             len(starts) * array[: self.frames].nbytes, f"{len(starts)} windows", "Take fewer, with a larger step"
         )
