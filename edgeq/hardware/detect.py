@@ -321,6 +321,7 @@ def read_system() -> Machine:
 def detect_gpus(load: Load = ctypes.CDLL) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the NVIDIA GPUs in the driver's order. If a driver is present but lists none, add a note."""
     gpus, problem = read_gpus(load)
+    # Most machines have no NVIDIA driver, and then a missing library is no news.
     return gpus, (problem,) if not gpus and any(mark.exists() for mark in _DRIVER_MARKS) else ()
 
 

@@ -74,9 +74,11 @@ def detect_engines(
     states = []
     installed = _installed(engines) if elsewhere is None else elsewhere
     place = this_platform() if elsewhere is None else _platform_of(machine)
+    # An engine without a module is onnxruntime's own, and False sorts first.
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
         package = installed.get(engine.name, Installed())
         version = package.version
+        # The hardware's problem comes first: no new version of a package can solve it.
         problem = (version and hardware_problem(engine, machine, version)) or package.problem
         if version or _would_run(engine, machine, place):
             states.append(
@@ -108,12 +110,14 @@ def _platform_of(machine: Machine) -> str:
 def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
     """Return the operators or kernels that the installed onnxruntime is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
+    # Known faults belong to a release. Without an installed onnxruntime, there is nothing to warn of.
     return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
 
 def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
     versions = {name: installed_version(engine) for name, engine in engines.items()}
     return {
+        # onnxruntime's own engine has no module of its own that could fit badly.
         name: Installed(version, problem_of(engines[name], versions[DEFAULT]) if engines[name].module else "")
         for name, version in versions.items()
         if version
@@ -135,6 +139,7 @@ def _form(engine: Engine, machine: Machine) -> EngineSpec:
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
     """Return why `engine` cannot run on any NVIDIA GPU of `machine`; "" if it can, or needs no GPU."""
+    # One GPU that fits is enough, because the engine can be told which one to use.
     if not engine.compute_capabilities or any(_supports(engine, gpu) for gpu in machine.gpus):
         return ""
     required = ", ".join(engine.compute_capabilities).replace("+", " or newer")
@@ -145,6 +150,7 @@ def gpu_problem(engine: Engine, machine: Machine) -> str:
 def _supports(engine: Engine, gpu: Gpu) -> bool:
     for text in engine.compute_capabilities:
         capability = parse_version(text.rstrip("+"))
+        # Without "+", an engine was built for exactly one generation of GPUs.
         if gpu.compute_capability == capability or (text.endswith("+") and gpu.compute_capability > capability):
             return True
     return False
@@ -159,10 +165,12 @@ def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     form = form_for(engine, place, machine.vendor)
     if form.platforms and place not in form.platforms:
         return False
+    # A machine that does not name its maker is not ruled out.
     if form.cpu_vendors and machine.vendor and machine.vendor not in form.cpu_vendors:
         return False
     if engine.compute_capabilities:
         return not gpu_problem(engine, machine)
+    # A board's name settles what no feature shows, such as an accelerator on the same chip.
     if any(name in machine.board for name in engine.boards):
         return True
     return place in engine.present_on or engine.devices == ("CPU",)

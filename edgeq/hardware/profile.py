@@ -83,6 +83,7 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     """Return names, times and sizes of the .toml files in `folders`. Cached contents are valid until these change."""
     files = [path for folder in folders for path in _toml_files(folder)]
+    # A broken link still has a state of its own, so its error is not hidden by a cache.
     stats = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
 
@@ -105,6 +106,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+# The architecture of profiles that every machine fits.
 ANY = "any"
 Above0 = Annotated[int, Meta(ge=1, description="a whole number above 0")]
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, description="a list of values")]
@@ -290,6 +292,7 @@ def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
 @lru_cache(maxsize=16)
 def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
     base, *later = (read_folder(folder, kind) for folder in folders)
+    # Every file is checked before any is merged, so that the error names the file that the user must correct.
     for document in [*base.values(), *(document for layer in later for document in layer.values())]:
         check_values(document)
     merged = dict(base)
@@ -331,6 +334,7 @@ def check_values(document: Document) -> None:
 def explain_override(document: Document) -> Document:
     """Return `document` with a "why" and a "source" added for every scheme field for which it gives none."""
     fields = [*document.content.get("scheme", {}), *(["dynamic"] if "dynamic" in document.content else [])]
+    # The reason in the overridden file explains the old value, so it must not stay next to a new one.
     sources = dict.fromkeys(fields, f"set in {document.file}")
     return dataclasses.replace(document, content=merge({"why": sources, "source": sources}, document.content))
 
@@ -345,6 +349,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
         HardwareError: the document extends an unknown document, itself, or a document for another architecture.
     """
     chain = [document]
+    # The chain goes from the child to its oldest ancestor.
     while parent := chain[-1].content.get("extends"):
         if parent not in documents:
             raise HardwareError(f"{chain[-1].file}: extends {parent!r}, which is unknown", suggest(parent, documents))
@@ -352,6 +357,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
             raise HardwareError(f"{chain[-1].file}: extends {parent!r} in a circle", "Break the circle")
         chain.append(documents[parent])
     merged: Document = chain[-1]
+    # The oldest document is the lowest layer, so that each child overrides its parents.
     for link in reversed(chain[:-1]):
         merged = overlay(merged, link)
     added: dict[str, Any] = {
@@ -369,6 +375,7 @@ def _architecture(chain: Sequence[Document]) -> str:
     architecture = ANY
     for link in reversed(chain):
         link_architecture = normalise_architecture(link.content.get("architecture", ANY))
+        # Feature names have no meaning on another architecture, so a child cannot change it.
         if link_architecture != ANY and architecture not in (ANY, link_architecture):
             raise HardwareError(
                 f"{link.file}: architecture is {link_architecture!r}, "
@@ -430,6 +437,7 @@ class Profile(Displayed):
 
     def missing(self, machine: Machine) -> tuple[str, ...]:
         """Return in words what `machine` lacks for this profile. The result is empty if the profile fits."""
+        # The features of another architecture say nothing, so nothing else is listed.
         if self.architecture not in (ANY, machine.architecture):
             return (f"architecture {self.architecture}",)
         lacks = sorted(self.requires - machine.features)
@@ -440,6 +448,7 @@ class Profile(Displayed):
                 lacks.append(f"compute capability {capability_text(self.min_compute_capability)}")
         lacks += [f"{runtime} (not installed)" for runtime in sorted(self.requires_runtimes - set(machine.runtimes))]
         oldest, installed = self.min_onnxruntime, machine.onnxruntime
+        # Without onnxruntime the machine can still be a target, so only an old version counts.
         if installed and parse_version(installed) < parse_version(oldest):
             lacks.append(f"onnxruntime {oldest} (here {installed})")
         return tuple(lacks)
@@ -507,6 +516,7 @@ def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile
         HardwareError: a file is not a valid profile, or two profiles could tie.
     """
     sources = tuple(folders or default_folders("profiles"))
+    # The state is part of the cache's key, so an edited file is read again.
     return _load_profiles(sources, state_of(sources))
 
 
@@ -564,6 +574,7 @@ def build_profile(document: Document) -> Profile:
         if key not in content:
             raise HardwareError(f"{document.file}: {key} is missing", f"Add it, or extend a profile that has {key}")
     capability = content.get("min_compute_capability")
+    # A comparison of versions of different lengths would call 8 older than 8.0.
     if capability is not None and len(parse_version(capability)) != 2:
         raise HardwareError(f"{document.file}: min_compute_capability is {capability!r}", 'Write it as "8.6"')
     scheme_fields = {**content.get("scheme", {}), "dynamic_weight_types": content.get("dynamic", {})}
@@ -587,6 +598,7 @@ def _search(document: Document) -> dict[str, Any]:
     search = dict(document.content.get("search", {}))
     for name, values in search.items():
         for value in () if isinstance(values, Mapping) else values:
+            # Each value is tried as the only change, so that a wrong one is found before a search of hours.
             _checked_scheme(document, f"search.{name}", {name: value})
         if not isinstance(values, Mapping):
             search[name] = [tuple(value) if isinstance(value, list) else value for value in values]
@@ -607,6 +619,7 @@ def refuse_ties(profiles: Sequence[Profile]) -> None:
     Raises:
         HardwareError: two profiles break a rule. The message names the file with the wrong rank, and the reason.
     """
+    # Without this rule, a more special profile could never win against a general one.
     for more, less in itertools.permutations(profiles, 2):
         if more.includes(less) and not less.includes(more) and more.rank <= less.rank:
             raise HardwareError(

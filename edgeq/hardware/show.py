@@ -33,6 +33,7 @@ def machine_lines(
             listed.
     """
     required = frozenset().union(*(profile.requires for profile in profiles.values()))
+    # Modern CPUs list over a hundred features, and only those that choose a profile matter to most users.
     features = machine.features if every_feature else machine.features & required
     name = machine.cpu_name or "unknown CPU"
     gpus = [
@@ -56,6 +57,7 @@ def machine_lines(
         ("profile", f"{match.profile.name}: {match.profile.title}"),
         *[("because" if index == 0 else "", line) for index, line in enumerate(match.explain())],
     ]
+    # A row without a value would look like a failed detection.
     return _table([row for row in rows if row[1]])
 
 
@@ -90,11 +92,13 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
         ("files", ", ".join(str(path) for path in profile.files) if why else ""),
     ]
     lines = [profile.name, *_table([row for row in rows if row[1]]), "", "scheme", *_scheme_lines(profile, why=why)]
+    # Notes stand among the hazards in the file, but they are texts by topic, so they are shown last.
     hazards = {key: value for key, value in profile.hazards.items() if key != "notes"}
     hazards |= profile.hazards.get("notes", {})
     for title, table in (("hazards", hazards), ("search", profile.search), ("emulate", profile.emulate)):
         if table:
             lines += ["", title, *_table([(key, _format_value(value)) for key, value in table.items()])]
+    # The JSON form is always complete. Only the lines depend on the options.
     return plain(profile), lines
 
 
@@ -131,6 +135,7 @@ def target_page(target: Target, *, why: bool) -> Page:
 
 def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
     values = plain(profile.scheme)
+    # The file calls this table "dynamic", and people compare the output with the file.
     values["dynamic"] = values.pop("dynamic_weight_types")
     lines = []
     for name, value in values.items():
@@ -160,6 +165,7 @@ def _engine_line(state: EngineState) -> str:
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Return rows in aligned columns. The last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
+    # Padding the last column would only add spaces at the ends of the lines.
     return [
         "  " + "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
@@ -168,6 +174,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "; ".join(f"{key}: {_format_value(item)}" for key, item in value.items())
+    # bool is an int in Python, so it must be tested before numbers reach str().
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Iterable) and not isinstance(value, str):

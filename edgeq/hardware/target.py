@@ -67,6 +67,7 @@ def load_targets(machine: Machine | None = None) -> dict[str, Target]:
     """
     profiles = _profile_documents()
     documents = _target_documents()
+    # Detection takes a moment, so it runs only if a target needs it.
     if machine is None and any(document.content.get("extends") == AUTO for document in documents.values()):
         machine = detect_machine()
     return {name: _build(documents[name], profiles, machine) for name in sorted(documents)}
@@ -100,6 +101,7 @@ def named_target(name: str, machine: Machine | None = None) -> Target:
         HardwareError: the name is unknown. The message suggests the nearest one.
     """
     profiles, documents = _profile_documents(), _target_documents()
+    # "auto" is a word of the user; the shipped file has a name like any other target.
     target_name = THIS_MACHINE if name == AUTO else name
     if target_name in documents:
         return _build(documents[target_name], profiles, machine)
@@ -138,6 +140,7 @@ def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine
     """Return the target of a user's own file. The file is a profile if it has a key that only profiles have, else a
     target.
     """
+    # A key of another kind of file would be refused first, so the file is read with all keys allowed to find its kind.
     either = schema.read_document(path, schema.EitherFile)
     is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
     raw_document = schema.read_document(path, schema.ProfileFile if is_profile else schema.TargetFile)
@@ -173,6 +176,7 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
         return _build_for(machine or detect_machine(), document, profiles)
     merged = inherit(document, profiles)
     parent = build_profile(inherit(profiles[content["extends"]], profiles))
+    # The target's own choices change the profile, but people and records still know it by the profile's name.
     target_profile = build_profile(merged)
     profile = dataclasses.replace(target_profile, name=parent.name, title=parent.title, extends=parent.extends)
     return dataclasses.replace(
@@ -187,10 +191,12 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
 
 def _build_for(machine: Machine, document: Document, profiles: Mapping[str, Document]) -> Target:
     """Return the target of an "auto" document on `machine`. Detected values fill in what the file leaves out."""
+    # All profiles are built, because the match compares their ranks.
     built = {name: build_profile(inherit(profile, profiles)) for name, profile in profiles.items()}
     match = match_profile(machine, built)
     fixed = Document(document.name, {**document.content, "extends": match.profile.name}, document.files)
     target = _build(fixed, profiles, machine)
+    # A value of 0 means unknown, and then the file or nothing decides.
     detected = {"cores": machine.cores, "memory_mib": machine.memory_bytes >> 20}
     return dataclasses.replace(
         target,

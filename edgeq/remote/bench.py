@@ -16,7 +16,9 @@ from edgeq.remote.session import SENSELESS, BoardSession, open_board, senseless,
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 
+# The ends of the keys of all durations, sizes and counts in a report.
 _AMOUNTS = ("_ms", "_s", "_bytes", "count", "queries")
+# Sums of amounts below this stay exact in float64. 1e15 ms are 31,000 years.
 _LARGEST = 1e15
 
 
@@ -63,14 +65,17 @@ class BoardBench:
         request = {"do": "bench", **subject, "settings": options, "shapes": dict(work.shapes or {}), "feeds": []}
         if work.samples is not None:
             request["feeds"] = session.send_samples(work.samples, self._progress)
+        # The state is read directly before and after the run, because a throttled board explains slow figures.
         initial = describe_board(session)
         runs_s = len(settings.scenarios) * max(settings.min_duration_s, 1.0)
+        # A board may be many times slower than this machine, so the limit is generous, but it ends a board that hangs.
         limit_s = link.BENCH_S + link.BENCH_FACTOR * runs_s
         stage = self._progress.stage(f"measuring on {session.board.name}")
         with start_board_guest(session, request_s=limit_s) as guest, stage:
             report = guest.exchange(request)[0]
         report["board"] = board_record(session, initial, describe_board(session))
         try:
+            # The report comes from the board, which is not trusted, and its texts go to the user's terminal.
             check_amounts(report)
             measured = measurement(report)
             named = set(models if models is not None else measured.models)

@@ -71,7 +71,9 @@ class BoardClock:
                 models = self._stack.enter_context(BoardModels(session, self._progress))
                 self._ready.append(_Ready(session, models, describe_board(session)))
             self._check_same()
+            # All boards are of one kind, so the first one stands for all, even after it is dropped.
             self._first = self._ready[0].description
+        # The boards that are already held must be released, whatever interrupts the others.
         except BaseException:
             self._stack.close()
             raise
@@ -118,6 +120,7 @@ class BoardClock:
         def run(ready: _Ready) -> T:
             session = ready.models.open(model, settings)
             verdict = judge(session)
+            # A board has little memory, and the next model needs it.
             session.close()
             return verdict
 
@@ -141,6 +144,7 @@ class BoardClock:
             # allow as much time for opening the models as for the comparison itself
             guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]
             ranking = _parse_ranking(ready.session, *guest.exchange(request))
+            # The board is not trusted: a ranking of other models would choose a winner that never ran.
             if ranking.distributions.keys() != models.keys():
                 raise senseless(ready.session)
             on_round()
@@ -167,6 +171,7 @@ class BoardClock:
         """Call `run` for the next board in turn. If that fails, drop the board and try the next one."""
         while True:
             ready = self._ready[0]
+            # The board goes to the end of the line first, so that it rests while the others work.
             self._ready.append(self._ready.pop(0))
             try:
                 outcome = run(ready)
@@ -176,6 +181,7 @@ class BoardClock:
                     raise
                 self._progress.note(f"{error}: continuing without this board")
                 continue
+            # Only a board that has given a result is part of the record.
             self._used[ready.session.board.name] = ready.description
             return outcome
 
@@ -186,6 +192,7 @@ class BoardClock:
             throttles_before = describe_board(ready.session).state.thermal_throttles
             outcome = run(ready)
             throttles_after = describe_board(ready.session).state.thermal_throttles
+            # A board that does not count its throttling cannot be checked, so its result is taken.
             if throttles_before is None or throttles_after is None or throttles_after <= throttles_before:
                 return outcome
             if may_rest:
@@ -195,6 +202,7 @@ class BoardClock:
 
     def _check_same(self) -> None:
         profiles = load_profiles()
+        # Boards of one profile but with different CPUs have different times, which must not be compared.
         kinds = {
             (
                 match_profile(r.description.machine, profiles).profile.name,
@@ -242,6 +250,7 @@ class _Profiled:
         try:
             local_path.write_bytes(kernel_events(_read_file(guest, session.end_profiling())))
             graph = _read_file(guest, f"{folder}/{optimized.name}")
+            # The graph comes from the board, so it is checked before a file on this machine contains it.
             check_graph(graph, model_bytes(self._model))
             optimized.write_bytes(graph)
         except (KeyError, ValueError) as error:
@@ -294,6 +303,7 @@ def _parse_ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Map
             )
             figures = runner.samples_per_query, runner.elapsed_s, disturbed, runner.busy, runner.sessions, runner.stolen
             distributions[name] = Distribution(samples, rounds, *figures)
+        # The names in the answer must be the models that were sent, in every part of it.
         tied = {name for pair in race.ties for name in pair}
         if sorted(race.order) != sorted(distributions) or not tied <= {*race.order}:
             raise ValueError("an order of other models")

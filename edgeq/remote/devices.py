@@ -80,11 +80,13 @@ def boards_of(text: str) -> tuple[Board, ...]:
     """
     if text.startswith(SSH):
         return (_parse_address(text),)
+    # A .toml file may also be a target or a profile, and only its content tells.
     if is_toml(text):
         path = Path(text)
         content = toml_table(path, HardwareError, _FIX)
         return tuple(_read_devices(path).values()) if "devices" in content else ()
     user_boards, local_boards = _boards_in(user_folder("config")), _boards_in(Path())
+    # A file in the working directory may come from somebody else, so it must not silently redefine a name of the user.
     if text in local_boards and (user_boards[text] != local_boards[text] if text in user_boards else _is_target(text)):
         raise UsageError(
             f"{DEVICES} in the working directory names a board {text!r}, which is also "
@@ -95,6 +97,7 @@ def boards_of(text: str) -> tuple[Board, ...]:
 
 
 def _is_target(name: str) -> bool:
+    # Imported here, because most addresses never reach this question and the module is slow to load.
     from edgeq.emulate.check import ALL
     from edgeq.hardware.target import is_known
 
@@ -144,6 +147,7 @@ def _read_devices(path: Path) -> dict[str, Board]:
 
 def _parse_address(address: str) -> Board:
     fix = "Write it like ssh://user@host:port"
+    # A password in a command line is visible to every user of the machine.
     if re.match(r"ssh://[^@/]*:[^@/]*@", address):
         raise UsageError("the address of a board contains a password", "Leave it out: set up a key with ssh-copy-id")
     parts = _ADDRESS.fullmatch(address)
@@ -168,5 +172,6 @@ def fleet_of(texts: Sequence[str]) -> tuple[Board, ...]:
     fleet: dict[str, Board] = {}
     for text in texts:
         boards = boards_of(text) or (one_board(text),)
+        # The same board may be in a file and on its own, and it must not be measured twice at once.
         fleet.update((board.name, board) for board in boards)
     return tuple(fleet.values())

@@ -38,12 +38,14 @@ def doctor_board(board: Board, *, progress: Progress = SILENT) -> EngineDiagnosi
             engines = load_engines()
             for state in detect_engines(description.machine, engines, description.engines):
                 engine = engines[state.name]
+                # An engine for hardware that the board lacks is absent, whether its package is there or not.
                 available = state.version and not hardware_problem(engine, description.machine, state.version)
                 broken = available and state.problem and not simulates(engine, description.machine)
                 status: Status = "failed" if broken else "ok" if available else "absent"
                 detail = state.problem or state.version or f"{state.title}: {state.install}"
                 checks.append(DoctorCheck(f"engine {state.name}", status, detail))
             checks.append(_check_kernels(session, progress))
+    # The checks before the failure are still worth reading, so the error becomes the last line.
     except BoardError as error:
         checks.append(DoctorCheck("kernels" if checks else "SSH", "failed", str(error)))
     return EngineDiagnosis(tuple(checks))
@@ -61,6 +63,7 @@ def _check_software(session: BoardSession) -> list[DoctorCheck]:
 
 def _check_kernels(session: BoardSession, progress: Progress) -> DoctorCheck:
     """Compare the demo model's outputs on the board with those on this machine."""
+    # The demo model is part of every installation, so no data of the user are needed for the comparison.
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
     local_output = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
@@ -69,6 +72,7 @@ def _check_kernels(session: BoardSession, progress: Progress) -> DoctorCheck:
             board_output = models.open(demo.MODEL, SessionSettings()).run(None, feed)[0]
     except RuntimeUnavailableError as error:
         return DoctorCheck("kernels", "failed", str(error))
+    # A broadcast between other shapes would give a figure that means nothing.
     if board_output.shape != local_output.shape:
         return DoctorCheck(
             "kernels", "failed", f"the demo model's output has the shape {board_output.shape}, not {local_output.shape}"

@@ -42,6 +42,7 @@ def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILE
         initial = describe_board(session)
         with BoardModels(session, progress) as models:
             result = run_evaluation(request, opener=models, progress=progress)
+        # The state after the run is read while the lock is still held, so it belongs to this run.
         return BoardEvaluated(result, board_record(session, initial, describe_board(session)))
 
 
@@ -67,6 +68,7 @@ def gate_on(
         BoardError: the board cannot be used.
         EdgeqError: any error that `gate` raises.
     """
+    # Without a baseline, the gate only records, or refuses to, and needs no board for that.
     if not request.a.exists():
         return gate(request, limits, update=update, progress=progress)
     with open_board(board) as session, _BoardPlace(session, progress) as place:

@@ -17,6 +17,7 @@ from edgeq.util.records import parse, plain
 
 OnStatus = Callable[[str, str], None]
 """A function that receives a board's name and its current activity. Several threads call it."""
+# Each board takes a thread and an ssh process here. More boards than this wait their turn.
 _AT_ONCE = 64
 
 
@@ -36,6 +37,7 @@ def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> 
     try:
         with progress.stage("connecting"), open_board(board) as session:
             measured = run(place=BoardBench(session, progress), progress=progress)
+    # One broken board must not end the measurement of the others.
     except EdgeqError as error:
         on_status(board.name, f"failed: {error.problem}")
         return FleetRow(board.name, board.kind, reason=str(error)), ""

@@ -30,6 +30,7 @@ from edgeq.util.records import Count, parse
 
 # The system files that edgeq/hardware/detect.py can read. No other file from a board is written to this machine.
 _SYSTEM_FILE = re.compile(r"(proc|sys)(/(?!\.\.?(/|$))[\w.:@-]+)+")
+# Far above any machine (64 PiB of memory, 1 TiB of cache). A larger number from a board is an error or an attack.
 _LARGEST_BYTES, _LARGEST_CACHE = 1 << 56, 1 << 40
 Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*=*$", max_length=1 << 16)]
 Register = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -167,6 +168,7 @@ def board_record(session: BoardSession, initial: Description, final: Description
 def _evidence(reported: ReportedCpu) -> Evidence:
     answers = None
     if reported.cpuid is not None:
+        # The keys are pairs, which JSON cannot have, so the board sends rows.
         leaves = {(leaf, sub): registers for leaf, sub, *registers in reported.cpuid.leaves}
         answers = Answers({key: tuple(r) for key, r in leaves.items()}, reported.cpuid.xcr0)  # type: ignore[misc]
     return Evidence(
@@ -192,10 +194,12 @@ def _system(reported: _Described, python: str) -> Machine:
     with scratch_folder("edgeq-board-") as folder:
         root = Path(folder)
         for name, text in reported.files.items():
+            # A name such as "../.ssh/config" must not become a path on this machine.
             if _SYSTEM_FILE.fullmatch(name):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, "utf-8")
         caches, memory = detect.caches(root), detect.memory_bytes(root)
+        # These numbers later become sizes of buffers and lines of a report.
         if not 0 <= memory <= _LARGEST_BYTES or any(cache.size > _LARGEST_CACHE for cache in caches):
             raise ValueError("sizes that no machine has")
         return Machine(

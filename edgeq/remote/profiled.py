@@ -19,8 +19,11 @@ from edgeq.remote import link
 from edgeq.remote.link import Line, Text, without_controls
 from edgeq.util.records import parse
 
+# onnxruntime's name for the event of one run of a kernel. All other lines are skipped unparsed.
 _KERNEL = b"_kernel_time"
+# A longer line is read in pieces. The piece with the kernel's name is not valid JSON, so the profile is refused.
 _LONGEST_LINE = 1 << 16
+# Optimisation adds names and folds constants, but a graph many times as large as its source is not its result.
 _GROWTH, _FIRST = 8, 1 << 20
 _Typed = Mapping[Line, tuple[int, ...]]
 
@@ -64,6 +67,7 @@ def kernel_events(profile: bytes) -> bytes:
         except (DeviceError, BoardError) as error:
             raise ValueError(str(error)) from error
         keys = {"op_name", "input_type_shape", "output_type_shape"} & event["args"].keys()
+        # Only checked fields are copied, so nothing else from the board reaches a file on this machine.
         reduced = {"cat": run.cat, "name": run.name, "dur": run.dur, "args": {key: event["args"][key] for key in keys}}
         events.append(json.dumps(without_controls(reduced)))
     return f"[{','.join(events)}]".encode()

@@ -47,6 +47,7 @@ from edgeq.util.outputs import sha256
 from edgeq.util.records import Count, parse
 
 _SHORT = "/tmp"
+# edgeq_device supports no older Python.
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
 """Exit code of a command that the board killed, because the session ended or memory ran out."""
@@ -128,6 +129,7 @@ class BoardSession:
         """
         answer = self.channel.ask(request, data)
         if "error" in answer:
+            # A full disk is the usual reason for an error, so the message shows the free space.
             free = parse(answer, _Answer, self.board.name, BoardError).free
             fix = f"{_mb(free)} are free there. {self._clean()}" if "free" in answer else ""
             raise BoardError(f"{self.board.name}: {bounds.brief(answer['error'])}", fix)
@@ -156,13 +158,16 @@ class BoardSession:
         sizes = {name: path.stat().st_size for name, path in files.items()}
         hashes = {name: precomputed.get(name) or sha256(path) for name, path in files.items()}
         listing = json.dumps({name: [hashes[name], sizes[name]] for name in sorted(files)})
+        # One hash for the whole listing: if the board has all files, nothing else is sent.
         tree = {"do": "tree", "keep": keep, "digest": hashlib.sha256(listing.encode()).hexdigest()}
         if path := self._request_answer(tree).path:
             return path
         answer = self._request_answer({"do": "listing", "keep": keep, "listing": listing})
         sources = {hashes[name]: (path, sizes[name]) for name, path in files.items()}
+        # The board's list is untrusted, so it can only ask for files that this call offers.
         missing = {sha: sources[sha] for sha in answer.missing if sha in sources}
         size = sum(length for _, length in missing.values())
+        # The check comes first, because a disk that fills up in the middle harms other programs of the board.
         if size > answer.free:
             problem = f"{self.board.name}: {_mb(size)} must be sent, but only {_mb(answer.free)} are free there"
             raise BoardError(problem, self._clean())
@@ -190,6 +195,7 @@ class BoardSession:
             BoardError: see `send`.
         """
         with scratch_folder("edgeq-converted-") as folder:
+            # Conversion happens here, because a board may lack the tools and the memory for it.
             sent = EngineFiles(Path(folder)).file(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
             # Give the file a fixed name, because its own name may contain any characters.
@@ -221,6 +227,7 @@ class BoardSession:
             BoardError: see `send`.
         """
         with opened(bundle) as opened_bundle, scratch_folder("edgeq-") as folder:
+            # The manifest already has the hashes, and hashing gigabytes again takes minutes.
             digests = {name: record.sha256 for name, record in opened_bundle.files.items()}
             files = {}
             for name, content in contents(opened_bundle).items():
@@ -470,6 +477,7 @@ class BoardModels:
         """
         settings = with_carried(model, settings)
         with scratch_folder("edgeq-draws-") as folder:
+            # Random operators must draw the same numbers here and there, or the outputs could not be compared.
             copy = model if settings.draws else write_with_same_draws(model, Path(folder))
             place = self._session.send_model(copy, settings.engine, progress=self._progress)
         request = open_request(place, settings)
@@ -498,6 +506,7 @@ class BoardModels:
 
     def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
         session = guest.opened(request)
+        # The board names the inputs and outputs, but only the file on this machine is trusted.
         graph = own_runnable(model).graph
         outputs = [output.name for output in session.outputs]
         if outputs != [output.name for output in graph.output] or not (

@@ -82,13 +82,16 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
                     raise DataError(f"{wheels} has no wheels", "Get them with pip download")
                 options = "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
             pip = (f"{folder}/venv/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
+            # A newer runtime than the one here could read or compute a model in another way than was tested.
             newest = f"onnxruntime<={onnxruntime().__version__}"
             code, _, error_line = session.run(
                 *pip, "install", "--no-cache-dir", "-q", *options, "numpy", newest, limit_s=link.INSTALL_S
             )
         if code:
+            # A half-made environment would be taken for a complete one at the next connection.
             session.run("rm", "-rf", f"{folder}/venv", limit_s=60)
             raise BoardError(f"{board.name}: pip failed: {error_line}", _wheels_hint(session, newest))
+    # A new session starts with the new environment, so its versions are those that models will get.
     with open_board(board) as session:
         session.require(*_PACKAGES)
         description = describe_board(session)
@@ -123,6 +126,7 @@ def _make_environment(session: BoardSession, place: str) -> None:
         return
     session.run("rm", "-rf", place, limit_s=60)
     text = one_line(out.decode("utf-8", "replace") + error_line)
+    # Debian and Ubuntu have venv in a package of its own, so its absence gets an answer of its own.
     missing = "ensurepip" in text or "No module named venv" in text
     reason = "venv is missing" if missing else one_line(text, most=200)
     raise BoardError(
@@ -133,6 +137,7 @@ def _make_environment(session: BoardSession, place: str) -> None:
 
 def _wheels_hint(session: BoardSession, newest: str) -> str:
     code, machine, _ = session.run("uname", "-m", limit_s=30)
+    # The text comes from the board and becomes part of a command that the user may copy.
     kind = "".join(c for c in machine.decode("utf-8", "replace") if c.isalnum() or c == "_") if code == 0 else "MACHINE"
     version = ".".join(session.hello.python.split(".")[:2])
     get = f"pip download --only-binary :all: --platform manylinux_2_28_{kind} --python-version {version}"

@@ -29,6 +29,7 @@ from edgeq.remote.session import BoardModels, BoardSession, open_board, senseles
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Amount, parse, plain
 
+# The runner's exit code for a failed check. Its report is then as complete as after success.
 _CHECK_FAILED = 10
 
 
@@ -97,6 +98,7 @@ class BoardVerified:
         if failed:
             problem = f"variant {failed[0].variant} fails on {self.name}: {failed[0].reason}"
             raise CheckFailedError(problem, "Do not deploy it there; package it again")
+        # Nothing failed, but nothing ran either: that is a bundle for other machines, not a wrong model.
         if not self.verification.passed:
             why = "; ".join(
                 f"{variant.variant}: {variant.reason}" for variant in self.verification.variants if variant.reason
@@ -132,11 +134,13 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
             code, out, error_line = session.run(
                 *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=link.VERIFY_S
             )
+        # A report on stdout says more than the exit code, so the code counts only without one.
         if code not in (0, _CHECK_FAILED) and not out:
             raise BoardError(f"{board.name}: {error_line or f'the runner ended with exit code {code}'}")
         verification = parse(read_json(out, board), Verification, board.name, BoardError)
         if not _is_sensible(verification, bundle, request.variant):
             raise senseless(session)
+        # Older runners leave the hash out. The bundle that was sent is known here.
         verification = replace(verification, manifest_sha256=bundle.manifest_sha256)
         check = _compare_outputs(request, session, initial.machine, progress) if request.data is not None else None
         record = board_record(session, initial, describe_board(session))
@@ -148,6 +152,7 @@ def _is_sensible(report: Verification, bundle: Bundle, variant: str | None) -> b
 
     The bundle's hash must match, each variant must appear once, and the results must not contradict each other.
     """
+    # The report is from an untrusted board, and a report on other variants would pass for a success.
     expected = [(name, entry.name) for name, variants in bundle.components.items() for entry in variants]
     named = sorted((entry.component, entry.variant) for entry in report.variants)
     outputs = [output for entry in report.variants for output in entry.outputs.values()]
@@ -165,8 +170,10 @@ def _compare_outputs(
 ) -> EmulatedCheck:
     """Run the board's variant on this machine as well, and compare the outputs of both machines on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
+    # The check needs a target, and the board itself is the best one: it has the profile that fits its machine.
     target = replace(resolve(AUTO, machine), name=session.board.name)
     with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
+        # The board's own runner chooses the variant, as it will after deployment.
         name, board_session = models.open_bundle(request.bundle, request.variant, 0)
         variant = next(v for v in bundle.components[MAIN] if v.name == name)
 
@@ -227,6 +234,7 @@ def verify_everywhere(
     """Run `edgeq verify --on` with its command-line options. Each name in `--on` is a board or a target."""
     request = verify_request(bundle, variant, options)
     boards = {name: boards_of(name) for name in request.on}
+    # A name that is no board can only be a target, and `verify_on` reports it if it is neither.
     targets = tuple(name for name, matches in boards.items() if not matches)
     board_checks = tuple(
         verify_on_board(request, board, progress=progress) for matches in boards.values() for board in matches
