@@ -82,6 +82,7 @@ class KernelSimulation:
         settings = settings or SessionSettings()
         self.graph = optimised_graph(model, settings)
         layers = find_layers(self.graph, settings.config, table)
+        # These layers can saturate too, but edgeq cannot compute them, so ONNX Runtime does.
         self.unmodelled = tuple(layer for layer in layers if not layer.path.modelled)
         self.layers = tuple(layer for layer in layers if layer.path.modelled)
         self._saturating, self._watched = saturating, watched
@@ -116,8 +117,10 @@ class KernelSimulation:
             part = ir.convenience.extract(self.graph.graph, step.inputs, step.outputs)
             for value in part.inputs:
                 array = feed[name_of(value)]
+                # The inferred shape of an inner value may be for another batch, so only the type is fixed.
                 value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), None
             model = ir.Model(part, ir_version=self.graph.model.ir_version)
+            # The graph is optimised already. Another optimisation could fuse nodes across the segments.
             settings = SessionSettings(optimization="none", intra_op_threads=1)
             self._sessions[place] = open_in_memory(model, settings)
         return self._sessions[place]
@@ -181,6 +184,7 @@ def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[Satura
             runs.append([node])
     steps: list[SaturatingLayer | _Segment] = []
     required = set(graph.graph.outputs)
+    # Backwards, so that the values that later steps need are known when a segment's outputs are chosen.
     for run in reversed(runs):
         if isinstance(run, SaturatingLayer):
             steps.append(run)
@@ -200,6 +204,7 @@ def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
 
 # Multiply-accumulates to simulate in total. A model with n multiply-accumulates gets about this number / n samples.
 _WORK = 8e9
+# Two samples at least, so that one odd sample is not the whole picture.
 _FEWEST, _MOST = 2, 8
 
 
@@ -318,6 +323,7 @@ def audit(
     """
     simulation = KernelSimulation(model, settings, table=table)
     bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
+    # If no weight can saturate, no input can, so nothing needs to run.
     if samples is None or not any(bound.can_saturate for bound in bounds.values()):
         return Audit(tuple(bounds.values()))
     exact_session = exact or SimulatedSession(KernelSimulation(model, settings, saturating=False, table=table))
@@ -330,6 +336,7 @@ def audit(
     with progress.stage("Simulating saturation", total) as advance:
         for sample, _ in zip(samples, range(total), strict=False):
             run, outputs = simulation.run(sample.inputs), _outputs(exact_session, sample.inputs)
+            # Compared with the exact kernels, so that the loss from quantization itself does not count.
             effect.update(outputs, run.outputs, sample.inputs)
             for name, layer in run.layers.items():
                 clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.stats.clipped
@@ -388,6 +395,7 @@ def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None
     return replace(bound, sums=sums, clipped=int(clipped.sum()), clipped_channels=int(np.count_nonzero(clipped)))
 
 
+# The largest 16-bit value, above which kernels clip.
 _HELD = 2**15 - 1
 
 
@@ -416,6 +424,7 @@ def largest_sums(
         layer.name: source(layer.name)
         for layer in simulation.layers
         if layer.rows is not None
+        # If pairs differ between kernels, a sum of this kernel says nothing about another one.
         and not pairs_vary(layer.rows.shape[1], layer.channels)
         and layer.node.attributes.get_int("group", 1) == 1
     }

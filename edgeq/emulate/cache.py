@@ -16,6 +16,7 @@ def home() -> Path:
     Raises:
         RuntimeUnavailableError: the user has no cache folder.
     """
+    # Root file systems and masked runtimes can be made again at any time, so they are cache, not data.
     folder = user_folder("cache")
     if folder is None:
         raise RuntimeUnavailableError("there is no home folder for emulated machines", "Set XDG_CACHE_HOME")
@@ -31,6 +32,7 @@ def checked(place: Path, setup: str) -> Path:
     Raises:
         RuntimeUnavailableError: others could have changed it.
     """
+    # Programs in this folder run with the user's rights, so nobody else may be able to change them.
     if problem := exposure(place):
         raise RuntimeUnavailableError(
             problem, f"Remove {place}, set XDG_CACHE_HOME to a folder that only you can write, and run: {setup}"
@@ -45,6 +47,7 @@ def check_writable() -> None:
         OutputError: the folder cannot be created.
     """
     try:
+        # Other users of the machine get no access, because `checked` would refuse a folder that they can write.
         home().mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(

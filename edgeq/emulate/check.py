@@ -78,6 +78,7 @@ def route_for(
     engine = described(spec)
     if engine is None:
         return route_to(target, machine, simulators=simulators, progress=progress)
+    # The engine is itself the simulator of this target, so the plain route finds it by name.
     if target.emulate.get("simulator") in (engine.name, engine.int8.backend):
         try:
             find_library(engine, str(onnxruntime().__version__))
@@ -91,6 +92,7 @@ def route_for(
         return ExecutionRoute(NOT_RUN, "", problem)
     if runs_natively(target, machine):
         return _route(NATIVE, f"{engine.name}, {HERE}", engine, target, {})
+    # The variable hides newer instructions, so the engine runs the kernels of the target at native speed.
     environment = engine.cap.environment(target.features)
     level = next((x for x in engine.cap.levels if x.value == environment.get(engine.cap.variable)), None)
     if level is None:
@@ -112,6 +114,7 @@ def _start_engine_kernels(
     means: str, engine: Engine, target: Target, environment: Mapping[str, str]
 ) -> Iterator[Running]:
     with start_engine(engine, environment=environment) as guest:
+        # The variable could be unknown to the installed version, so the kernels themselves must prove that it worked.
         proof = KernelProof(probe_engine(guest.open, engine, means), tuple(sorted(target.features)))
         saturates = engine.saturates("U8S8", target.architecture, target.features)
         check_kernels(proof, None, saturates=saturates, title=means)
@@ -243,6 +246,7 @@ def check_variant(
     with device_errors():
         vectors = [(read_arrays(case.inputs), read_arrays(case.outputs)) for case in variant.cases]
     if variant.model is None:
+        # onnxruntime does not run this variant, so there is no file and no setting to open.
         model, settings = Path(), SessionSettings()
     else:
         model, settings = variant.model, variant_settings(variant)
@@ -270,6 +274,7 @@ def _noise_db(variant: Variant, machine: Machine) -> float | None:
     """
     stated = variant.info.get("accuracy")
     stated = stated.get("sqnr_db") if isinstance(stated, Mapping) else None
+    # On saturating kernels, the difference between the machines is more than the noise of quantization.
     saturates = match_profile(machine, load_profiles()).profile.hazards.get("saturates_int16")
     return float(stated) if isinstance(stated, int | float) and not saturates else None
 
@@ -302,6 +307,7 @@ def check_trial(
     """
     if route is None:
         route = route_for(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
+    # "not run" is a result, so that one impossible target does not hide the results of the others.
     if route.start is None:
         return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, route.reason)
     with ExitStack() as stack:
@@ -328,6 +334,7 @@ def _run(
             answers = tuple(_answers(session, trial.vectors, advance))
     except BoardError:  # the link failed, not the model
         raise
+    # The target's runtime refuses the model. On a device, it would do the same.
     except (RuntimeUnavailableError, ValueError) as error:
         return replace(check, status=FAILED, reason=str(error))
     expected = [outputs for _, outputs in trial.vectors]
@@ -344,6 +351,7 @@ def _run(
         return check
     local_settings = trial.settings
     if local_settings.engine is not None and local_settings.engine.name == target.emulate.get("simulator"):
+        # The simulator would compare itself with itself, so this machine uses its own kernels.
         local_settings = replace(local_settings, engine=None, providers=(CPU,))
     reference = HOST if trial.float_model is None else FLOAT
     settings = dict.fromkeys((HOST, TARGET), trial.settings)
@@ -396,12 +404,14 @@ def _judge(check: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float
     if drop is not None and drop_error is not None:
         low, high = drop - SURE * drop_error, drop + SURE * drop_error
         primary = check.accuracy[TARGET].primary
+        # The lower end of the interval: the loss is certain, not only measured.
         if low > _MOST_DROP:
             lost, bound = (difference(primary, value).lstrip("+") for value in (drop, low))
             reason = f"it loses {lost} of {metric_name(primary)} against this machine, at least {bound}"
             return replace(check, status=FAILED, reason=reason)
         if high <= _FEW_LABELS:
             return check
+    # Too few labels to decide, so the errors of the outputs decide.
     proven = [loss for loss in losses if loss.proven]
     return replace(check, status=FAILED, reason=proven[0].sentence) if proven else check
 
@@ -481,6 +491,7 @@ def verify_on(
     with opened(request.bundle, expect=request.expect) as bundle:
         pairs = list(_pairs(bundle, request, machine))
         for variant, target in pairs:
+            # A stand-in was built for no target, so it is checked only where a runner would choose it.
             lacks = "; ".join(judge(variant, read_device()).reasons) if _stands_in(variant) else ""
             if lacks:
                 checks.append(EmulatedCheck(target.name, variant.name, NOT_RUN, "", NOT_RUN, lacks))
@@ -516,6 +527,7 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
                     yield variant, _built_for(variant, machine)
         else:
             target = resolve(name, machine)
+            # A device runs what the runner selects, so another variant of the bundle need not work there.
             for variant in _select_variants(bundle, target, request.variant):
                 yield variant, target
 
@@ -538,12 +550,14 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     if not isinstance(profile, str) or not isinstance(target, str):
         raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with --on")
     unknown: HardwareError | None = None
+    # The target is the closer description. The profile is left if the target was a file of the user.
     for name in (target, profile):
         try:
             candidate = named_target(name, machine)
         except HardwareError as error:
             unknown = error
         else:
+            # A target of the same name may have another profile by now.
             if candidate.profile.name == profile:
                 return candidate
     raise HardwareError(
@@ -605,6 +619,7 @@ def _select_variants(bundle: Bundle, target: Target, name: str | None) -> Iterat
     selected = select(bundle, device, name=name, failed=other_chips).variant
     yield selected
     without = only_engine(target.backend) is None
+    # A device may lack the plug-in, so the variant that runs without it must work too.
     if name is None and simulated is None and without and plugin_of(selected.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
 

@@ -119,6 +119,7 @@ class Emulator:
         Raises:
             HardwareError: qemu would run another CPU.
         """
+        # The kernels of the lesser CPU would pass every check and prove nothing about the target.
         if any(fnmatchcase(cpu, pattern) for pattern in self.qemu.refused):
             raise HardwareError(
                 f"{self.program} has no {cpu}: it silently runs a lesser CPU under that name",
@@ -134,6 +135,7 @@ def load_emulators() -> dict[str, Emulator]:
     """
     documents = profile.read_folder(shipped("targets") / "emulators", Emulator)
     return {
+        # The name is the file's, so a description cannot disagree with it.
         name: replace(parse(document.content, Emulator, document.file, HardwareError), name=name)
         for name, document in documents.items()
     }
@@ -145,6 +147,7 @@ def emulator_named(name: str) -> Emulator:
     Raises:
         UsageError: there is no emulator of that name, or the emulator needs no setup.
     """
+    # An emulator that uses the host's own files needs no setup, so it is not offered.
     emulators = {key: emulator for key, emulator in load_emulators().items() if emulator.sysroot is not None}
     if name not in emulators:
         raise UsageError(f"there is no emulated machine {name!r}", f"There are {', '.join(emulators)}")

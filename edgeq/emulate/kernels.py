@@ -78,6 +78,7 @@ class Product:
 def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
     """Return the product of signed or unsigned bytes [M, K] and [K, N], without saturation."""
     values = np.zeros((len(a), b.shape[1]), np.int64)
+    # BLAS has fast float products but no integer ones, so the product is cut into parts that float32 holds exactly.
     for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
         part = slice(start, start + _EXACT_IN_FLOAT32)
         _add_product(values, a[:, part].astype(np.float32), b[part].astype(np.float32))
@@ -117,6 +118,7 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
     even_weights, odd_weights = as_pairs(b.T.astype(np.int32))
     suspects = _reach(activations.max(axis=1), even_weights, odd_weights)
     excess = np.zeros((b.shape[1], len(a)), np.int32)
+    # Few pairs can overflow, so a loop over them is faster than all sums at once.
     for i in np.flatnonzero(suspects.any(axis=0)):
         columns = np.flatnonzero(suspects[:, i])
         sums = activations[2 * i] * even_weights[columns, i, None]
@@ -148,6 +150,7 @@ def windows(x: NDArray[Any], shape: KernelGeometry, padding: int) -> tuple[NDArr
     )
     channels_last = np.moveaxis(x, 1, -1)
     taps = []
+    # One slice for each tap works for any stride, dilation and number of axes.
     for tap in itertools.product(*map(range, shape.kernel)):
         cut = tuple(
             slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
@@ -189,7 +192,9 @@ Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
 
 def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
     """Return the output of a node whose kernel is `path`, given its inputs in the node's order."""
+    # Omitted inputs at the end are not in the list, and the operators' functions unpack a fixed number.
     padded = [*inputs, *[None] * (12 - len(inputs))]
+    # This kernel multiplies the weights from the left, so the roles of rows and columns change.
     if path.swapped:
         return _conv_integer(node, padded, multiply)
     if node.op_type == "QLinearConv":
@@ -217,6 +222,7 @@ def matmul_sums(
     a_offset, b_offset = _zero(a_zero), _zero(b_zero)
     if a_offset.ndim:
         a_offset = a_offset[..., None] if a_offset.shape[-1:] != (1,) else a_offset
+    # The zero points are subtracted from the sums, as the kernels do, because clipping works on the raw bytes.
     if a_offset.any():
         values = values - a_offset * b.astype(np.int64).sum(-2, keepdims=True)
     if b_offset.any():
@@ -251,6 +257,7 @@ def conv_sums(
         # The added channel has zero weights and values equal to the zero point.
         x, w = with_even_channels(x, zero, group=shape.group), with_even_channels(w)
     if path is not None and path.exact_padding and zero and any(map(any, shape.pads)):
+        # The kernel adds the padding exactly, so its part of the sum is computed apart and added.
         outside = 1 - np.pad(np.ones_like(x), ((0, 0), (0, 0), *shape.pads))
         inside = np.pad(x, ((0, 0), (0, 0), *shape.pads))
         unpadded = replace(shape, pads=tuple((0, 0) for _ in shape.pads))
@@ -282,6 +289,7 @@ def _window_sums(
 def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
     """Return int32 sums as bytes of `zero_point`'s type: multiplied in float32, clipped, rounded half to even."""
     levels, zero = np.iinfo(zero_point.dtype), int(zero_point.ravel()[0])
+    # Float32, not float64: the rounding of this product is part of the result's last bit.
     scaled = _int32(sums).astype(np.float32) * scale.astype(np.float32)
     clipped = np.clip(scaled, np.float32(levels.min - zero), np.float32(levels.max - zero))
     return (np.rint(clipped).astype(np.int32) + zero).astype(zero_point.dtype)
@@ -289,6 +297,7 @@ def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
 
 def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
     """Return float32 values as unsigned bytes, with their scale and zero point, as DynamicQuantizeLinear does."""
+    # Zero is always in the range, so that padding and zeros are exact.
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
     zero = np.uint8(np.rint(np.clip(-low / scale, np.float32(0), np.float32(255))))
@@ -353,6 +362,7 @@ def _conv_integer(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> C
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
     images, sums = [], 0
     nothing = np.zeros((2, len(w)), np.int64)
+    # The kernel works on one image at a time, which decides the neighbours in a pair.
     for image in view:
         parts = []
         for group in range(shape.group):
@@ -463,8 +473,10 @@ def find_layers(
         activation = "uint8" if row.dynamic else _dtype(*integers(node, 0))
         path = table.path(node.op_type, activation, _dtype(*integers(node, row.weight)))
         array = constant(node_input(node, row.weight))
+        # With this option, these kernels are exact.
         if path is None or (array is not None and node.op_type in precise):
             continue
+        # This kernel computes depthwise convolutions exactly.
         if path.exact_depthwise and array is not None and is_depthwise(node, array.shape):
             continue
         channels = array.shape[1] if array is not None and "Conv" in node.op_type else 0
@@ -488,6 +500,7 @@ def _dtype(*values: ir.Value | None) -> str:
 def _rows(node: ir.Node, weight: NDArray[Any], path: SaturatingPath) -> NDArray[Any] | None:
     if node.op_type in ("QLinearConv", "ConvInteger"):
         return conv_rows(weight, path.order)
+    # edgeq does not know the order of k there, so neighbouring weights say nothing.
     if not path.modelled or weight.ndim < 2:
         return None
     if weight.ndim > 2:  # a stack of matrices has one row for every column of every matrix

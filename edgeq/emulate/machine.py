@@ -70,6 +70,7 @@ def find_qemu(emulator: Emulator) -> QemuProgram | None:
     fix = f"Remove {lock.parent} and run: edgeq emulate setup"
     source = read_json(lock, _Lock, RuntimeUnavailableError, fix).package if lock.is_file() else ""
     private_program = home() / FOLDER / emulator.program
+    # edgeq's own program is a candidate like the others, because the system's may be newer.
     candidates = [(private_program, source)] if private_program.is_file() else []
     for name in (emulator.program, f"{emulator.program}-static"):
         system_program = find_program(name)
@@ -78,6 +79,7 @@ def find_qemu(emulator: Emulator) -> QemuProgram | None:
     programs = [
         QemuProgram(path, version, origin) for path, origin in candidates if (version := _version(path)) is not None
     ]
+    # A newer qemu knows more CPUs and shows them more truthfully.
     return max(programs, key=lambda qemu: qemu.key, default=None)
 
 
@@ -111,10 +113,13 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
         apt = _with_backports(Path(work), sources)
         offers = [offer for versions in apt.offers(packages).values() for offer in versions]
         for package in sorted(offers, key=_newest_first, reverse=True):
+            # The programs are tried in a temporary folder, so that a package that does not run here leaves nothing
+            # behind.
             stage = Path(work) / "programs"
             shutil.rmtree(stage, ignore_errors=True)
             stage.mkdir()
             programs = unpack_programs(apt.download([package], Path(work))[0], stage, names)
+            # A dynamically linked program fails here, because its libraries are not installed.
             if programs and all(_version(path) for path in programs):
                 for path in programs:
                     path.rename(stage / path.name.removesuffix("-static"))
@@ -124,6 +129,7 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
                 if folder.exists():
                     shutil.rmtree(folder)
                 stage.rename(folder)
+                # The cache still says that these paths have no program.
                 _version.cache_clear()
                 return find_qemu(next(iter(emulators)))
     return None
@@ -142,6 +148,7 @@ PROGRAMS = Ownership("folder of edgeq's programs", _judge)
 
 def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
     """Return a sort key: the upstream version, then the smaller download."""
+    # The epoch and the distribution's suffix are not part of qemu's own version.
     upstream = package.version.split(":")[-1]
     return parse_version(re.sub(r"[^0-9.].*", "", upstream)), -package.size
 
@@ -202,12 +209,15 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     qemu = require_qemu(emulator)
     check_cpuinfo(qemu, emulator, cpu)
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
+    # The emulated CPU has this machine's architecture, so this machine's own Python and packages run on it.
     if emulator.sysroot is None:
         folders = tuple(map(Path, import_path()))
         return PythonCommand((*arguments, sys.executable), (), guest_environment(os.environ), folders)
     sysroot = require_sysroot(emulator)
     root = sysroot.root
+    # The host's variables name paths and libraries of the wrong architecture.
     environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+    # onnxruntime reads /proc/cpuinfo to choose its kernels, so it must not see the host's.
     if not qemu.is_honest(emulator):
         root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
     folders = (sysroot.site,) if sysroot.site is not None else ()
@@ -276,6 +286,7 @@ def _with_cpuinfo(
 
     Without this file, older versions of qemu would show the host's.
     """
+    # All that the view depends on is part of its name, so it can be kept.
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
     view = checked(home() / "views" / sign, "edgeq emulate setup")
     if view.is_dir():
@@ -296,6 +307,7 @@ def _with_cpuinfo(
         "CPU revision": "0",
     }
     body = "".join(f"{key}\t: {value}\n" for key, value in fields.items())
+    # qemu gives the guest as many processors as the host has.
     text = "".join(f"processor\t: {number}\n{body}\n" for number in range(os.cpu_count() or 1))
     view.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=view.parent, prefix="new-") as work:
@@ -305,6 +317,7 @@ def _with_cpuinfo(
         for entry in sorted(sysroot.root.iterdir()):
             if entry.name != "proc":
                 (draft / entry.name).symlink_to(entry)
+        # Another process may have finished the same view first.
         if not view.is_dir():
             draft.rename(view)
     return view

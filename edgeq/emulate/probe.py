@@ -89,7 +89,9 @@ def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: Engine
         CheckFailedError: the sums are neither exact nor saturated.
     """
     with probe_file(integer_model(np.full((_COLUMNS, _DEPTH), _RIGHT, np.int8))) as file:
+        # One thread: how the sums are added does not depend on the number of threads.
         session = open_it(file, SessionSettings(engine=engine, intra_op_threads=1))
+        # The engine quantizes the inputs itself, so they are the same integers as floats.
         (sums,) = session.run(["product"], {"x": np.full((4, _DEPTH, 1, 1), _LEFT, np.float32)})
         session.close()
     return kind_of_sums(np.asarray(sums), title)
@@ -104,6 +106,7 @@ def kind_of_sums(sums: NDArray[Any], title: str) -> str:
     Raises:
         CheckFailedError: the sums are neither exact nor saturated.
     """
+    # All elements are equal by construction, so one wrong element is a fault of the kernel.
     for kind, value in ((EXACT, _DEPTH * _LEFT * _RIGHT), (SATURATED, _DEPTH // 2 * _CLAMP)):
         if (sums == value).all():
             return kind

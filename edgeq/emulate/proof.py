@@ -44,8 +44,10 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
             f"{title} runs other kernels than the target: its u8 x s8 sums are {proof.pairs}, not {expected}",
             "Check on a machine of the target's kind",
         )
+    # Without a log of translated code, the sums are the only evidence.
     if proof.instructions is None or emulator is None:
         return
+    # The best kernels that the CPU allows are the ones that must have run.
     able = [kernels for kernels in emulator.kernels if kernels.feature in proof.features]
     if able and able[-1].name not in proof.instructions:
         instructions = ", ".join(proof.instructions) or "no instruction that distinguishes kernels"
@@ -69,6 +71,7 @@ def load_proof(file: Path) -> KernelProof | None:
 def save_proof(proof: KernelProof, file: Path) -> None:
     """Write a proof atomically, because several processes may write it at once."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    # The process number keeps the drafts of parallel processes apart.
     draft = file.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(plain(proof)) + "\n", encoding="utf-8")
     draft.replace(file)

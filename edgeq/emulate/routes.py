@@ -45,8 +45,11 @@ from edgeq.util.outputs import sha256
 from edgeq.util.records import fingerprint
 
 FOLDER = "masked"
+# Both instructions have two bytes, so no address in the library moves. 0f ff is undefined on every CPU, so it traps.
 _CPUID, _TRAP = b"\x0f\xa2", b"\x0f\xff"
+# A line of objdump's disassembly, with the address and the name of the instruction.
 _INSTRUCTION = re.compile(rb"^\s*([0-9a-f]+):\s+cpuid\b")
+# A line of objdump's list of sections, with the size, the address and the place in the file.
 _SECTION = re.compile(r"^\s*\d+\s+\S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-9a-f]+)", re.M)
 _TOOLS = "Install a C compiler with its binutils (Debian, Ubuntu: apt install gcc)"
 _SHIM = Path(__file__).with_name("cpuid_mask.c")
@@ -56,6 +59,7 @@ def why_not() -> str:
     """Return why CPUID cannot be masked here; "" if it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
+    # The copy needs a compiler for the trap handler, and objdump to find the instructions.
     missing = [tool for tool in ("cc", "objdump") if find_program(tool) is None]
     if missing:
         return f"masking CPUID needs {' and '.join(missing)}. {_TOOLS}"
@@ -76,6 +80,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
     if problem:
         raise RuntimeUnavailableError(problem)
     folder = _masked_runtime(progress)
+    # The handler knows no names of features, only registers and bits.
     clear = []
     for feature in sorted(FEATURES.intersection(features)):
         leaf, subleaf, register, bit = bit_of(feature)
@@ -94,8 +99,10 @@ def _masked_runtime(progress: Progress) -> Path:
     binding = next((source / "capi").glob("onnxruntime_pybind11_state*.so"), None)
     if binding is None:
         raise RuntimeUnavailableError(f"{source} has no onnxruntime_pybind11_state", "Install onnxruntime again")
+    # A new onnxruntime or handler gets a folder of its own, so a stale copy is never used.
     parts = f"{sha256(binding)[:16]}-{sha256(_SHIM)[:8]}"
     folder = checked(home() / FOLDER / parts, "the same command again")
+    # The folder appears under its name only when it is complete, so its existence is enough.
     if folder.is_dir():
         return folder
     check_writable()
@@ -108,6 +115,7 @@ def _masked_runtime(progress: Progress) -> Path:
         _copy(source, draft / "onnxruntime")
         for library in _loaded_libraries(binding):
             place = draft / "onnxruntime" / "capi" / library.name
+            # The link must go first, or the write would change the installed library.
             place.unlink()
             place.write_bytes(patched(library))
         run([find("cc", _TOOLS), "-O2", "-fPIC", "-shared", str(_SHIM), "-o", str(draft / "cpuid_mask.so")], _TOOLS)
@@ -145,6 +153,7 @@ def patched(library: Path) -> bytes:
     ]
     for address in _cpuid_addresses(library):
         at = next((a + offset for start, size, offset in sections if 0 <= (a := address - start) < size), None)
+        # A wrong byte in machine code would fail far from here, so a disagreement ends the patching.
         if at is None or content[at : at + 2] != _CPUID:
             raise RuntimeUnavailableError(f"{library} does not match its listing by objdump", _TOOLS)
         content[at : at + 2] = _TRAP
@@ -164,6 +173,7 @@ def _cpuid_addresses(library: Path) -> Iterator[int]:
         for line in process.stdout:
             if b"cpuid" in line and (match := _INSTRUCTION.match(line)):
                 yield int(match.group(1), 16)
+        # A listing that was cut off would leave instructions unmasked without a sign.
         if process.wait() != 0:
             raise RuntimeUnavailableError(f"objdump cannot read {library}", _TOOLS)
 
@@ -229,6 +239,7 @@ def route_to(
         simulators: the available simulators, by the name in a profile's [emulate] simulator.
     """
     wants = target.emulate
+    # The order of the routes is the order of trust and speed: the hardware itself, a simulator, masking, emulation.
     if runs_natively(target, machine):
         return ExecutionRoute(NATIVE, "this machine", native_speed=True, start=partial(_native, target))
     reasons = []
@@ -236,6 +247,7 @@ def route_to(
     if name is not None:
         simulator = (simulators or {}).get(name)
         if simulator is not None:
+            # A simulator stands for hardware, so its limits belong to every statement made with it.
             never = f"; never run on {target.profile.never_run}" if target.profile.never_run else ""
             return ExecutionRoute(
                 MODELLED, f"the {name} simulator{never}", start=partial(_simulated, simulator, target)
@@ -245,6 +257,7 @@ def route_to(
         problem = _why_not_masked(target, machine)
         if not problem:
             hidden = sorted(machine.features.intersection(wants["mask"]))
+            # This CPU already lacks everything that would be hidden, so its own kernels are the target's.
             if not hidden:
                 return ExecutionRoute(NATIVE, "this machine", native_speed=True, start=partial(_native, target))
             means = f"this CPU with {', '.join(hidden)} masked"
@@ -261,6 +274,7 @@ def route_to(
                 require_sysroot(emulator)
             start = partial(_emulated, emulator, target, cpu, means)
             return ExecutionRoute(EMULATED, means, speed=emulator.speed, start=start)
+        # A missing emulator is a reason in the record, not an error of the whole check.
         except (HardwareError, RuntimeUnavailableError) as error:
             reasons.append(str(error))
     if not reasons:
@@ -274,6 +288,7 @@ def _why_not_masked(target: Target, machine: Machine) -> str:
     unknown = sorted(hide - FEATURES)
     if unknown:
         raise HardwareError(f"{target.files[-1]}: [emulate] mask names {unknown[0]!r}, which is not a CPUID feature")
+    # Masking only hides features. A target that needs a feature of its own cannot be imitated.
     lacks = sorted(target.profile.requires - (machine.features - hide))
     if lacks:
         return f"this CPU lacks {', '.join(lacks)}, so masking is not enough"
@@ -296,6 +311,7 @@ def _saturates(target: Target) -> bool:
 def _native(target: Target) -> Iterator[Running]:
     with probe_file() as file:
         proof = KernelProof(probe(open_session(file), "this machine"), tuple(sorted(target.features)))
+    # The probe runs on the CPU, so it says nothing about a GPU.
     if target.profile.min_compute_capability is None:
         check_kernels(proof, None, saturates=_saturates(target), title="this machine")
     yield Running(open_session, proof)
@@ -312,6 +328,7 @@ def _masked(target: Target, means: str, progress: Progress) -> Iterator[Running]
     hide = tuple(target.emulate["mask"])
     with start_guest(masked_command(hide, progress=progress), means) as guest:
         report = guest.features(hide)
+        # Without a trap, nothing shows that onnxruntime saw the masked CPU.
         if not report["trapped"]:
             raise CheckFailedError(
                 f"{means}: onnxruntime did not read the masked CPUID", "Report this: the kernels could not be proven"
@@ -328,6 +345,7 @@ def _emulated(emulator: Emulator, target: Target, cpu: str, means: str) -> Itera
         instructions = _watch_instructions(emulator, cpu, means, report) if emulator.kernels else None
         proof = KernelProof(_probe_in(guest), tuple(report["features"]), instructions)
         _check_features(target, proof, emulator, means)
+        # The features are checked first, because a missing feature explains wrong kernels.
         check_kernels(proof, emulator, saturates=_saturates(target), title=means)
         yield Running(guest.open, proof)
 
@@ -336,6 +354,7 @@ def _check_features(target: Target, proof: KernelProof, emulator: Emulator, mean
     """Check that the emulated CPU has the features that the target's profile requires. Only features by which kernels
     are chosen are checked.
     """
+    # Other features do not change which kernels run.
     distinguishing = {kernels.feature for kernels in emulator.kernels}
     lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
     if lacks:
@@ -356,6 +375,7 @@ def _watch_instructions(emulator: Emulator, cpu: str, means: str, report: Mappin
 
     The result is kept in a file, because watching the probe takes ten times as long as running it.
     """
+    # Everything that can change the translated code is part of the file's name.
     basis: dict[str, Any] = {**report, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
     basis["kernels"] = [(kernels.name, kernels.patterns) for kernels in emulator.kernels]
     file = home() / "proofs" / f"{fingerprint(basis)[:16]}.json"
@@ -368,6 +388,7 @@ def _watch_instructions(emulator: Emulator, cpu: str, means: str, report: Mappin
             with start_guest(emulated_command(emulator, cpu, log=watch.pipe), means) as guest:
                 pairs = _probe_in(guest)
         finally:
+            # Also after an error, because the reading thread would wait for the mark forever.
             instructions = watch.finish()
     save_proof(KernelProof(pairs, tuple(report["features"]), instructions), file)
     return instructions
@@ -440,7 +461,9 @@ def setup(
     if sysroot is not None and (onnxruntime or sources):
         raise UsageError("--sysroot cannot be used with --onnxruntime or --sources", "Leave those two out")
     check_writable()
+    # qemu comes first: without it, the root file system could not be tried.
     qemu = _ready_qemu(emulator, sources, progress)
+    # A complete root file system takes minutes to make, so it is kept unless the user asks for a new one.
     prepared = None if force else load_sysroot(emulator)
     if sysroot is not None:
         prepared = use_sysroot(emulator, sysroot)
@@ -462,6 +485,7 @@ def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) ->
     try:
         fetch_qemu(sources=sources, progress=progress)
     except RuntimeUnavailableError as error:
+        # An old qemu still runs programs, and `emulated_command` makes up for its /proc/cpuinfo.
         if installed is None:
             raise
         progress.note(
@@ -522,5 +546,6 @@ def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)
         for name, emulator in load_emulators().items()
     }
+    # The machine was detected above, so "auto" needs no second detection.
     targets = load_targets(machine)
     return Status(home(), machines, {name: route_to(t, machine, simulators=simulators) for name, t in targets.items()})

@@ -21,6 +21,7 @@ class KernelWatch:
     def __init__(self, kernels: Iterable[Kernels], folder: Path) -> None:
         self._kernels = tuple(kernels)
         self.pipe = folder / "code"
+        # The log has a line for each translated instruction. Through a pipe, it takes no space on the disk.
         os.mkfifo(self.pipe)
         self._seen: set[str] = set()
         self._thread = threading.Thread(target=self._read_log, daemon=True)
@@ -53,10 +54,12 @@ def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
     while chunk := os.read(stream.fileno(), 1 << 20):
         text = remaining + chunk
         cut = text.rfind(b"\n") + 1
+        # Only whole lines are searched, because a chunk may end inside an instruction.
         codes.update(_CODE.findall(text[:cut]))
         remaining = text[cut:]
         if _END.strip() in text:
             break
+    # The same instruction is logged many times, so the patterns are compared once for each different code.
     for code in codes:
         number = int(code, 16)
         kinds.update(name for mask, value, name in patterns if number & mask == value)
