@@ -12,6 +12,7 @@ from edgeq_device.system.budget import renew
 
 from edgeq.util.process import begin, ends_in_one_line
 
+# 34 years in seconds, which is the same as no limit.
 _YEARS = 1 << 30
 
 
@@ -23,6 +24,7 @@ class OneLineCommand(click.Command):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run the command and exit."""
         with ends_in_one_line():
+            # In click's standalone mode, click would print errors in its own form and exit.
             code = super().main(*args, **{**options, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else 0)
 

@@ -17,6 +17,7 @@ def member(enumeration: str, value: Any) -> Any:
     Raises:
         UsageError: the enumeration does not have this member.
     """
+    # Imported here, so that a command's help and its wrong options need no onnxruntime.
     import onnxruntime.quantization
 
     members = getattr(onnxruntime.quantization, enumeration)
@@ -38,6 +39,7 @@ def quant_type(value: Any) -> Any:
         UsageError: the type is unknown or is a float type.
     """
     type_member = member("QuantType", value)
+    # onnxruntime lists float8 among its types too.
     if "FLOAT" in type_member.name:
         raise UsageError(f"{type_member.name} has no kernels on the CPU", "Choose an integer QuantType")
     return type_member

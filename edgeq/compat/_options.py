@@ -19,6 +19,7 @@ def switch(*names: str, help: str) -> Callable[[F], F]:
 
     The older tools read some booleans as text, and any text counted as true, even "False".
     """
+    # `flag_value` is the value of the option without text, so all spellings reach one conversion.
     return click.option(*names, is_flag=False, flag_value="true", default="false", type=click.BOOL, help=help)
 
 
@@ -35,6 +36,7 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the converted value. Refuse a list, with a message that shows what to type."""
         if isinstance(value, str) and "," in value and param is not None:
+            # The message shows the first value, so the user can copy the line as it stands.
             choice = value.split(",")[0].strip()
             self.fail(
                 f"only one value per run is allowed. Type {param.opts[0]} {choice}, then run the others", param, ctx
@@ -49,4 +51,5 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Report wrong options as an edgeq error."""
+        # argparse would print its usage and exit by itself, with another exit code.
         raise UsageError(message, f"See `python -m {self.prog} --help`")

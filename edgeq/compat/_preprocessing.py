@@ -13,5 +13,6 @@ def images_or_arrays(dataset: str, for_images: str) -> str | None:
     """
     if find_sidecar([Path(dataset)]) is not None:  # the preprocessing file may choose among several kinds of files
         return None
+    # The kind of the files decides, because arrays of the older tools were already prepared.
     file_set = find_files(dataset)
     return for_images if file_set.kind == "images" and find_sidecar([file_set.root]) is None else None

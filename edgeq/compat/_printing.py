@@ -24,6 +24,7 @@ class PrintedProgress:
 
     def note(self, text: str) -> None:
         """Print a note as a line on stderr."""
+        # stdout is the result of the command, which scripts read.
         click.echo(printable(text), err=True)
 
 

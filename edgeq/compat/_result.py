@@ -45,6 +45,7 @@ def check_written(draft: Path, output: Path, notes: Iterable[str]) -> Written:
         RuntimeUnavailableError: ONNX Runtime cannot open the model.
     """
     model = read_model(draft)
+    # A node of a domain that the model does not import cannot run.
     missing = sorted({node.domain for node in model.graph} - {*model.opset_imports, *MAIN_DOMAINS})
     if missing:
         raise ModelError(
@@ -56,11 +57,14 @@ def check_written(draft: Path, output: Path, notes: Iterable[str]) -> Written:
             "Choose operator types and nodes of the model. For convolutions, use static quantization",
         )
     options, why, changed = settle(model, guard=False)
+    # `settle` may correct the model itself, so the file is written again before it is opened.
     if changed:
         save_model(model, draft)
     try:
+        # A model that passes the checker can still lack a kernel, and only opening it shows that.
         open_session(draft, SessionSettings(config=options))
     except RuntimeUnavailableError as error:
+        # The user knows the output, not the draft.
         problem = error.problem.replace(str(draft), str(output))
         raise RuntimeUnavailableError(problem, "Choose other types, operators or nodes") from error
     for note in why:

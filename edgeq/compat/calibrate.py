@@ -66,6 +66,7 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
             "Give a function of one argument, the image as uint8 [H, W, 3]",
         )
     width, height = size
+    # Scripts define either order, and only the name of the argument tells which.
     sizes = (width, height) if required[1].startswith("w") else (height, width)
     return replace(loaded, reads="path", function=lambda path: function(str(path), *sizes))  # type: ignore[call-arg]
 
@@ -74,9 +75,11 @@ def _required_arguments(function: Callable[..., Any]) -> list[str]:
     """Return the names of the positional arguments that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
+    # Arguments with a default are the script's own and are never passed.
     return [entry.name for entry in parameters if entry.kind in kinds and entry.default is inspect.Parameter.empty]
 
 
+# The target of edgeq for the fork's systolic array.
 _ARRAY = "gemmini"
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
 _PREPROCESS |= {"method1": "preprocess_method1", "method2": "preprocess_method2", "None": "none", "none": "none"}
@@ -84,8 +87,10 @@ _MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
 """Value of --mode → weight type. `int` appears in the fork's notes on object detection, but the fork's parser did not
 accept it.
 """
+# The first two names are the older tool's words for the same method. The others are edgeq's own.
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
+# The fork's parser took any other text for false.
 _TRUE = ("true", "1", "yes")
 _FASTEST = {
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "GRU", "Gather", "Gemm", "LSTM", "MatMul"), "int8"),
@@ -149,6 +154,7 @@ def command(
 ) -> list[str]:
     """Calibrate and quantize a model with the options of the older calibrate.py."""
     del augmented_model_path, force_fusions
+    # What the command decided by itself is printed, because the two older tools decided differently.
     assumed = []
     weight_types = _FASTEST if mode is None else dict.fromkeys(_FASTEST, _MODES[mode])
     if mode is None:
@@ -162,6 +168,7 @@ def command(
         overrides = {"mode": "dynamic", "dynamic_weight_types": weight_types}
     if is_static and integer == "uint8":
         overrides |= {"mode": "static", "format": "QOperator", "activation_type": "uint8", "weight_type": "uint8"}
+        # These are the choices of the 2019 tool. edgeq's profiles would choose others.
         overrides |= {"activation_symmetric": False, "weight_symmetric": False}
         overrides |= {"per_channel": False, "reduce_range": False}
     if op_types:
@@ -176,6 +183,7 @@ def command(
     else:
         preprocess = _preprocess(data_preprocess, model_path)
     data = Data(dataset_path, preprocess, count=dataset_size or None)
+    # Static int8 existed only in the fork, whose runtime drives the array.
     write = _for_the_array if is_static and integer == "int8" else _for_cpus
     return [write(model_path, data, output_model_path, overrides), *assumed]
 
@@ -186,6 +194,7 @@ def _preprocess(text: str, model: Path) -> Any:
         return _PREPROCESS[text]
     if ".py:" in text:
         return own_preprocess(text, model)
+    # A bare name is a function in a file of the user's, so the file must be named too.
     if text.isidentifier():
         raise UsageError(
             f"no --data_preprocess is called {text!r}",
@@ -209,11 +218,13 @@ def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str
     The model at `output` is for the fork's runtime. The model for stock ONNX Runtime and the array's program go next to
     it.
     """
+    # Three files are written, and none of them may replace the model or the data.
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")
         result = job.quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False, effort=None)
         dialect = host_model.with_name(f"{host_model.stem}.dialect.onnx")
+        # The model is quantized, but not for the fork. Its reason is among the notes.
         if not dialect.exists():
             why = next(
                 (note for note in result.notes if note.startswith("no file for ")), "no file for the fork was written"
@@ -236,6 +247,7 @@ def _excluded_nodes(model_path: Path, quantized: Sequence[str]) -> Sequence[str]
         return []
 
     names = [node.name for node in read_model(model_path).graph if node.name]
+    # A misspelt name would leave the whole model in float.
     unknown = sorted(set(quantized) - set(names))
     if unknown:
         raise UsageError(f"{model_path} has no node {unknown[0]!r}", "`edgeq inspect` lists the nodes")

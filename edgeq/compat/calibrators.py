@@ -76,6 +76,7 @@ class CalibratorOptions:
         Raises:
             UsageError: a value is not a number, or is out of its bounds.
         """
+        # An absent flag keeps the default of the class, and a present None is False.
         flags = {
             name: bool(options[name]) for name in ("symmetric", "moving_average", "per_channel") if name in options
         }
@@ -99,9 +100,11 @@ def statistics_of(
         per_channel: True to also keep the extrema of each channel. Channels are along axis 1 of the tensors that are
             known to have that axis.
     """
+    # The stride changes nothing in the result, but the option is checked as onnxruntime does.
     source = _in_parts(reader, stride) if stride else reader
     samples = open_samples(source, prepared.signature, model=prepared.source)
     names = activations(prepared.model)
+    # Channel extrema multiply the memory of the statistics, so they are kept only on request.
     channels = dict.fromkeys(_with_channels(prepared.model, names), 1) if per_channel else {}
     return collect(prepared.model, samples, names, model_digest=prepared.digest, channels=channels)
 
@@ -144,12 +147,14 @@ def spans_of(statistics: Statistics, method: Any, options: CalibratorOptions) ->
     name = name_of_member(method)
     if name not in METHODS:
         raise UsageError(f"calibration method {name} gives no integer ranges", f"It can be {', '.join(METHODS)}")
+    # The mean of the samples' extrema is kept only for whole tensors.
     if name == "MinMax" and options.per_channel and options.moving_average:
         raise UsageError("per_channel and moving_average cannot be combined", "Leave one of them out")
     return {tensor: _span(figures, name, options) for tensor, figures in statistics.tensors.items()}
 
 
 def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> Span:
+    # An empty tensor, such as a cache before the first step, has no values and needs no range.
     if not tensor.count:
         return _pair(0.0, 0.0)
     if method == "MinMax":
@@ -159,6 +164,7 @@ def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> 
     ends = tensor.minimum, tensor.maximum
     if method == "Percentile":
         ends = percentile_range(tensor.histogram, options.percentile, symmetric=options.symmetric is not False)
+    # With as many levels as bins, there is only one window, and the range is the extrema.
     elif options.num_bins // 2 > options.num_quantized_bins // 2:
         ends = entropy_range(linear_of(tensor.histogram), levels=options.num_quantized_bins, symmetric=True)
     # Both methods clip their ranges, including symmetric ones, to the extrema of the samples.
@@ -188,6 +194,7 @@ def read_cache(path: Path, method: Any) -> dict[str, Range]:
     try:
         data = load_tensors_data(path)
         ranges = {name: _range(value) for name, value in data.items()}
+    # A damaged file raises whatever its values lead to.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CalibrationError(
             f"{path} is not a calibration cache: {error}", "Delete it, or name another file"
@@ -212,6 +219,7 @@ def _range(value: Any) -> Range:
     if hasattr(value, "range_value"):
         value = value.range_value
     low, high = (np.asarray(end, np.float64) for end in value)
+    # Zero must be exact in every quantized tensor, because padding and Relu produce it.
     return Range(min(float(low.min()), 0.0), max(float(high.max()), 0.0))
 
 
@@ -268,6 +276,7 @@ def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Pat
         CalibrationError: a range is not finite, or a name contains white space.
     """
     pairs = {
+        # A single number is a magnitude, so it stands for a symmetric range.
         name: value if np.ndim(value) or hasattr(value, "range_value") else (-abs(float(value)), abs(float(value)))
         for name, value in calibration_cache.items()
     }
@@ -299,6 +308,7 @@ def calibrate(
         graph = prepared.model.graph
         warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
         ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", CalibratorOptions())
+        # Backwards, so that the range of a chain's last clamp reaches its first input.
         clamp_nodes = reversed(list(clamps(prepared.model.graph)))
     for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in clamp_nodes]:
         if result in ranges:
@@ -337,6 +347,7 @@ class CalibraterBase:
         use_external_data_format: bool = False,
         per_channel: bool = False,
     ) -> None:
+        # The folder must live as long as the object, because its session reads the files in it.
         self._folder, remove = make_scratch("edgeq-calibrater-")
         weakref.finalize(self, remove)
         self.model_path = as_file(model_path, self._folder)
@@ -420,6 +431,7 @@ class EdgeqCalibrater(CalibraterBase):
             model_path, op_types_to_calibrate, augmented_model_path, use_external_data_format=use_external_data_format
         )
         self.method = member("CalibrationMethod", method)
+        # A misspelt option would silently change the ranges.
         for name in sorted(set(options or {}) - _OPTIONS - _NOT_NEEDED):
             LOG.warning("unknown option %r of the calibrator is ignored", name)
         self.options = CalibratorOptions.parse(options or {})
@@ -465,6 +477,7 @@ class EdgeqCalibrater(CalibraterBase):
         if self._statistics is None:
             raise CalibrationError("no data was collected", "Call collect_data first")
         spans = spans_of(self._statistics, self.method, self.options)
+        # All float tensors were observed, and only here are the operator types applied, so they can still change.
         names, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
         return {name: span for name, span in spans.items() if name in names}
 
@@ -497,6 +510,7 @@ def create_calibrator(
         calibrate_method,
         extra_options,
     )
+    # Readers of the older examples open this file to learn the names of the inputs.
     if augmented_model_path is not None and not Path(augmented_model_path).exists():
         with output_file(Path(augmented_model_path)) as draft:
             save_model(read_model(calibrater.model_path), draft)

@@ -64,6 +64,7 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
         DataError, CalibrationError: for the same reasons as in `edgeq.calibration.collect`.
     """
     path = Path(model_path)
+    # The model is read once for all readers, however many parts the data set has.
     digest, model = model_digest(path), read_model(path)
     total: Statistics | None = None
     for reader in readers:
@@ -118,6 +119,7 @@ def command(
         reader = YoloDataReader(
             dataset, width, height, start_index, end_index, 1, batch_size, model, preprocess=preprocess
         )
+        # The reader was opened over the whole range, so its size tells where the last part ends.
         stop = start_index + reader.get_dataset_size()
         for start in range(start_index, stop, stride):
             reader.set_range(start, min(start + stride, stop))

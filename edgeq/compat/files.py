@@ -92,6 +92,7 @@ def check_options(extra_options: Mapping[str, Any] | None) -> dict[str, Any]:
             "Leave it out; `edgeq tune` finds the layers to keep in float instead",
         )
     names = WRITER | CALIBRATION | set(_SMOOTH)
+    # The older functions ignored a misspelt option, so an error would break scripts that run today.
     for name in sorted(set(options) - names):
         close = difflib.get_close_matches(name, names, n=1)
         LOG.warning("unknown extra option %r is ignored%s", name, f"; did you mean {close[0]}?" if close else "")
@@ -155,6 +156,7 @@ def quantize_static(
     del calibration_providers, optimize_model
     options = check_options(extra_options)
     types = quant_type(activation_type), quant_type(weight_type)
+    # The model would be written and checked, and then fail when it is opened.
     if [t.name for t in types] == ["QInt8", "QUInt8"]:
         raise UsageError("int8 activations with uint8 weights have no kernels", "Set weight_type to QuantType.QInt8")
     output = path_of(model_output, "output")
@@ -163,9 +165,11 @@ def quantize_static(
         scratch_folder("edgeq-static-") as folder,
         output_file(output, force=True, beside=siblings(model_input, output)) as draft,
     ):
+        # The factors of a Gemm are folded first, because ranges and names must fit the rewritten model.
         prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
         warn_unknown_nodes(prepared.model, included, excluded)
         cache = Path(calibration_cache_path) if calibration_cache_path is not None else None
+        # Ranges come first: a problem in the data should show before any file is written.
         ranges = _ranges(prepared, calibration_data_reader, calibrate_method, cache, options)
         arguments = {
             "quant_format": member("QuantFormat", quant_format),
@@ -193,6 +197,7 @@ def quantize_static(
             # Some nodes, such as a dilated AveragePool, cannot run between the Q/DQ nodes that onnxruntime's quantizer
             # writes.
             predicted = predict_int8(prepared.model, int8_rules("cpu"))
+            # Only nodes that can never be integers are given up. If there are none, the error stands.
             float_only = {node.name for node in predicted if node.verdict == "float"} - float_nodes
             if not float_only:
                 raise
@@ -209,6 +214,7 @@ def _kept_clamps(
     """
     dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()
+    # A scale that the user set need not cover the clamp's bounds, so such a clamp must stay.
     free = {name: span for name, span in ranges.items() if name not in overridden}
     overridden_clamps = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
     lasting = lasting_clamps(model.graph, chosen_params(free, dtype, symmetric=symmetric))
@@ -247,6 +253,7 @@ def _ranges(
     statistics = statistics_of(prepared, reader, stride=options.get("CalibStridedMinMax"))
     calibrator_options = {_CALIBRATORS[name]: value for name, value in options.items() if name in _CALIBRATORS}
     ranges = ranges_of(statistics, method, CalibratorOptions.parse(calibrator_options))
+    # onnxruntime's own writer, so that its tools can read the file too.
     if cache is not None:
         from onnxruntime.quantization import save_tensors_data
 
@@ -255,6 +262,7 @@ def _ranges(
 
 
 def _by_users_calibrator(prepared: PreparedModel, reader: Any, method: Any) -> dict[str, Range]:
+    # A class gets the five calls in the order of onnxruntime's documentation. An object is ready to collect.
     if isinstance(method, type):
         with scratch_folder("edgeq-calibrator-") as folder:
             augmented = Path(folder) / "augmented_model.onnx"
@@ -331,6 +339,7 @@ def quantize_dynamic(
                 reduce_range=reduce_range,
                 weight_type=integer_type,
                 nodes_to_quantize=included,
+                # onnxruntime's quantizer mistakes these nodes for its own operator of the same name.
                 nodes_to_exclude=[*excluded, *standard_attentions(prepared.model)],
                 extra_options=writer_options(options),
             )
@@ -394,6 +403,7 @@ def quantize_qat(
             wanted=is_requested,
             force=True,
         )
+    # What stayed in Q/DQ form runs as before, but scripts should see it in their log.
     for line in result.kept:
         LOG.warning("%s", line)
     return Written(result.output, {}, (*result.changes, *result.kept))
@@ -402,5 +412,6 @@ def quantize_qat(
 def _integer(value: Any) -> str | None:
     if value is None:
         return None
+    # Names that retarget does not know are passed on, so that its message lists the valid ones.
     name = str(quant_type(value).name)
     return _NAMES.get(name, name)

@@ -64,6 +64,7 @@ def read_params(
     ):
         for name, value in (table or {}).items():
             pair = _pair(argument, name, value)
+            # A name without a tensor does no harm, so it is only reported.
             if name not in names:
                 LOG.warning("%s: the model has no tensor %r; it is ignored", argument, name)
             elif name in params and params[name] != pair:
@@ -83,6 +84,7 @@ def in_type(params: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -
     target_type = _TYPES[dtype]
     shifted = {}
     for name, (zero_point, scale) in params.items():
+        # uint8 begins at 0 and int8 at -128, so the difference of the limits is the shift.
         shift = LIMITS[target_type][0] - LIMITS[_TYPES.get(str(zero_point.dtype), target_type)][0]
         shifted[name] = QuantParams(np.asarray(scale), np.asarray(int(zero_point) + shift), target_type)
     return shifted
@@ -128,6 +130,7 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
         ) from error
     if zero.dtype.kind not in "iu" or not (np.isfinite(number) and number > 0):
         raise UsageError(f"{argument} of {name!r} is {value!r}", "Give an integer zero point and a scale above 0")
+    # A plain Python integer becomes int64. Its sign tells which of the two types was meant.
     if str(zero.dtype) not in _TYPES:
         zero = zero.astype(np.int8 if zero < 0 else np.uint8)
     return zero, number

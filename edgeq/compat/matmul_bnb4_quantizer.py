@@ -48,6 +48,7 @@ class MatMulBnb4Quantizer:
     ) -> None:
         if quant_type not in (self.FP4, self.NF4):
             raise UsageError(f"quant_type is {quant_type!r}", "Give 0 for FP4, or 1 for NF4")
+        # A wrong size is refused here, with the valid sizes in the message.
         if not isinstance(block_size, int) or block_size < 16 or block_size & (block_size - 1):
             raise UsageError(f"block_size is {block_size!r}", "Give a power of two, 16 or more")
         if not isinstance(model, onnx.ModelProto):
@@ -64,6 +65,7 @@ class MatMulBnb4Quantizer:
         """
         with refusals("the model", "Keep the node in float with nodes_to_exclude"):
             self._quantizer.process()
+        # A model without such a matrix comes back unchanged.
         if not any(node.op_type == _OPERATOR for node in self.model.nodes()):
             raise ModelError(
                 "the model has no MatMul with a constant matrix", "Exclude fewer nodes, or quantize it statically"
@@ -94,6 +96,7 @@ def run(arguments: Sequence[str]) -> str:
     data_files = siblings(options.input_model, options.output_model)
     with output_file(options.output_model, force=True, beside=data_files) as draft:
         save_model(from_proto(quantizer.model.model), draft)
+        # A file that onnxruntime cannot open is not written.
         open_session(draft, SessionSettings())
     return f"{options.output_model}: {('FP4', 'NF4')[options.quant_type]}, blocks of {options.block_size}"
 

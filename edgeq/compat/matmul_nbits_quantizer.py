@@ -75,11 +75,13 @@ class MatMulNBitsQuantizer:
         algo_config: Any = None,
     ) -> None:
         self._model_argument = model
+        # A configuration's own block size takes precedence over the argument, as in onnxruntime.
         size = getattr(algo_config, "block_size", block_size)
         if not isinstance(size, int) or size < 16 or size & (size - 1):
             raise UsageError(f"block_size is {size!r}", "Give a power of two, 16 or more")
         if not isinstance(model, onnx.ModelProto):
             model = load_model(path_of(model), external_data="all")
+        # Both forms are kept: the path for edgeq's own preparation, and the model for onnxruntime's quantizer.
         self._source = model
         if algo_config is None:
             algo_config = _theirs().DefaultWeightOnlyQuantConfig(
@@ -116,7 +118,9 @@ class MatMulNBitsQuantizer:
         if self._searches():
             with scratch_folder("edgeq-nbits-") as folder:
                 model = self._in_searched_blocks(Path(folder))
+            # `model` stays the object that a script already holds.
             self.model.model.CopyFrom(model)
+            # What edgeq does not search, such as the tables of Gather, is left to onnxruntime's quantizer.
             other_types = set(self.algo_config.op_types_to_quantize) - {"MatMul"}
             if not other_types and not self._arguments["nodes_to_include"]:
                 return
@@ -125,6 +129,7 @@ class MatMulNBitsQuantizer:
             with refusals(named, "Keep the node in float with nodes_to_exclude, or choose other options"):
                 quantizer = _theirs().MatMulNBitsQuantizer(model, **self._arguments)
                 quantizer.process()
+        # Some algorithms live in packages that onnxruntime does not install.
         except ImportError as error:
             algorithm = self.algo_config.algorithm
             raise RuntimeUnavailableError(
@@ -144,7 +149,9 @@ class MatMulNBitsQuantizer:
             and self._option_value("bits") in WEIGHT_BITS
             and self._option_value("block_size") in BLOCK_SIZES
             and not any(getattr(config, name, None) for name in _OWN_WAYS)
+            # The search works along axis 0 alone.
             and dict(config.quant_axes or ()).get("MatMul", 0) == 0
+            # 16-bit models are left to onnxruntime's own quantizer.
             and all(tensor.data_type not in _HALVES for tensor in self._source.graph.initializer)
             and any(node.op_type == "MatMul" for node in self._source.graph.node)
         )
@@ -165,6 +172,7 @@ class MatMulNBitsQuantizer:
             weight_symmetric=self._option_value("is_symmetric"),
             op_types=("MatMul",),
             exclude=tuple(self._arguments["nodes_to_exclude"]),
+            # Level 4 computes the products in int8. Every other level must keep all of them in float.
             float_compute=() if level == INT8_LEVEL else (ALL_NODES,),
         )
         write_weight_only(prepared, scheme, folder / "blocks.onnx")
@@ -177,6 +185,7 @@ def _with_level(model: onnx.ModelProto, level: int | None) -> onnx.ModelProto:
         if node.op_type == OPERATOR:
             other_attributes = [attribute for attribute in node.attribute if attribute.name != LEVEL]
             level_attributes = [] if level is None else [onnx.helper.make_attribute(LEVEL, level)]
+            # A protobuf list cannot be assigned, so it is emptied and filled again.
             del node.attribute[:]
             node.attribute.extend([*other_attributes, *level_attributes])
     return model
@@ -233,6 +242,7 @@ def parser() -> ArgumentParser:
 
 
 def _boolean(text: str) -> bool:
+    # As text, "False" would count as true.
     values = {"true": True, "1": True, "false": False, "0": False}
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
@@ -249,6 +259,7 @@ def _axis(text: str) -> tuple[str, int]:
 def run(arguments: Sequence[str]) -> str:
     """Run the command with the given arguments and return the line to print."""
     options = parser().parse_args(arguments)
+    # The parser knows these names, so that the user learns what to type instead.
     if options.quant_method not in _METHODS:
         raise UsageError(
             f"--quant_method {options.quant_method} needs calibration samples, which this command does not take",
@@ -257,6 +268,7 @@ def run(arguments: Sequence[str]) -> str:
         )
     if options.output_model.exists():
         raise UsageError(f"{options.output_model} exists", "Choose another --output_model, or remove it")
+    # The configurations of the other algorithms do not accept all options, and an unknown one raises TypeError.
     types = tuple(options.op_types_to_quantize or ("MatMul",))
     config: dict[str, Any] = {"op_types_to_quantize": types}
     if options.quant_method in ("default", "hqq"):

@@ -45,10 +45,12 @@ VAL_MAP = "val_map.txt"
 """Name of the benchmark's file of ImageNet labels, which is next to the images. Each line has a file name and a
 class.
 """
+# The benchmark's models and data sets are data, so a new one needs no code.
 _TABLES = toml_table(Path(__file__).with_suffix(".toml"), UsageError, "Install edgeq again")
 DATASETS: Mapping[str, Mapping[str, Any]] = _TABLES["datasets"]
 PROFILES: Mapping[str, str] = _TABLES["profiles"]
 FILES: Mapping[str, str] = _TABLES["files"]
+# The words that run_local.sh passes and that have only one possible value here.
 BACKEND = "onnxruntime"
 DEVICE = "cpu"
 
@@ -113,6 +115,7 @@ def run(
     words: Sequence[str],
 ) -> dict[str, Any]:
     """Measure with these options and return the results in the form of results.json."""
+    # The words of run_local.sh choose the model, but an explicit option still wins.
     named = _named(words)
     if named is not None:
         profile = f"{named}-{BACKEND}"
@@ -125,6 +128,7 @@ def run(
     name = dataset or PROFILES[profile]
     table = DATASETS[name]
     steps = preprocess or table.get("preprocess")
+    # COCO's models differ in their preprocessing, so a guess would measure a wrong accuracy.
     if steps is None:
         raise UsageError(
             f"--dataset {name} has no preprocessing for its images",
@@ -134,6 +138,7 @@ def run(
     result: dict[str, Any] = {"model": str(model), "dataset": name, "scenario": scenario}
     if accuracy:
         options = {"class_offset": class_offset, "decoder": decoder, "output": outputs}
+        # The user's options override those of the data set, and None means that an option was not given.
         task_options = {
             **table.get("options", {}),
             **{key: value for key, value in options.items() if value is not None},
@@ -141,7 +146,9 @@ def run(
         labels: str | None = None
         if table["task"] == "classification":
             val_map = dataset_path / VAL_MAP
+            # The file next to the images is used only if it exists: class folders are another way to give labels.
             labels = dataset_list or (str(val_map) if val_map.is_file() else None)
+        # For detection, the list is COCO's instances file, not a list of labels.
         elif dataset_list is not None:
             task_options["annotations"] = Path(dataset_list)
         samples = open_samples(str(dataset_path), model_signature(model), preprocess=steps, labels=labels, model=model)
@@ -161,11 +168,13 @@ def run(
             min_duration_s=seconds,
             batch=max_batchsize,
             target_qps=qps,
+            # MLPerf states latencies in seconds, edgeq in milliseconds.
             latency_bound_ms=1000 * max_latency if max_latency is not None else None,
             threads=threads,
         )
         result["figures"] = _speed(model, BenchData(str(dataset_path), steps, count), settings)
     if folder is not None:
+        # Only earlier results may be replaced, never another file of that name.
         _check_results(folder / "results.json")
         with output_file(folder / "results.json", force=True) as draft:
             draft.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -178,6 +187,7 @@ def _named(words: Sequence[str]) -> str | None:
     """
     matches = [word for word in words if word in FILES]
     unknown = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
+    # A second model would be ignored silently otherwise.
     if unknown is not None or (words and len(matches) != 1):
         model = matches[0] if matches else next(iter(FILES))
         raise UsageError(
@@ -204,6 +214,7 @@ def _check_results(place: Path) -> None:
 def line_of(result: Mapping[str, Any]) -> str:
     """Return the last line of main.py's output."""
     figures = ", ".join(f"{k}={v:.4g}" for k, v in result["figures"].items())
+    # Without accuracy, main.py's last line has this form.
     if "metrics" not in result:
         return f"TestScenario.{result['scenario']} {figures}"
     metrics = ", ".join(f"{name}={100 * value:.3f}%" for name, value in result["metrics"].items())
@@ -213,6 +224,7 @@ def line_of(result: Mapping[str, Any]) -> str:
 def _speed(model: Path, data: BenchData, settings: BenchSettings) -> dict[str, float]:
     """Measure a model in one scenario and return the measured values."""
     with device_errors():
+        # Contradicting options fail here, before the model is opened.
         settings.check()
     measurement = bench(model, data=data, settings=settings, progress=PrintedProgress())
     latency = measurement.latency(list(measurement.models)[-1], settings.scenarios[0])

@@ -21,6 +21,7 @@ from edgeq.compat.preprocess import quant_pre_process
 @switch("--replace_gemm", help="Accepted: a Gemm is quantized as it is.")
 def command(source: Path, output: Path, replace_gemm: bool) -> None:
     """Fold constants and BatchNormalization to prepare a model for calibrate."""
+    # edgeq quantizes a Gemm without splitting it into MatMul and Add.
     del replace_gemm
     quant_pre_process(source, output, skip_symbolic_shape=True, progress=PrintedProgress())
     say(f"{output}: next, python -m edgeq.compat.calibrate --model_path {output} --dataset_path FOLDER")

@@ -43,6 +43,7 @@ LEAST_SQNR_DB = 40.0
 """The minimum SQNR of the outputs in dB. Outputs need not be identical, because fused operators add in a different
 order and may approximate Gelu differently.
 """
+# float16 has 11 significant bits, and a transformer adds up many rounded products.
 _HALF_SQNR_DB = 25.0
 _SIZE = 8
 """The size of every free axis in the generated inputs."""
@@ -62,6 +63,7 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
     """
     with scratch_folder("edgeq-optimizer-") as folder:
         path = as_file(input, Path(folder))
+        # A damaged model should fail with edgeq's own error, not inside the optimizer.
         read_model(path)
         source, level = _prepared(path, model_type, options.get("opt_level"), Path(folder))
         with _failures(path), quiet():
@@ -80,6 +82,7 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     if model_type not in MODEL_TYPES:
         raise UsageError(f"unknown model type {model_type!r}", f"Known: {', '.join(sorted(MODEL_TYPES))}")
     target_level = MODEL_TYPES[model_type][2] if level is None else level
+    # Only ONNX Runtime's own optimisation needs PyTorch, and edgeq replaces no more than its basic level.
     if target_level > 1 and find_spec("torch") is None:
         raise RuntimeUnavailableError(
             f"onnxruntime's optimizer needs torch for level {target_level}", "pip install torch, or use level 0 or 1"
@@ -89,6 +92,7 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
         quant_pre_process(path, basic, skip_symbolic_shape=True, skip_onnx_shape=True)
         path, level = basic, 0
     model = read_model(path)
+    # The optimizer refers to nodes by their names.
     name_nodes(model)
     if split_unsqueezes(model):
         save_model(model, folder / "split.onnx")
@@ -121,12 +125,14 @@ def check_same(
         ModelError: the optimised model does not load.
         CheckFailedError: the outputs differ.
     """
+    # This tells a damaged file from one that this machine's provider cannot run.
     load_model(optimized, external_data="none")
     try:
         sessions = {"before": open_session(original), "after": open_session(optimized)}
     except RuntimeUnavailableError as error:
         raise ModelError(error.problem, "Run it on the provider that it was optimised for") from error
     signature = model_signature(original)
+    # `--input_int32` changes the types of the inputs, so one feed does not fit both models.
     if signature.inputs != model_signature(optimized).inputs:
         progress.note("not compared with the original model: the inputs differ")
         return
@@ -158,12 +164,14 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Run the command with these options and return the line to print."""
+    # Only the nodes are counted below, so the weights need not be read.
     original = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (
         scratch_folder("edgeq-optimizer-") as folder,
         output_file(output, force=True, beside=data_beside(output, source)) as draft,
     ):
+        # Two options must be known here. All of them go to onnxruntime's own parser unchanged.
         option_parser = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
         option_parser.add_argument("--opt_level", type=int)
         option_parser.add_argument("--model_type", default="bert")
@@ -182,6 +190,7 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
 
 def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:
     """Run onnxruntime's own command in this process. The command parses its options itself."""
+    # onnxruntime's command reads its options from sys.argv, so they are put there and restored after it.
     arguments = sys.argv
     sys.argv = ["optimizer", "--input", str(source), "--output", str(draft), *extra_arguments]
     try:

@@ -40,6 +40,7 @@ from edgeq.model.tensors import save_external, weight_bytes
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
 
+# Exporters write this number for "to the end" in a Slice.
 _INT_MAX = 2**31 - 1
 
 
@@ -81,6 +82,7 @@ def quant_pre_process(
         ModelError: the model is damaged, or onnxruntime does not accept it.
         OutputError: the output cannot be written.
     """
+    # The argument was renamed in 2023, and scripts with either name run.
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
         raise UsageError("the model or the path of the result is missing", "Give input_model and output_model_path")
@@ -115,6 +117,7 @@ def load_model_with_shape_infer(model_path: str | Path) -> onnx.ModelProto:
     """
     with scratch_folder("edgeq-shapes-") as folder:
         inferred = Path(folder) / "model.onnx"
+        # Only onnx's own inference runs: the function promises shapes, not an optimised model.
         quant_pre_process(Path(model_path), inferred, skip_optimization=True, skip_symbolic_shape=True)
         return load_model(inferred, external_data="all")
 
@@ -141,7 +144,9 @@ def preprocessed(
         ModelError: the model is damaged, or onnxruntime does not accept it.
     """
     model = read_model(path)
+    # A damaged size is refused here, before the inferences compute with it.
     check_sizes(model, path)
+    # Later steps refer to nodes by name, and so do the user's lists for the quantizer.
     named = name_nodes(model)
     if named:
         progress.note(f"{named} nodes without a name got one")
@@ -174,6 +179,7 @@ def write(
         source: the model file. Neither it nor its data may be replaced.
         Other arguments: see `quant_pre_process`.
     """
+    # The source may have its weights next to it, so more than one file must not be replaced.
     protected = model_files(source)
     check_apart(output, protected)
     folder = external_folder(model)
@@ -188,6 +194,7 @@ def write(
             )
         else:
             save_model(model, draft)
+        # The names of the data files are known only after writing.
         for file in draft.parent.iterdir():
             check_apart(output.parent / file.name, protected)
 
@@ -209,8 +216,10 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
         progress.note(f"16-bit floats widened to float32 ({widened} weights): int8 is made from float32")
     raw, optimized = workdir / "raw.onnx", workdir / "optimized.onnx"
     save_model(model, raw)
+    # A model above the limit of one protobuf needs its weights in a file of their own here too.
     optimize_basic(raw, optimized, source=source, external=weight_bytes(model) > INLINE_LIMIT)
     result = ir.load(optimized)
+    # ONNX Runtime leaves out the producer and the metadata, and lists the weights in the order of a hash table.
     settle(result, model)
     return result
 

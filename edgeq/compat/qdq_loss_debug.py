@@ -125,6 +125,7 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
     float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
     matching: dict[str, dict[str, Array]] = {}
     for match in match_weights(float_graph, quantized):
+        # "dequantized" holds what the model computes with, whatever the format of the file.
         values, numbers = weight_values(float_graph, quantized, match)
         matching[match.name] = {"float": values, "dequantized": numbers}
     return matching
@@ -137,6 +138,7 @@ def compute_signal_to_quantization_noice_ratio(x: Array | Arrays, y: Array | Arr
     x_row, y_row = _in_a_row(x), _in_a_row(y)
     if x_row.size != y_row.size:
         raise UsageError(f"{x_row.size} values cannot be compared with {y_row.size}", "Give the same tensors")
+    # The epsilon keeps the logarithm finite for equal tensors and for tensors of zeros.
     signal, noise = (max(float(np.linalg.norm(v)), sys.float_info.epsilon) for v in (x_row, x_row - y_row))
     return 20 * math.log10(signal / noise)
 
@@ -175,6 +177,7 @@ def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.V
         for value in (*node.inputs, *node.outputs):
             if value is None or value.is_initializer():
                 continue
+            # Inference may fail for custom operators, and then the tensor is left out.
             dtype = value.dtype or inferred.get(value.name or "", value).dtype
             if dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
                 tensors[value] = dtype
@@ -215,4 +218,5 @@ def _in_a_row(arrays: Array | Arrays) -> NDArray[np.float64]:
     parts = [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
     if not parts:
         raise UsageError("there are no arrays to compare", "Collect activations first")
+    # float64, because float32 sums over millions of values lose the small errors that are measured here.
     return np.concatenate([np.asarray(part, np.float64).reshape(-1) for part in parts])

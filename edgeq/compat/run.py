@@ -46,6 +46,7 @@ def command(
     profile: str,
 ) -> list[str]:
     """Calibrate, quantize and time an image classifier."""
+    # Arrays need no preprocessing, so the default applies only to images.
     data = Data(calibrate_dataset, preprocess or images_or_arrays(calibrate_dataset, RESNET50))
     with quiet():
         result = quantize(
@@ -55,6 +56,7 @@ def command(
             target=profile,
             overrides={"mode": "static", "format": quant_format, "per_channel": per_channel},
             effort=None,
+            # The older command always replaced its output.
             force=True,
             progress=PrintedProgress(),
         )

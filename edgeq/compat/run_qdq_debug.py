@@ -43,9 +43,11 @@ def command(
     preprocess = preprocess or images_or_arrays(calibrate_dataset, RESNET50)
     activations = []
     with scratch_folder("edgeq-debug-") as folder:
+        # The order is that of the arguments of `create_activation_matching`.
         for model in (qdq_model, float_model):
             augmented = Path(folder) / "augmented.onnx"
             debug.modify_model_output_intermediate_tensors(model, augmented)
+            # A new reader starts at the first sample, so both models get the same inputs.
             reader = DataReader(calibrate_dataset, model, preprocess=preprocess, end_index=count)
             activations.append(debug.collect_activations(augmented, reader))
     yield "Activations: float model against quantized model, and before against after rounding:"

@@ -29,6 +29,7 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
     Args:
         folder: a private folder.
     """
+    # `simplify` would fold nodes that the user's lists name.
     return prepare_model(as_file(model, folder), folder / "prepared", simplify=False)
 
 
@@ -36,6 +37,7 @@ def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
     """For a model that is given by its path, return the result of `edgeq.model.load.data_beside`. For a model in
     memory, which always fits in one file, return an empty tuple.
     """
+    # Weights in other files exist only next to a file.
     return () if isinstance(model, onnx.ModelProto) else data_beside(output, path_of(model))
 
 
@@ -47,6 +49,7 @@ def as_file(model: ModelInput, folder: Path) -> Path:
     """
     if not isinstance(model, onnx.ModelProto):
         return path_of(model)
+    # The steps that follow read files, so all models become one.
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
     save_model(from_proto(model), path)
@@ -61,6 +64,7 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
     """Log a warning for each name that matches no node of the model. The older functions silently ignored them."""
     node_names = {node.name for node in model.graph}
+    # Each name once, in the order of the user's lists.
     for name in dict.fromkeys(name for names in lists for name in names or ()):
         if name not in node_names:
             LOG.warning("no node is named %r; it is ignored", name)

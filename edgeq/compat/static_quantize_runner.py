@@ -22,6 +22,7 @@ from edgeq.errors import UsageError
 from edgeq.util.records import json_object
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
+# "distribution" gives float ranges and is refused later, with the reason.
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
 _FORMATS = {"qdq": "QDQ", "qoperator": "QOperator"}
 # Flag → the extra option that it sets.
@@ -73,6 +74,7 @@ def parser() -> ArgumentParser:
         metavar=("OP_TYPE", "AXIS"),
         help="Channel axis of an operator type's weights.",
     )
+    # These flags only set extra options, so the table is their whole definition.
     for flag, option in _FLAGS.items():
         options.add_argument(f"--{flag}", action="store_true", help=f"The extra option {option}.")
     return options
@@ -89,6 +91,7 @@ def run(arguments: Sequence[str]) -> str:
         "QDQOpTypePerChannelSupportToAxis": {name: int(axis) for name, axis in options.op_per_channel_axis},
         "TensorQuantOverrides": _overrides(options.tensor_quant_overrides),
     }
+    # The samples are in folders next to the model, as in the original command.
     result = quantize_static(
         options.input_model_path,
         options.output_quantized_model_path,
@@ -115,6 +118,7 @@ def _overrides(path: Path | None) -> dict[str, Any]:
             tensor: [
                 {
                     **entry,
+                    # JSON has only one type of numbers, and the quantizer checks the dtype of these arrays.
                     "scale": np.array(entry["scale"], np.float32),
                     "zero_point": np.array(entry["zero_point"]),
                 }

@@ -44,6 +44,7 @@ def command(
             onnx_shapes=False,
             progress=PrintedProgress(),
         )
+        # Without an output, the command only tells which shapes are missing.
         if output is not None:
             write(model, output, source=source, **saved)
         unknown = unknown_shapes(model)

@@ -21,6 +21,7 @@ class _Deferring:
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a module in `MODULES`; see `importlib.abc.MetaPathFinder.find_spec`."""
+        # Every other module goes to the next finder, so nothing else changes.
         spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if spec is not None and spec.loader is not None:
             spec.loader = LazyLoader(spec.loader)
@@ -31,4 +32,5 @@ def defer_imports() -> None:
     """Delay the loading of `MODULES` until their first use. Only programs call this, because a library must not change
     its user's imports.
     """
+    # In front, or Python's own finder would answer first.
     sys.meta_path.insert(0, _Deferring())

@@ -17,5 +17,6 @@ def device_errors() -> Iterator[None]:
     try:
         yield
     except DeviceError as error:
+        # The names agree by design, and an error that only the device knows becomes the base class.
         kind: type[EdgeqError] = getattr(errors, type(error).__name__, EdgeqError)
         raise kind(error.problem, error.fix) from error

@@ -16,6 +16,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 def shipped(name: str) -> Path:
     """Return the path of the shipped folder `name` ("profiles" or "targets")."""
+    # An installed wheel has this folder. A checkout has none, because its folders are at the top.
     inside = _PACKAGE / "_shipped" / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
@@ -30,4 +31,5 @@ def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
         folder = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))
     except (RuntimeError, KeyError):  # the error's type depends on the version of platformdirs or of Python
         return None
+    # A relative folder would make edgeq read and write in the working directory.
     return folder if folder.is_absolute() else None

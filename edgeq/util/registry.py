@@ -57,6 +57,7 @@ class ExtensionGroup:
         """Return every registered name. edgeq's own names come first, then the plug-ins' names, both in alphabetical
         order.
         """
+        # A name that is registered twice is listed once here, and `place` reports the conflict when the name is used.
         return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
 
     def builtin(self) -> Mapping[str, str]:
@@ -67,6 +68,7 @@ class ExtensionGroup:
         """Return the entry points of installed distributions. An entry point that is on the search path twice counts
         once.
         """
+        # The search path is part of the cache's key, because tests and notebooks change it.
         return _entry_points(self.name, tuple(sys.path))
 
     def place(self, name: str) -> tuple[str, str]:
@@ -82,6 +84,7 @@ class ExtensionGroup:
         places += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
         if not places:
             fix = suggest(name, self.names())
+            # A suggestion of the nearest name is clearer without further alternatives.
             also = f", or {self.also}" if self.also and fix.startswith("Known") else ""
             raise self.error(f"unknown {self.title} {name!r}", fix + also)
         if len(places) > 1:
@@ -98,6 +101,7 @@ class ExtensionGroup:
             self.place(name)
 
 
+# A module for each method: a new file is all that a new method of edgeq's own needs.
 METHODS = ExtensionGroup("calibration method", "edgeq.calibration_methods", "edgeq.calibration.methods", "METHOD")
 DECODERS = ExtensionGroup(
     "decoder",
@@ -162,6 +166,7 @@ BACKENDS = ExtensionGroup(
     error=HardwareError,
 )
 RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", listed={"html": "edgeq.reporting.page:draw"})
+# The groups that `edgeq extensions` lists. Only edgeq's own renderers are in theirs.
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
@@ -229,6 +234,7 @@ class Registry(Generic[T]):
                 extension = getattr(extension, part)
             extension = self._make(extension)
         except Exception as error:
+            # A failure in edgeq's own code is a fault of edgeq, so its traceback is kept.
             if not owner:
                 raise
             raise self._broken(
@@ -237,6 +243,7 @@ class Registry(Generic[T]):
         if not self._accepts(extension):
             article = "an" if self._expected[0] in "aeiou" else "a"
             raise self._broken(name, place, owner, f"is not {article} {self._expected}")
+        # Records would name an extension that nobody can select.
         if getattr(extension, "name", name) != name:
             raise self._broken(name, place, owner, f"calls itself {extension.name!r}")
         return cast(T, extension)
@@ -256,6 +263,7 @@ def plugin_in(error: BaseException) -> str:
     owners = {re.split("[.:]", point.value)[0]: distribution(point) for point in points}
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     plugins = [owners[package] for module in modules if (package := module.partition(".")[0]) in owners]
+    # The last one in the traceback is closest to the failure.
     return plugins[-1] if plugins else ""
 
 
@@ -267,6 +275,7 @@ def data_folders(name: str) -> tuple[Path, ...]:
         UsageError: an entry point names a package that cannot be found.
     """
     folders = []
+    # Later folders override earlier ones, so the order must not depend on the installation.
     for point in sorted(_entry_points(DATA_GROUP, tuple(sys.path)), key=lambda p: (p.name, p.value)):
         try:
             spec = importlib.util.find_spec(point.value)
@@ -293,6 +302,7 @@ def _no_package(point: EntryPoint) -> UsageError:
 @lru_cache
 def _modules(package: str, attribute: str) -> Mapping[str, str]:
     folder = Path(__file__).resolve().parent.parent.joinpath(*package.split(".")[1:])
+    # Names are listed without importing a module, because some of them load slow libraries.
     public = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_"))
     return {stem.replace("_", "-"): f"{package}.{stem}:{attribute}" for stem in public}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from edgeq.errors import EdgeqError
 
+# Marks modules that come from a user's file, so that a traceback tells whose code failed.
 _PREFIX = "edgeq_user_"
 
 
@@ -35,6 +36,7 @@ def load_function(name: str, purpose: str, error: type[EdgeqError]) -> Callable[
     path = Path(file)
     if not path.is_file():
         raise error(f"{path} does not exist", f"Give the {purpose} as path.py:function")
+    # The file must run before its names exist.
     function = getattr(_run(path, error), attribute, None)
     if not callable(function):
         raise error(f"{path} has no function {attribute!r}", f"Name the function that makes the {purpose}")
@@ -49,6 +51,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     place = place_in(error)
     fix = f"Correct {place.partition(':')[0]}" if place else "Correct the file"
+    # The file is right, but this Python lacks a package, so correcting the file would not help.
     if isinstance(error, ModuleNotFoundError):
         fix = f"Install {error.name} for the Python that runs edgeq"
     return f"{place}: {text}" if place else text, fix
