@@ -32,7 +32,7 @@ from edgeq.calibration.observer import InstrumentedModel
 from edgeq.calibration.ranges import derive_ranges, plan, quantizable_tensors
 from edgeq.calibration.statistics import Statistics, TensorStatistics, histogram_of
 from edgeq.data.sample import Sample
-from edgeq.hardware.detect import usable_threads
+from edgeq.hardware.detect import count_threads
 from edgeq.model.load import read_model
 from edgeq.util.registry import METHODS as REGISTERED
 
@@ -123,7 +123,7 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
     """Return the parts of a calibration as separate runs: the model without additional outputs, the model with them,
     and everything except the ranges.
     """
-    threads = usable_threads()
+    threads = count_threads()
     at_once = min(MOST_AT_ONCE, threads)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = max(1, threads // at_once)

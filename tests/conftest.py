@@ -147,10 +147,10 @@ def masked() -> None:
     from edgeq.emulate import routes
     from edgeq.emulate.cache import home
 
-    if not routes.why_not():
+    if not routes.mask_problem():
         import fcntl
 
         home().mkdir(parents=True, exist_ok=True)
         with (home() / "masked.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            routes.masked_command(())
+            routes.build_masked_command(())

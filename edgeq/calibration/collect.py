@@ -32,9 +32,9 @@ from edgeq.calibration.ranges import DerivedTensor, StatisticsPlan, plan, quanti
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
-from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.distributed.workers import Files, Workers, share_files
 from edgeq.errors import CalibrationError, DataError, EdgeqError
-from edgeq.hardware.detect import usable_threads
+from edgeq.hardware.detect import count_threads
 from edgeq.model.graph import GraphIndex, indexed, name_of
 from edgeq.model.load import model_files, partitions, read_model, save_model, tensor_sizes
 from edgeq.model.padding import find_padding
@@ -343,7 +343,7 @@ def observe_on(
     with scratch_folder("edgeq-calibrate-") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
-        files = files_for(workers, path, model_files(path)[1:])
+        files = share_files(workers, path, model_files(path)[1:])
         job = CalibrationJob(files, samples.reference, names, channels, threads, every_element)
         yield from workers.map(job, samples.shards(first))
 
@@ -459,7 +459,7 @@ def collect(
     names = _known_floats(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
-    threads = threads or (1 if workers is not None else usable_threads())
+    threads = threads or (1 if workers is not None else count_threads())
     at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
     passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
     kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None

@@ -215,16 +215,16 @@ def bench_command(
     of_model["session_options"] = given_options(of_model["session_options"])
     run = functools.partial(bench, model, engines=engines_of(engines), data=data, settings=settings, **of_model)
     if on:
-        from edgeq.remote.bench import bench_on
-        from edgeq.remote.devices import fleet_of
+        from edgeq.remote.bench import run_bench
+        from edgeq.remote.devices import find_fleet
 
-        boards = fleet_of(on)
+        boards = find_fleet(on)
         if len(boards) > 1:
             fleet = _on_fleet(printer, boards, run)
             printer.lines(fleet, [*(table(*one) for one in fleet.tables()), *fleet.lines()])
             fleet.check()
             return
-        found = bench_on(boards[0], run, progress=printer.progress())
+        found = run_bench(boards[0], run, progress=printer.progress())
     else:
         found = run(progress=printer.progress())
     lines = bench_lines(found.report, verbose=printer.verbose)
@@ -299,9 +299,9 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
 
         request = request_from_options(options)
         if on is not None:
-            from edgeq.remote.evaluate import evaluate_on
+            from edgeq.remote.evaluate import evaluate_board
 
-            there = evaluate_on(request, board_of(on), progress=printer.progress())
+            there = evaluate_board(request, board_of(on), progress=printer.progress())
             printer.lines(there, _eval_lines(there.result))
         elif trial:
             from edgeq.measure.evaluation import try_preprocess

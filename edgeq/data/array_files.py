@@ -13,9 +13,9 @@ import numpy as np
 
 from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays, read_tensor
 from edgeq.data.files import decode_bytes
-from edgeq.data.input_names import LABEL_KEYS, match_names, target_input
+from edgeq.data.input_names import LABEL_KEYS, choose_input, match_names
 from edgeq.data.limits import check_size
-from edgeq.data.records import Hash, Record, Rows, place, spans, update_with_file
+from edgeq.data.records import Hash, Record, Rows, describe_file, split_indices, update_with_file
 from edgeq.data.source_options import SourceOptions
 from edgeq.data.split import SplitPlan, plan_prepared
 from edgeq.errors import DataError
@@ -79,10 +79,10 @@ class ArrayFiles:
 
     def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the records at `indices`. Only one slice of one file is in memory at a time."""
-        for number, local in spans([entry.plan.count for entry in self.entries], indices):
+        for number, local in split_indices([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
             # Labels inside a file take precedence over the name of its folder.
-            context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
+            context, label = describe_file(entry.path, self.root, {} if entry.label is not None else self.classes)
             for record in _read_entry(entry, local):
                 record_label = label if entry.label is None else record.label
                 yield replace(record, label=record_label, context={**context, **record.context})
@@ -91,7 +91,7 @@ class ArrayFiles:
         """For each file that contains records at `indices`, hash the file's name, its bytes and the range of those
         records.
         """
-        for number, local in spans([entry.plan.count for entry in self.entries], indices):
+        for number, local in split_indices([entry.plan.count for entry in self.entries], indices):
             path = self.entries[number].path
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
             # Two selections of one file have the same bytes, so the indices are part of the digest.
@@ -121,7 +121,7 @@ def open_array_files(
     for path in files:
         headers = read_arrays(path)
         # Only headers are read here. Opening a data set of any size takes the same time per file.
-        choose_format = _prepared_format if prepared else _raw_format
+        choose_format = _describe_prepared if prepared else _describe_raw
         entry = choose_format(path, headers, signature, options)
         entries.append(entry)
         label_keys = [key for key in LABEL_KEYS if key in headers and key not in (entry.label, *entry.arrays.values())]
@@ -140,7 +140,7 @@ def holds_key(path: Path, options: SourceOptions) -> bool:
     return any(key is not None and key in headers for key in (options.key, options.encoded))
 
 
-def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
+def find_image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
     """Return the key of the images and the key of their labels, which is None if there are no labels. If the file does
     not contain images, return None instead of the two keys.
 
@@ -161,7 +161,7 @@ def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None
     return images[0], numbers[0] if numbers else None
 
 
-def _prepared_format(
+def _describe_prepared(
     path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
 ) -> ArrayFormat:
     arrays = match_names([key for key in headers if key != options.label], signature, str(path))
@@ -176,7 +176,7 @@ def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options
     """
     if options.label is not None:
         return options.label if options.label in headers and options.label not in arrays.values() else None
-    images = image_arrays(headers)
+    images = find_image_arrays(headers)
     if images is not None and images[1] is not None and images[0] in arrays.values():
         return images[1]
     candidates = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
@@ -186,10 +186,12 @@ def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options
     )
 
 
-def _raw_format(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
+def _describe_raw(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
+) -> ArrayFormat:
     if options.encoded is not None and options.encoded in headers:
-        return _encoded_format(path, headers, signature, options)
-    arrays = _raw_names(path, headers, signature, options)
+        return _describe_encoded(path, headers, signature, options)
+    arrays = _match_raw_names(path, headers, signature, options)
     label = _label_key(headers, arrays, options)
     counts = set()
     shapes = {}
@@ -201,7 +203,7 @@ def _raw_format(path: Path, headers: Mapping[str, Header], signature: Signature,
             shapes[name] = shape
             continue
         # Without a layout, the first axis counts the items, except in a file of images, which may contain one image.
-        colours = 3 if image_arrays(headers) is not None else len(shape) - 1
+        colours = 3 if find_image_arrays(headers) is not None else len(shape) - 1
         rank = len(options.layout) if options.layout is not None else colours
         if len(shape) < rank:
             raise DataError(
@@ -222,10 +224,10 @@ def _raw_format(path: Path, headers: Mapping[str, Header], signature: Signature,
     return ArrayFormat(path, arrays, shapes, SplitPlan("items", counts.pop(), True), label)
 
 
-def _raw_names(
+def _match_raw_names(
     path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
 ) -> Mapping[str, str]:
-    target = target_input(signature, options.input)
+    target = choose_input(signature, options.input)
     if list(headers) == [""]:
         return {target: ""}
     if options.key is not None:
@@ -234,7 +236,7 @@ def _raw_names(
         return {target: options.key}
     inputs = {spec.name for spec in signature.inputs}
     # Images are found by their type, so the arrays need no names of their own.
-    if options.label is None and (images := image_arrays(headers)) is not None and target:
+    if options.label is None and (images := find_image_arrays(headers)) is not None and target:
         return {target: images[0]}
     labels = {options.label} if options.label is not None else set(LABEL_KEYS) - inputs
     items = [key for key in headers if key not in labels]
@@ -243,7 +245,7 @@ def _raw_names(
     return match_names(items, signature, str(path))
 
 
-def _encoded_format(
+def _describe_encoded(
     path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
 ) -> ArrayFormat:
     assert options.encoded is not None
@@ -254,7 +256,7 @@ def _encoded_format(
         raise DataError(f"{path} has no offsets {options.offsets!r} of whole numbers", "Store n + 1 of them")
     if images.dtype != np.uint8 or len(images.shape) != 1:
         raise DataError(f"{path}[{options.encoded}] is not bytes", "Store the image files end to end as uint8")
-    target = target_input(signature, options.input)
+    target = choose_input(signature, options.input)
     plan = SplitPlan("items", offsets.shape[0] - 1, True)
     arrays = {target: options.encoded}
     label = _label_key(headers, arrays, options)

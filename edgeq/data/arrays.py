@@ -147,7 +147,7 @@ class ArrayFile:
                     self.headers[""] = Header(self._tensor.dtype, self._tensor.shape, False, 0)
                 else:
                     with self._stream("") as stream:
-                        self.headers[""] = self._header(stream, self._file_size)
+                        self.headers[""] = self._read_header(stream, self._file_size)
         # The caller gets no object to close, so the files that are already open are closed here.
         except DataError:
             self._stack.close()
@@ -224,7 +224,7 @@ class ArrayFile:
         for member in members:
             with self._archive.open(member) as stream:
                 key = member.filename.removesuffix(".npy")
-                self.headers[key] = self._header(stream, member.file_size)
+                self.headers[key] = self._read_header(stream, member.file_size)
 
     @contextmanager
     def _stream(self, key: str) -> Iterator[IO[bytes]]:
@@ -238,13 +238,13 @@ class ArrayFile:
             with open_file(self.path) as file:
                 yield file
 
-    def _header(self, stream: IO[bytes], size: int) -> Header:
+    def _read_header(self, stream: IO[bytes], size: int) -> Header:
         # A gzip file does not know its unpacked size, so its values are checked only when they are read.
         if is_idx(self.path) and self._archive is None:
-            header = _idx_header(stream)
+            header = _read_idx_header(stream)
             expected_size = size if self.path.suffix.lower() != ".gz" else header.start + header.nbytes
         else:
-            header = npy_header(stream)
+            header = read_npy_header(stream)
             expected_size = size
         # numpy cannot hold or index a larger array, so its error would not name the file.
         if max(header.nbytes, *header.shape, 0) > sys.maxsize:
@@ -338,7 +338,7 @@ def read_arrays(path: Path) -> Mapping[str, Header]:
         return file.headers
 
 
-def npy_header(stream: IO[bytes]) -> Header:
+def read_npy_header(stream: IO[bytes]) -> Header:
     """Return the header of an .npy stream. Afterwards, the stream is at the first value.
 
     Raises:
@@ -351,7 +351,7 @@ def npy_header(stream: IO[bytes]) -> Header:
     return Header(dtype, tuple(shape), bool(fortran), stream.tell())
 
 
-def _idx_header(stream: IO[bytes]) -> Header:
+def _read_idx_header(stream: IO[bytes]) -> Header:
     zero, kind, rank = struct.unpack(">HBB", stream.read(4))
     if zero != 0 or kind not in _IDX_TYPES or rank == 0:
         raise ValueError("not an IDX file")

@@ -48,7 +48,7 @@ _SYNSET = re.compile(r"n\d{8}(?!\d)")
 _WORD = re.compile(r"[\s_\-]+")
 _NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
 _JSON_KEYS = ("class_to_idx", "label2id", "id2label")
-# "__background__" has the key " background ", because `_key` turns each run of underscores into a space.
+# "__background__" has the key " background ", because `_make_key` turns each run of underscores into a space.
 _BACKGROUND = frozenset({"background", " background ", "dummy"})
 _IMAGENET = 1000
 # One entry with a huge number in an untrusted file must not allocate a tuple of that length.
@@ -62,7 +62,7 @@ class Classes:
     Attributes:
         source: the origin of the list, for messages.
         count: number of the model's scores that the list covers, including gaps and scores that are not a class.
-        numbers: name in the form that `_key` returns → number, or None if two classes have that name.
+        numbers: name in the form that `_make_key` returns → number, or None if two classes have that name.
         names: names of the classes for people, in the order of the scores; "" for a number that is not in the list.
     """
 
@@ -78,7 +78,7 @@ class Classes:
         synset = _SYNSET.search(name)
         # The full name goes first, because a synset or number inside a name may belong to another class of the list.
         parts = (name, synset[0] if synset else name, _NUMBERED.sub("", name))
-        return next((number for part in parts if (number := self.numbers.get(_key(part))) is not None), None)
+        return next((number for part in parts if (number := self.numbers.get(_make_key(part))) is not None), None)
 
     def number(self, name: str) -> int:
         """Return the number of a class by its name.
@@ -88,18 +88,18 @@ class Classes:
         """
         number = self.find(name)
         if number is None:
-            problem = "several classes" if _key(name) in self.numbers else "no class"
+            problem = "several classes" if _make_key(name) in self.numbers else "no class"
             raise DataError(
                 f"{self.source} has {problem} named {name!r}", "Name every class once, with the names in the data"
             )
         return number
 
 
-def _key(name: str) -> str:
+def _make_key(name: str) -> str:
     return _WORD.sub(" ", name.strip().strip("\"'")).casefold()
 
 
-def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
+def _build_classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
     """Return the list of classes made from pairs of a name and a number. A line's full text has priority over the names
     in it.
     """
@@ -110,8 +110,8 @@ def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
         synset = _SYNSET.match(text)
         name = text[synset.end() :].strip() if synset else text
         display_names[number] = display_names.get(number) or name
-        for table, names in ((numbers, [text]), (parts, _names_in(text))):
-            for key in {_key(name) for name in names}:
+        for table, names in ((numbers, [text]), (parts, _split_names(text))):
+            for key in {_make_key(name) for name in names}:
                 # A name of two classes belongs to none: guessing would give wrong labels without an error.
                 table[key] = number if table.get(key, number) == number else None
     count = max(display_names, default=-1) + 1
@@ -119,7 +119,7 @@ def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
     return Classes(source, count, {**parts, **numbers}, ordered)
 
 
-def _names_in(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     """Return the names in a line: a synset, the text after it, and the parts between commas."""
     synset = _SYNSET.match(text)
     phrase = text[synset.end() :] if synset else text
@@ -132,10 +132,10 @@ def imagenet() -> Classes:
     lines = Path(__file__).with_name("imagenet_classes.txt").read_text(encoding="utf-8").split("\n")
     names = [line for line in lines if line and not line.startswith("#")]
     # `strict` refuses a damaged file: one missing line would shift all later classes.
-    return _classes("ImageNet-1k", zip(names, range(_IMAGENET), strict=True))
+    return _build_classes("ImageNet-1k", zip(names, range(_IMAGENET), strict=True))
 
 
-def without_background(classes: Classes, scores: int | None) -> Classes:
+def drop_background(classes: Classes, scores: int | None) -> Classes:
     """Return the list without its first class, the background, if the model has one score fewer than the list has
     classes. Otherwise return `classes`.
     """
@@ -180,7 +180,7 @@ def load_classes(source: Any) -> Classes:
     if isinstance(source, Classes):
         return source
     if not isinstance(source, str | Path):
-        return _classes("the list of classes", _pairs(source, "the list of classes"))
+        return _build_classes("the list of classes", _parse_pairs(source, "the list of classes"))
     path = Path(source)
     if not path.is_file():
         raise DataError(f"classes: {path} is not a file", f"Give {FORMS}")
@@ -190,11 +190,11 @@ def load_classes(source: Any) -> Classes:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
-        return _classes(str(path), _pairs(value, str(path)))
-    return _classes(str(path), _lines(text, str(path)))
+        return _build_classes(str(path), _parse_pairs(value, str(path)))
+    return _build_classes(str(path), _parse_lines(text, str(path)))
 
 
-def _pairs(value: Any, location: str) -> list[tuple[str, int]]:
+def _parse_pairs(value: Any, location: str) -> list[tuple[str, int]]:
     """Return names with numbers from plain data. The data may map names to numbers or numbers to names."""
     if isinstance(value, Mapping):
         # config.json files of transformers have many keys, and the classes are below one of these.
@@ -214,7 +214,7 @@ def _pairs(value: Any, location: str) -> list[tuple[str, int]]:
     return pairs
 
 
-def _lines(text: str, location: str) -> list[tuple[str, int]]:
+def _parse_lines(text: str, location: str) -> list[tuple[str, int]]:
     """Return names with numbers from lines. If every line has a number before or after the name, that number is the
     class's number.
     """
@@ -232,7 +232,7 @@ def _lines(text: str, location: str) -> list[tuple[str, int]]:
     return [(line, index) for index, line in enumerate(lines)]
 
 
-def score_count(signature: Signature) -> int | None:
+def count_scores(signature: Signature) -> int | None:
     """Return the number of a model's class scores, from the shape [N, C] or [N, C, 1, 1] of its only float output.
     Return None if the number is not known.
     """
@@ -259,7 +259,7 @@ class ClassFolders:
     notes: tuple[str, ...] = ()
 
 
-def class_folders(
+def number_folders(
     root: Path,
     files: Sequence[Path],
     *,
@@ -293,7 +293,7 @@ def class_folders(
         folders
     )
     if classes is not None:
-        classes = without_background(classes, scores)
+        classes = drop_background(classes, scores)
         listed = [name for name in folders if classes.find(name) is not None]
         # If names are numbers and the list does not know all of them, the numbers are labels by themselves.
         if len(listed) == len(folders) or not numbered:
@@ -302,12 +302,12 @@ def class_folders(
         return ClassFolders({name: int(name) for name in folders})
     # A list next to the data describes the data, so it comes before one next to the model.
     for path in (folder / name for folder in (root, root.parent, *model_folders) for name in LIST_NAMES):
-        numbers = _numbers(folders, path, scores)
+        numbers = _read_numbers(folders, path, scores)
         if numbers:
             return ClassFolders(numbers, notes=(f"labels: the class folders, numbered by {path}",))
     # Folders such as "tench" mean ImageNet only if the model can score it. Some models have an extra background score.
     if scores is None or scores >= _IMAGENET:
-        numbers = _fitting(folders, imagenet())
+        numbers = _match_folders(folders, imagenet())
         if numbers and (all(_SYNSET.search(name) for name in folders) or scores in (_IMAGENET, _IMAGENET + 1)):
             return ClassFolders(numbers, notes=("labels: the class folders, numbered as ImageNet-1k's classes",))
     # A class without samples in this selection still takes a number, or all later classes would shift.
@@ -315,19 +315,19 @@ def class_folders(
     return ClassFolders({name: index for index, name in enumerate(sorted({*folders, *empty}))}, sorted_names=True)
 
 
-def _numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
+def _read_numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
     """Return the numbers that the list of classes at `path` gives to the folders. Return nothing if the file is not a
     list of classes or if the list lacks a folder.
     """
     if not path.is_file():
         return {}
     try:
-        return _fitting(folders, without_background(load_classes(path), scores))
+        return _match_folders(folders, drop_background(load_classes(path), scores))
     except DataError:  # a file of this name may list something else
         return {}
 
 
-def _fitting(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
+def _match_folders(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
     numbers = {name: number for name in folders if (number := classes.find(name)) is not None}
     # Two folders with one number would merge two classes.
     return numbers if len(numbers) == len(folders) == len(set(numbers.values())) else {}

@@ -65,7 +65,7 @@ def decode(stream: IO[bytes] | Path, location: str) -> Picture:
                         "Give fewer pixels",
                     )
                 check_size(
-                    _BYTES_A_PIXEL * _pixels(image),
+                    _BYTES_A_PIXEL * _count_pixels(image),
                     f"{location} is an image of {image.width}x{image.height} pixels in {file_size} bytes",
                     "Give fewer pixels",
                     allowance=_OF_A_BYTE * file_size,
@@ -85,7 +85,7 @@ def decode(stream: IO[bytes] | Path, location: str) -> Picture:
         raise DataError(f"{location} cannot be decoded: {text}", "Replace or remove the file") from error
 
 
-def _pixels(image: Image.Image) -> int:
+def _count_pixels(image: Image.Image) -> int:
     """Return the number of pixels that the decoder must hold, according to the header. A TIFF tile may be larger than
     its image.
     """

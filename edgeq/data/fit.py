@@ -27,7 +27,7 @@ def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool 
     """Return whether shapes match the inputs: the ranks and the fixed sizes are the same, and each symbol has the same
     size everywhere.
     """
-    return misfit(shapes, signature, free_batch=free_batch) is None
+    return find_misfit(shapes, signature, free_batch=free_batch) is None
 
 
 def fit_inputs(location: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
@@ -79,9 +79,9 @@ def check_shapes(location: str, inputs: Mapping[str, Array], signature: Signatur
     If all inputs fix the same batch size, that size is not checked, because rows are gathered into batches later.
     """
     shapes = {name: array.shape for name, array in inputs.items()}
-    wrong = misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
+    wrong = find_misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
     if wrong is not None:
-        added = missing_step(shapes, signature)
+        added = find_missing_step(shapes, signature)
         fix = f"Add {added} to --preprocess" if added else "Correct the data or its preprocessing"
         raise DataError(f"{location}: {wrong}", fix)
 
@@ -119,7 +119,7 @@ def _convert(location: str, array: Array, spec: TensorSpec, *, prepared: bool, o
     return np.asarray(converted, order="C")
 
 
-def misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
+def find_misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
     sizes: dict[str, tuple[int, str]] = {}
     for spec in signature.inputs:
         if spec.name not in shapes or spec.shape is None:
@@ -145,34 +145,34 @@ def misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: boo
     return None
 
 
-def missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
+def find_missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
     """Return the preprocessing step that gives an item the model's shape, or "" if there is none. The step adds an axis
     (grey images may lack the channel axis) or moves the channels to the correct axis.
     """
     for spec in signature.inputs:
         item, expected = items.get(spec.name, ()), (spec.shape or ())[1:]
         for axis in range(len(expected) if len(item) == len(expected) - 1 else 0):
-            if expected[axis] == 1 and _equal((*item[:axis], 1, *item[axis:]), expected):
+            if expected[axis] == 1 and _has_sizes((*item[:axis], 1, *item[axis:]), expected):
                 return f"expand={axis}"
         if len(expected) == 3 and len(item) in (3, 4):
             # Both orders of the channels are tried, because the message should name the exact step to add.
             rows, columns, channels = item[-3:]
-            if _equal((channels, rows, columns), expected):
+            if _has_sizes((channels, rows, columns), expected):
                 return "layout=NCHW"
             channels, rows, columns = item[-3:]
-            if _equal((rows, columns, channels), expected):
+            if _has_sizes((rows, columns, channels), expected):
                 return "layout=NHWC"
     return ""
 
 
-def _equal(sizes: Shape, expected: Sequence[Dimension]) -> bool:
+def _has_sizes(sizes: Shape, expected: Sequence[Dimension]) -> bool:
     """Return whether `sizes` agree with all the sizes that the model fixes. Return False if the model fixes none."""
     return any(isinstance(want, int) for want in expected) and all(
         have == want for have, want in zip(sizes, expected, strict=True) if isinstance(want, int)
     )
 
 
-def rows_of(inputs: Mapping[str, Any]) -> int:
+def count_rows(inputs: Mapping[str, Any]) -> int:
     """Return the size of the first axis, which must be the same for all inputs.
 
     Raises:

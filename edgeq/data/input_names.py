@@ -43,7 +43,7 @@ LABEL_KEYS = ("label", "labels")
 """Names of arrays in prepared files. Arrays with these names are labels even if no option names them."""
 
 
-def target_input(signature: Signature, requested: str | None) -> str:
+def choose_input(signature: Signature, requested: str | None) -> str:
     """Return the input that single raw items feed: the input `requested`, or else the only input. Return "" if
     `requested` is None and the model has several inputs.
 

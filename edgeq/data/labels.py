@@ -70,21 +70,21 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
         DataError: the form is unknown, the file cannot be read, or the number of labels differs from `count`.
     """
     if isinstance(labels, str) and labels == "folder":
-        return _by_folder
+        return _label_by_folder
     if isinstance(labels, str) and labels == "none":
         return lambda index, record: None
     # Python's own values need no file and no search, so they come before any text is read as a path.
     if isinstance(labels, Mapping):
-        return _by_name({str(name): label for name, label in labels.items()}, "the labels")
+        return _label_by_name({str(name): label for name, label in labels.items()}, "the labels")
     if isinstance(labels, Sequence | np.ndarray) and not isinstance(labels, str):
-        return _by_position([plain_label(value) for value in labels], count, "the labels")
+        return _label_by_position([plain_label(value) for value in labels], count, "the labels")
     text = str(labels)
     if text.startswith("name:"):
-        return _by_pattern(text.removeprefix("name:"))
+        return _label_by_pattern(text.removeprefix("name:"))
     with damage(f"labels: {text[:100]}"):  # a name may be longer than file systems allow
         path = _label_path(text, folder, inside=inside)
         is_file = path.is_file()
-    return _from_file(path, count, is_file=is_file)
+    return _load_file(path, count, is_file=is_file)
 
 
 def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
@@ -99,7 +99,7 @@ def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
     return path
 
 
-def _from_file(path: Path, count: int, *, is_file: bool) -> LabelOf:
+def _load_file(path: Path, count: int, *, is_file: bool) -> LabelOf:
     if not is_file:
         raise DataError(
             f"labels: {path} is a folder" if path.is_dir() else f"labels: {path} does not exist",
@@ -108,21 +108,21 @@ def _from_file(path: Path, count: int, *, is_file: bool) -> LabelOf:
     kind = path.suffix.lower()
     if kind == ".npy" or is_idx(path):
         with ArrayFile(path) as file:
-            return _by_position(load_labels(file, ""), count, str(path))
+            return _label_by_position(load_labels(file, ""), count, str(path))
     text = read_text(path, "Keep only names and labels")
     if kind == ".json":
-        return _by_name(_from_json(text, path), str(path))
+        return _label_by_name(_parse_json(text, path), str(path))
     if kind in (".csv", ".txt", ".tsv"):
-        rows = _rows(text, path, kind)
+        rows = _read_rows(text, path, kind)
         # A file with only numbers gives the labels by position. One name among them means that it is another list.
         alone = [plain_label(row[0]) for row in rows if len(row) == 1]
         if rows and len(alone) == len(rows) and not any(isinstance(value, str) for value in alone):
-            return _by_position(alone, count, str(path))
-        return _by_name(_named(rows, path), str(path))
+            return _label_by_position(alone, count, str(path))
+        return _label_by_name(_pair_rows(rows, path), str(path))
     raise DataError(f"labels: {path} is of no known kind", "Give .csv, .txt, .json, .npy or IDX")
 
 
-def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
+def _read_rows(text: str, path: Path, kind: str) -> list[list[str]]:
     """Return the cells of every line that is not empty: either one cell, or name and label. A header line only sets the
     order of the cells.
 
@@ -134,7 +134,7 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
     # A name may contain a comma or a space. In a .csv file, the separator is a comma if the file contains any comma. In
     # a .txt file, it is a comma only if every line contains one.
     if kind == ".tsv" or commas == len(lines) or (kind == ".csv" and commas):
-        rows = table_rows(text, path, "\t" if kind == ".tsv" else ",")
+        rows = read_table(text, path, "\t" if kind == ".tsv" else ",")
     else:
         # The last word is the label, so that a file name may contain spaces.
         rows = [line.rsplit(maxsplit=1) for line in lines]
@@ -153,7 +153,7 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
     return [[row[place] for place in order if place < len(row)] for row in rows[1:]]
 
 
-def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
+def read_table(text: str, path: Path, delimiter: str) -> list[list[str]]:
     """Return the rows of a table in text. A quoted cell may contain line breaks. Rows without text are left out.
 
     Raises:
@@ -169,14 +169,14 @@ def is_header(row: Sequence[str], column: int) -> bool:
     return -len(row) <= column < len(row) and row[column].strip().lower() in _LABEL_COLUMNS
 
 
-def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
+def _pair_rows(rows: list[list[str]], path: Path) -> dict[str, Any]:
     for number, row in enumerate(rows, 1):
         if len(row) < 2:
             raise DataError(f"{path}: row {number} has no label", "Write name,label in every row, or numbers alone")
-    return _table(((row[0].strip(), plain_label(row[1])) for row in rows), path)
+    return _merge_pairs(((row[0].strip(), plain_label(row[1])) for row in rows), path)
 
 
-def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
+def _merge_pairs(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
     """Return a dictionary of name → label.
 
     Raises:
@@ -190,9 +190,9 @@ def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
     return table
 
 
-def _from_json(text: str, path: Path) -> dict[str, Any]:
+def _parse_json(text: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _table(pairs, path))
+        value = json.loads(text, object_pairs_hook=lambda pairs: _merge_pairs(pairs, path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
     if isinstance(value, dict) and "annotations" in value and "images" in value:
@@ -204,11 +204,13 @@ def _from_json(text: str, path: Path) -> dict[str, Any]:
     if isinstance(value, list) and all(isinstance(row, dict) and "label" in row for row in value):
         names = [row.get("name", row.get("file")) for row in value]
         if all(isinstance(name, str) for name in names):
-            return _table(((str(n), plain_label(row["label"])) for n, row in zip(names, value, strict=True)), path)
+            return _merge_pairs(
+                ((str(n), plain_label(row["label"])) for n, row in zip(names, value, strict=True)), path
+            )
     raise DataError(f"{path} has another form", 'Write {"name": label, …} or [{"name": …, "label": …}, …]')
 
 
-def _by_folder(index: int, record: Record) -> Any:
+def _label_by_folder(index: int, record: Record) -> Any:
     if "class" not in record.context:
         raise DataError(
             f"{record.name} is in no class folder", "Put every sample into one of at least two sub-folders of the data"
@@ -216,7 +218,7 @@ def _by_folder(index: int, record: Record) -> Any:
     return record.label
 
 
-def _by_position(values: Sequence[Any], count: int, location: str) -> LabelOf:
+def _label_by_position(values: Sequence[Any], count: int, location: str) -> LabelOf:
     if len(values) != count:
         raise DataError(
             f"{location}: {len(values)} labels for {count} samples", "Give one label per sample, in their order"
@@ -224,7 +226,7 @@ def _by_position(values: Sequence[Any], count: int, location: str) -> LabelOf:
     return lambda index, record: values[index]
 
 
-def _by_name(table: Mapping[str, Any], location: str) -> LabelOf:
+def _label_by_name(table: Mapping[str, Any], location: str) -> LabelOf:
     paths_by_name: dict[str, str] = {}
 
     def label_of(index: int, record: Record) -> Any:
@@ -245,7 +247,7 @@ def _by_name(table: Mapping[str, Any], location: str) -> LabelOf:
     return label_of
 
 
-def _by_pattern(pattern: str) -> LabelOf:
+def _label_by_pattern(pattern: str) -> LabelOf:
     # The search takes time proportional to the pattern, so its length is bounded too.
     if pattern.count("{label}") != 1 or len(pattern) > 200:
         raise DataError(
@@ -255,7 +257,7 @@ def _by_pattern(pattern: str) -> LabelOf:
     def label_of(index: int, record: Record) -> Any:
         """Return the part of the record's file name that matches {label}."""
         file = str(record.context.get("file", record.name))
-        stem, full_name = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
+        stem, full_name = _find_label(PurePosixPath(file).stem, pattern), _find_label(file, pattern)
         label = full_name if stem is None else stem
         if label is None:
             raise DataError(f"{record.name} does not match the label pattern {pattern!r}", "Correct the pattern")
@@ -264,7 +266,7 @@ def _by_pattern(pattern: str) -> LabelOf:
     return label_of
 
 
-def _label_in(text: str, pattern: str) -> str | None:
+def _find_label(text: str, pattern: str) -> str | None:
     """Return the part of `text` that matches {label}, or None if `text` does not match `pattern`. From left to right,
     each * matches as little text as possible.
 
@@ -345,7 +347,7 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
     if kind == ".txt":
         lines = [line for line in text.split("\n") if line.strip()]
     else:
-        lines = table_rows(text, path, "," if kind == ".csv" else "\t")
+        lines = read_table(text, path, "," if kind == ".csv" else "\t")
         # Without a named column there are no labels, so the first row is a sample like any other.
         if column is not None and lines and is_header(lines[0], column):
             lines = lines[1:]

@@ -18,20 +18,20 @@ from typing import Any, Literal, NoReturn
 from edgeq.data.array_files import (
     ArrayFiles,
     find_cases,
+    find_image_arrays,
     holds_key,
-    image_arrays,
     open_array_files,
     open_cases,
     open_stacked,
 )
 from edgeq.data.arrays import is_idx, read_arrays
-from edgeq.data.classes import Classes, class_folders, empty_class_note, score_count, stray_note
+from edgeq.data.classes import Classes, count_scores, empty_class_note, number_folders, stray_note
 from edgeq.data.files import SUFFIXES, ImageFiles
-from edgeq.data.input_names import target_input
+from edgeq.data.input_names import choose_input
 from edgeq.data.labels import SUFFIXES as TEXTS
 from edgeq.data.labels import Paths, open_text
 from edgeq.data.limits import MAX_FILES
-from edgeq.data.parts import Role, part_of
+from edgeq.data.parts import Role, choose_part
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, load_preprocess
 from edgeq.data.python_items import open_python
 from edgeq.data.records import FileList, Source
@@ -107,7 +107,7 @@ def _open(
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
         input_name = named.source.input if named is not None else None
-        prepared = named is None or _only_stack(named)
+        prepared = named is None or _has_only_stack(named)
         # Steps do not accept text, so a text can only be the path of an image.
         files = named is not None and not prepared and (named.spec is not None or named.reads == "path")
         items = open_python(source, signature, prepared=prepared, input_name=input_name, files=files)
@@ -119,23 +119,25 @@ def _open(
     notes: list[str] = []
     sidecar = named is None
     if named is None:
-        named = _with_the_data(Path(source), notes)
+        named = _find_with_data(Path(source), notes)
     pattern = named.source.pattern if named is not None else None
-    file_set = _cases(source, named) or find_files(source, pattern, paths=named is not None and named.reads == "path")
+    file_set = _find_cases(source, named) or find_files(
+        source, pattern, paths=named is not None and named.reads == "path"
+    )
     if file_set.kind in ("images", "arrays", "other") and Path(source).is_dir():
-        root, part_files, parted = part_of(file_set.root, file_set.files, role)
+        root, part_files, parted = choose_part(file_set.root, file_set.files, role)
         file_set = replace(file_set, root=root, files=part_files)
         notes.extend([parted] if parted else [])
     if named is None:
-        named = _with_the_data(file_set.root, notes) or _with_the_model(file_set, model, notes)
+        named = _find_with_data(file_set.root, notes) or _find_with_model(file_set, model, notes)
     if file_set.ignored:
         notes.append(f"{source}: {file_set.ignored} files of other kinds{' or names' if pattern else ''} ignored")
     model_folders = [model.absolute().parent] if model is not None else []
     sample_files = file_set.files if file_set.kind in ("images", "arrays", "other") else ()
-    folders = class_folders(
-        file_set.root, sample_files, classes=classes, scores=score_count(signature), model_folders=model_folders
+    folders = number_folders(
+        file_set.root, sample_files, classes=classes, scores=count_scores(signature), model_folders=model_folders
     )
-    records = _reader(source, file_set, signature, named, folders.numbers)
+    records = _choose_reader(source, file_set, signature, named, folders.numbers)
     if named is not None and not records.prepared:
         notes.insert(0, f"preprocessing: {named.name}")
     elif not isinstance(records, ImageFiles):
@@ -146,7 +148,7 @@ def _open(
     )
 
 
-def _cases(source: str | Path, named: Preprocess | None) -> FileSet | None:
+def _find_cases(source: str | Path, named: Preprocess | None) -> FileSet | None:
     """Return the test_data_set_N folders in a folder, or the folder itself if it contains input_0.pb. Return None for
     other sources.
     """
@@ -158,7 +160,7 @@ def _cases(source: str | Path, named: Preprocess | None) -> FileSet | None:
     return FileSet(path, folders, "pb", 0) if folders else None
 
 
-def _with_the_data(folder: Path, notes: list[str]) -> Preprocess | None:
+def _find_with_data(folder: Path, notes: list[str]) -> Preprocess | None:
     sidecar = find_sidecar([folder])
     if sidecar is None:
         return None
@@ -166,7 +168,7 @@ def _with_the_data(folder: Path, notes: list[str]) -> Preprocess | None:
     return load_preprocess(sidecar)
 
 
-def _with_the_model(file_set: FileSet, model: Path | None, notes: list[str]) -> Preprocess | None:
+def _find_with_model(file_set: FileSet, model: Path | None, notes: list[str]) -> Preprocess | None:
     sidecar = find_sidecar([model.absolute().parent]) if model is not None else None
     if sidecar is None:
         return None
@@ -182,7 +184,7 @@ def _with_the_model(file_set: FileSet, model: Path | None, notes: list[str]) -> 
     return loaded
 
 
-def _only_stack(named: Preprocess) -> bool:
+def _has_only_stack(named: Preprocess) -> bool:
     """Return whether a preprocessing only sets how prepared arrays are stacked and labelled. If so, its spec has no
     steps and names no array of items.
     """
@@ -191,12 +193,12 @@ def _only_stack(named: Preprocess) -> bool:
     return named.spec is not None and not named.spec.steps and unnamed
 
 
-def _reader(
+def _choose_reader(
     source: str | Path, file_set: FileSet, signature: Signature, named: Preprocess | None, classes: Mapping[str, int]
 ) -> Source:
     options = named.source if named is not None else SourceOptions()
-    prepared = named is None or _only_stack(named)
-    target = target_input(signature, options.input)
+    prepared = named is None or _has_only_stack(named)
+    target = choose_input(signature, options.input)
     notes = (*empty_class_note(file_set.root, file_set.files, classes), *stray_note(file_set.root, file_set.files))
     if named is not None and named.reads == "path":
         return Paths(file_set.root, file_set.files, target, classes, notes)
@@ -232,7 +234,7 @@ def _reader(
 
 def _holds_images(path: Path) -> bool:
     """Return whether a file of arrays contains images as bytes."""
-    return image_arrays(read_arrays(path)) is not None
+    return find_image_arrays(read_arrays(path)) is not None
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,7 @@ def find_sidecar(folders: Sequence[Path]) -> Path | None:
     return next((f / "preprocess.toml" for f in folders if (f / "preprocess.toml").is_file()), None)
 
 
-def matching_files(pattern: str) -> list[Path]:
+def find_matching_files(pattern: str) -> list[Path]:
     """Return the files that `pattern` matches by the rules of Python's `glob`, sorted. If `**` reaches a file by
     several paths, the file appears only once, if possible under a path without links.
 
@@ -324,7 +326,7 @@ def matching_files(pattern: str) -> list[Path]:
     root, below = Path(*parts[:fixed]), parts[fixed:]
     hidden = any(part.startswith(".") for part in below)
     paths = [
-        path for path in _FileSearch(pattern, hidden).files(root, ()) if _fits(path.relative_to(root).parts, below)
+        path for path in _FileSearch(pattern, hidden).files(root, ()) if _matches(path.relative_to(root).parts, below)
     ]
     place = {parent: os.path.realpath(parent) for parent in {path.parent for path in paths}}
     paths.sort(key=lambda path: (place[path.parent] != os.path.abspath(path.parent), path))  # noqa: PTH100  # links stay
@@ -373,7 +375,7 @@ class _FileSearch:
                 yield path
 
 
-def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     # Keep the numbers of names that the parts so far can match. A recursion would try each division of the names, and
     # their number grows exponentially with the number of `**`.
     matched = {0}
@@ -449,7 +451,7 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
         raise DataError(f"{source} holds no files", "Check the path")
     if paths:
         return FileSet(root, fitting, "other", len(candidates) - len(fitting))
-    sample_files, kind = _by_kind(source, root, fitting)
+    sample_files, kind = _choose_kind(source, root, fitting)
     return FileSet(root, sample_files, kind, len(candidates) - len(sample_files))
 
 
@@ -462,7 +464,7 @@ def check_source(source: str | Path) -> list[Path]:
     """
     path = Path(source)
     if not path.exists() and glob.has_magic(str(source)):
-        matches = matching_files(str(source))
+        matches = find_matching_files(str(source))
         if not matches:
             raise DataError(f"{source} matches no file", "Correct the pattern")
         return matches
@@ -482,7 +484,7 @@ def _walk(folder: Path) -> list[Path]:
     for start in starts:
         for parent, folders, names in os.walk(start, onerror=_refuse):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            identity = _identity(parent)
+            identity = _identify(parent)
             if identity in entered:
                 folders.clear()
                 continue
@@ -494,7 +496,7 @@ def _walk(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def _identity(folder: str) -> tuple[int, int]:
+def _identify(folder: str) -> tuple[int, int]:
     """Return the device and inode of a folder, which are the same whichever path leads to it."""
     try:
         status = os.stat(folder)  # noqa: PTH116  # os.walk gives text
@@ -509,7 +511,7 @@ def _refuse(error: OSError) -> NoReturn:
     ) from error
 
 
-def _by_kind(source: str | Path, root: Path, files: tuple[Path, ...]) -> tuple[tuple[Path, ...], Kind]:
+def _choose_kind(source: str | Path, root: Path, files: tuple[Path, ...]) -> tuple[tuple[Path, ...], Kind]:
     """Return the files among `files` that contain samples. All of them must be of one kind."""
     if len(files) == 1 and Path(source).is_file():
         return files, kind_of(files[0])
@@ -541,4 +543,4 @@ def has_parts(data: Data) -> bool:
         file_set = find_files(data.source)
     except DataError:  # the error is reported when the samples are opened
         return False
-    return file_set.kind in ("images", "arrays") and bool(part_of(file_set.root, file_set.files, "validation")[2])
+    return file_set.kind in ("images", "arrays") and bool(choose_part(file_set.root, file_set.files, "validation")[2])

@@ -28,7 +28,7 @@ _NAME = re.compile(rf"({'|'.join(name for names in _NAMES.values() for name in n
 _SMALL = 16 << 20
 
 
-def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path, tuple[Path, ...], str]:
+def choose_part(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path, tuple[Path, ...], str]:
     """Return the part of a folder's files that is for `role`, the folder of that part, and a note on the files left
     out.
 
@@ -61,7 +61,7 @@ def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path,
     return within, part_files, f"{root}: {', '.join(tops)} for {role}, {', '.join(excluded)} left out"
 
 
-def shared_files(candidates: Iterable[Path], references: Iterable[Path]) -> set[Path]:
+def find_shared_files(candidates: Iterable[Path], references: Iterable[Path]) -> set[Path]:
     """Return the files of `candidates` that are also in `references`. Files are the same if they have the same path, or
     if they are small and have the same content.
     """
@@ -74,16 +74,16 @@ def shared_files(candidates: Iterable[Path], references: Iterable[Path]) -> set[
     for path, size in small.items():
         # All empty files are equal, but that says nothing about the samples.
         if 0 < size <= _SMALL and size in candidate_sizes:
-            sizes[size].add(_digest(path))
+            sizes[size].add(_hash_file(path))
     return {
         path
         for path, resolved in mine.items()
         if resolved in reference_paths
-        or ((digests := sizes.get(resolved.stat().st_size)) and _digest(resolved) in digests)
+        or ((digests := sizes.get(resolved.stat().st_size)) and _hash_file(resolved) in digests)
     }
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     digest = hashlib.sha256()
     update_with_file(digest, path, "")
     return digest.hexdigest()

@@ -34,14 +34,14 @@ from edgeq.data.steps import REGISTRY, build_step, is_step, parse_step
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 from edgeq.util.records import is_toml, plain, toml_table
-from edgeq.util.user_code import describe, load_function, names_function
+from edgeq.util.user_code import describe_error, load_function, names_function
 
 # Other spellings of the preprocessing that changes nothing.
 ALIASES = {"raw": "none", "None": "none"}
 
 
 @cache
-def _listed() -> Mapping[str, dict[str, Any]]:
+def _load_table() -> Mapping[str, dict[str, Any]]:
     return toml_table(Path(__file__).with_name("preprocessings.toml"), DataError, "Install edgeq again")
 
 
@@ -49,7 +49,7 @@ def _listed() -> Mapping[str, dict[str, Any]]:
 def shipped() -> Mapping[str, dict[str, Any]]:
     """Return the preprocessings that ship with edgeq by name, in the form that `parse_spec` reads."""
     about = ("legacy", "tasks")
-    return {name: {key: v for key, v in spec.items() if key not in about} for name, spec in _listed().items()}
+    return {name: {key: v for key, v in spec.items() if key not in about} for name, spec in _load_table().items()}
 
 
 def candidates(task: str | None = None) -> list[str]:
@@ -59,9 +59,9 @@ def candidates(task: str | None = None) -> list[str]:
     left out. With `task`, names that only other tasks use are left out, and names that only this task uses come first.
     """
     # A preprocessing without tasks is for any task, so it counts as one for the task that was asked for.
-    tasks_by_name = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
+    tasks_by_name = {name: spec.get("tasks", [task]) for name, spec in _load_table().items() if "legacy" not in spec}
     fitting = [name for name, tasks in tasks_by_name.items() if task in (None, *tasks)]
-    return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _listed()[name])]
+    return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _load_table()[name])]
 
 
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:
@@ -142,9 +142,9 @@ def parse_text(text: str, location: str = "--preprocess") -> Spec:
         for part in re.split(r",(?![^\[]*\])", text):
             name, _, value = (piece.strip() for piece in part.partition("="))
             if name.startswith("source."):
-                source[name.removeprefix("source.")] = _boolean(value)
+                source[name.removeprefix("source.")] = _parse_boolean(value)
             elif name in names:
-                source[name] = _boolean(value)
+                source[name] = _parse_boolean(value)
             else:
                 steps.append(parse_step(name, value))
         return Spec(tuple(steps), "", parse_source(source))
@@ -152,7 +152,7 @@ def parse_text(text: str, location: str = "--preprocess") -> Spec:
         raise DataError(f"{location}: {error.problem}", error.fix) from error
 
 
-def _boolean(value: str) -> str | bool:
+def _parse_boolean(value: str) -> str | bool:
     return {"true": True, "false": False}.get(value, value)
 
 
@@ -213,7 +213,7 @@ class Preprocess:
             raise DataError(f"preprocessing {self.name} takes images and arrays", "Use a function of your own for text")
         if isinstance(raw, np.ndarray) and raw.dtype.kind not in "biuf":
             raise DataError(f"preprocessing {self.name} takes numbers, not {raw.dtype}", "Use a function of your own")
-        items, batched = self._items(raw, spec)
+        items, batched = self._split_items(raw, spec)
         states: list[ItemState] = []
         for item in items:
             states.append(self._run(item, spec))
@@ -256,14 +256,14 @@ class Preprocess:
             # arrays are read again later.
             result = self.function(value.copy() if isinstance(value, np.ndarray) else value)
         except Exception as error:  # reports any error in a user's code as one line about that code
-            text, fix = describe(error)
+            text, fix = describe_error(error)
             raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error
         # A function may feed several inputs, so the keys are names of inputs.
         if isinstance(result, Mapping):
             return PreparedItem({name: np.asarray(value) for name, value in result.items()})
         return PreparedItem(np.asarray(result))
 
-    def _items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[ItemState], bool]:
+    def _split_items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[ItemState], bool]:
         if isinstance(raw, Picture):
             height, width = raw.pixels.shape[:2]
             return [ItemState(raw.pixels, "HWC", "RGB", ImageGeometry((width, height)))], False
@@ -272,15 +272,15 @@ class Preprocess:
             axes = assumed_axes(raw.shape, spec).removeprefix("N")
         # Without known axes, every axis belongs to the item.
         if not axes or raw.ndim == len(axes):
-            return [self._state(raw, axes)], False
+            return [self._start_state(raw, axes)], False
         if raw.ndim < len(axes):
             raise DataError(f"shape {list(raw.shape)} has fewer axes than the layout {axes}", "Correct source.layout")
         flat = raw.reshape((-1, *raw.shape[raw.ndim - len(axes) :]))
         if len(flat) == 0:
             raise DataError(f"shape {list(raw.shape)} holds no items", "Leave the file out")
-        return [self._state(item, axes) for item in flat], True
+        return [self._start_state(item, axes) for item in flat], True
 
-    def _state(self, array: Array, axes: str) -> ItemState:
+    def _start_state(self, array: Array, axes: str) -> ItemState:
         # Only three channels have an order of colours. One channel is grey, and four have an alpha or something
         # unknown.
         colour = "C" in axes and array.shape[axes.index("C")] == 3
@@ -331,7 +331,7 @@ def register(
     def decorate(function: UserFunction) -> UserFunction:
         """Register `function` and return it unchanged."""
         _REGISTERED[name] = Preprocess(
-            name, options, title, function=function, reads=reads, identity=_identity(function)
+            name, options, title, function=function, reads=reads, identity=_identify(function)
         )
         return function
 
@@ -358,7 +358,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     if isinstance(value, Preprocess):
         return value
     if isinstance(value, Spec):
-        return _declared("steps", value)
+        return _build_declared("steps", value)
     if isinstance(value, Mapping):
         table = dict(value)
         name = table.pop("name", "steps")
@@ -367,7 +367,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
                 f"preprocessing {name} is a function, and plain data contains only its name",
                 "Pass file.py:function again",
             )
-        return _declared(str(name), parse_spec(table, f"preprocessing {name}"))
+        return _build_declared(str(name), parse_spec(table, f"preprocessing {name}"))
     # A bare function has no name, so a bundle could not record which preprocessing made the ranges.
     if callable(value):
         raise DataError(
@@ -378,14 +378,14 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     if text in _REGISTERED:
         return _REGISTERED[text]
     if (name := ALIASES.get(text, text)) in shipped():
-        return _declared(name, parse_spec(shipped()[name], name))
+        return _build_declared(name, parse_spec(shipped()[name], name))
     if names_function(text):
-        return _from_python(text)
+        return _load_python(text)
     if is_toml(text):
         table = toml_table(Path(text), DataError, "Give the path of a preprocessing, a short TOML file")
-        return _declared(Path(text).stem, parse_spec(table, text))
+        return _build_declared(Path(text).stem, parse_spec(table, text))
     if "=" in text or is_step(text):
-        return _declared(text, parse_text(text, f"--preprocess {text}"))
+        return _build_declared(text, parse_text(text, f"--preprocess {text}"))
     raise DataError(f"no preprocessing is called {text!r}", choices())
 
 
@@ -401,11 +401,11 @@ def choices() -> str:
     )
 
 
-def _declared(name: str, spec: Spec) -> Preprocess:
+def _build_declared(name: str, spec: Spec) -> Preprocess:
     return Preprocess(name, spec.source, spec.title, spec)
 
 
-def _from_python(text: str) -> Preprocess:
+def _load_python(text: str) -> Preprocess:
     function = load_function(text, "preprocessing", DataError)
     path, _, name = text.rpartition(":")
     file = Path(path)
@@ -419,7 +419,7 @@ def _from_python(text: str) -> Preprocess:
     return replace(entry, identity={"function": short, "sha256": digest})
 
 
-def _identity(function: UserFunction) -> dict[str, str]:
+def _identify(function: UserFunction) -> dict[str, str]:
     return {"function": f"{function.__module__}.{getattr(function, '__qualname__', repr(type(function)))}"}
 
 

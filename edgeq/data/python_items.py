@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from edgeq.data.input_names import target_input
+from edgeq.data.input_names import choose_input
 from edgeq.data.records import Hash, Record, Rows, update_with_file
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError
@@ -103,7 +103,7 @@ def open_python(
     Raises:
         DataError: `source` is none of these, or its `get_next()` was read to the end and it has no `rewind()`.
     """
-    target = target_input(signature, input_name)
+    target = choose_input(signature, input_name)
     iterate: Callable[[], Iterator[Any]]
     if isinstance(source, type):
         raise DataError(f"the class {source.__name__} is not data", f"Give an object of it, {source.__name__}(...)")
@@ -120,7 +120,7 @@ def open_python(
     elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
         iterate, count = lambda: iter(source), len(source)
     elif callable(source):
-        iterate = lambda: _called(source)  # noqa: E731
+        iterate = lambda: _call_source(source)  # noqa: E731
         count = sum(1 for _ in iterate())
     elif isinstance(source, Iterator):
         iterate, count = _spool(source, signature, target)
@@ -163,7 +163,7 @@ def split_item(item: Any, signature: Signature, target: str, location: str) -> t
     if isinstance(item, Sample):
         return dict(item.inputs), item.label
     if isinstance(item, Mapping):
-        return {str(name): _array(value, location) for name, value in item.items()}, None
+        return {str(name): _to_array(value, location) for name, value in item.items()}, None
     if isinstance(item, list) and _is_several(item, len(names)):
         item = tuple(item)
     # Two arrays are two inputs if the model has two. Otherwise the second one is the label.
@@ -175,8 +175,8 @@ def split_item(item: Any, signature: Signature, target: str, location: str) -> t
             raise DataError(
                 f"{location} has {len(item)} arrays, the model takes {len(names)}", f"Give {', '.join(names)}"
             )
-        return {name: _array(value, location) for name, value in zip(names, item, strict=True)}, None
-    return {target: _array(item[0] if isinstance(item, tuple) else item, location)}, None
+        return {name: _to_array(value, location) for name, value in zip(names, item, strict=True)}, None
+    return {target: _to_array(item[0] if isinstance(item, tuple) else item, location)}, None
 
 
 def _is_several(item: list[Any], inputs: int) -> bool:
@@ -191,7 +191,7 @@ def _is_several(item: list[Any], inputs: int) -> bool:
     return inputs > 1 or isinstance(first_value, Mapping | tuple) or len({np.shape(value) for value in item}) > 1
 
 
-def _array(value: Any, location: str) -> Any:
+def _to_array(value: Any, location: str) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, os.PathLike):
@@ -204,7 +204,7 @@ def _array(value: Any, location: str) -> Any:
         raise DataError(f"{location} is not an array ({text})", "Give numbers of one shape") from error
 
 
-def _called(function: Callable[[], Any]) -> Iterator[Any]:
+def _call_source(function: Callable[[], Any]) -> Iterator[Any]:
     items = function()
     if not isinstance(items, Iterable):
         raise DataError(f"the function of the data gives {type(items).__name__}", "Return or yield samples")

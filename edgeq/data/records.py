@@ -14,7 +14,7 @@ from edgeq_device.system.files import open_file
 from edgeq.errors import DataError
 
 
-def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:
+def describe_file(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:
     """Return the context of a file's samples (file name, path below `root`, class folder), and the label of the class
     folder. Without `classes`, the context has no class folder and the label is None.
     """
@@ -116,7 +116,7 @@ class FileList(ABC):
         """
         # One file at a time: a data set is usually larger than the memory.
         for path in (self.files[index] for index in indices):
-            context, label = place(path, self.root, self.classes)
+            context, label = describe_file(path, self.root, self.classes)
             yield Record(str(path), {self.target: self.item(path)}, label, context)
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
@@ -125,7 +125,7 @@ class FileList(ABC):
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
 
 
-def spans(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+def split_indices(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
     """Split ascending global `indices` over files that have `counts` records.
 
     Yields:

@@ -22,8 +22,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from edgeq.data.array_files import ArrayFiles
-from edgeq.data.classes import Classes, imagenet, load_classes, score_count, score_names, without_background
-from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
+from edgeq.data.classes import Classes, count_scores, drop_background, imagenet, load_classes, score_names
+from edgeq.data.fit import check_shapes, count_rows, fit_inputs, fixed_batch
 from edgeq.data.images import Array, Picture
 from edgeq.data.labels import LabelOf, Labels, load_labels_from
 from edgeq.data.open_source import Data, OpenedSource, check_selection, open_source
@@ -48,7 +48,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
     """
     waiting: list[Sample] = []
     for sample in samples:
-        rows = rows_of(sample.inputs)
+        rows = count_rows(sample.inputs)
         # Waiting rows go first, so that the order of the samples stays the order of the data.
         if rows == size:
             if waiting:
@@ -72,7 +72,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
         yield _gather(waiting, size)
 
 
-def batches(rows: int, size: int) -> int:
+def count_batches(rows: int, size: int) -> int:
     """Return the number of batches of `size` rows that are needed for `rows` rows."""
     return -(-rows // size)
 
@@ -145,7 +145,7 @@ class SourceSamples(Displayed):
 
     def __len__(self) -> int:
         per_sample = self._records_each
-        return self._sample_count if per_sample is None else batches(len(self.selection), per_sample)
+        return self._sample_count if per_sample is None else count_batches(len(self.selection), per_sample)
 
     @property
     def _records_each(self) -> int | None:
@@ -207,7 +207,7 @@ class SourceSamples(Displayed):
         """Yield all samples. If they are small enough, they are kept for the next pass."""
         size = fixed_batch(self.signature)
         records = self.opened_source.records.read_records(self.selection)
-        samples = (self._sample(i, record) for i, record in zip(self.selection, records, strict=True))
+        samples = (self._make_sample(i, record) for i, record in zip(self.selection, records, strict=True))
         cache: list[Sample] = []
         budget = self.hold
         for sample in samples if size is None else rebatch(samples, size):
@@ -242,7 +242,7 @@ class SourceSamples(Displayed):
         digest.update(json.dumps([steps, repr(self.selection)], sort_keys=True).encode())
         return digest.hexdigest()
 
-    def _sample(self, index: int, record: Record) -> Sample:
+    def _make_sample(self, index: int, record: Record) -> Sample:
         context = dict(record.context)
         try:
             inputs = self._prepare(record, context)
@@ -252,9 +252,9 @@ class SourceSamples(Displayed):
                 raise
             raise DataError(f"{record.name}: {error.problem}", error.fix) from error
         label = self.labels(index, record) if self.labels is not None else record.label
-        return Sample(record.name, inputs, self._numbered(plain_label(label)), context)
+        return Sample(record.name, inputs, self._number_label(plain_label(label)), context)
 
-    def _numbered(self, label: Any) -> Any:
+    def _number_label(self, label: Any) -> Any:
         """Return the class number of a label that is a name, and any other label unchanged."""
         if not isinstance(label, str) or self.classes is None:
             return label
@@ -392,7 +392,7 @@ def open_samples(
     total = len(opened_source.records)
     if total == 0:
         raise DataError(f"{opened_source.name} holds no samples", "Give at least one")
-    lookup = _labels(opened_source, label_options.source, total)
+    lookup = _choose_labels(opened_source, label_options.source, total)
     selection = _select(total, start, stride, count, opened_source.name, opened_source.groups())
     folders = opened_source.records.classes if isinstance(opened_source.records, FileList | ArrayFiles) else {}
     samples = SourceSamples(
@@ -401,8 +401,8 @@ def open_samples(
         opened_source,
         selection,
         lookup,
-        classes=_known_classes(classes, signature),
-        score_names=score_names(classes, folders, score_count(signature)),
+        classes=_choose_classes(classes, signature),
+        score_names=score_names(classes, folders, count_scores(signature)),
     )
     for note in samples.notes:
         progress.note(note)
@@ -415,17 +415,17 @@ def open_samples(
     return samples
 
 
-def _known_classes(classes: Classes | None, signature: Signature) -> Classes | None:
+def _choose_classes(classes: Classes | None, signature: Signature) -> Classes | None:
     """Return the classes that labels can name. These are the given classes, or else the classes of ImageNet if the
     model has scores for all of them.
     """
-    scores = score_count(signature)
+    scores = count_scores(signature)
     if classes is not None:
-        return without_background(classes, scores)
+        return drop_background(classes, scores)
     return imagenet() if scores is not None and scores >= imagenet().count else None
 
 
-def _labels(opened_source: OpenedSource, labels: Any, total: int) -> LabelOf | None:
+def _choose_labels(opened_source: OpenedSource, labels: Any, total: int) -> LabelOf | None:
     if labels is None:
         named = opened_source.preprocess.source.labels if opened_source.preprocess is not None else None
         return (
@@ -505,10 +505,10 @@ def spread_over(samples: Samples, count: int) -> Samples:
     """
     if count >= len(samples):
         return samples
-    return chosen_of(samples, places(len(samples), count))
+    return select_samples(samples, places(len(samples), count))
 
 
-def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
+def select_samples(samples: Samples, numbers: Sequence[int]) -> Samples:
     """Return the samples with these numbers, which ascend."""
     part = samples.select(numbers) if isinstance(samples, SourceSamples) else None
     return part if part is not None else Subset(samples, numbers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeq.data.fit import Shape, fits, misfit, missing_step
+from edgeq.data.fit import Shape, find_misfit, find_missing_step, fits
 from edgeq.errors import DataError
 from edgeq.signature import Signature, TensorSpec
 
@@ -54,7 +54,7 @@ def plan_prepared(
         {name: shape and (1, *shape[1:]) for name, shape in shapes.items()}, signature, free_batch=True
     )
     # A symbolic first axis means that the exporter left the batch open, so the stored rows are samples.
-    symbolic = all(specs[name].shape is not None and not _fixed_lead(specs[name]) for name in shapes)
+    symbolic = all(specs[name].shape is not None and not _has_fixed_lead(specs[name]) for name in shapes)
     # The order of these tests is the order of trust: an exact match of all sizes says the most.
     if fits_whole and stack is not True and not (rows and symbolic and stack is None):
         return SplitPlan("whole", 1, lead == 1 or not leads)
@@ -76,18 +76,18 @@ def plan_prepared(
         raise DataError(
             f"{location}: the arrays disagree on the number of samples "
             f"({', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())})",
-            f"Store the same number for every input, in shapes that fit {_list(signature)}",
+            f"Store the same number for every input, in shapes that fit {_join_inputs(signature)}",
         )
-    added = missing_step({name: shape[1:] for name, shape in shapes.items()}, signature)
+    added = find_missing_step({name: shape[1:] for name, shape in shapes.items()}, signature)
     raise DataError(
-        f"{location}: {misfit(shapes, signature)}",
+        f"{location}: {find_misfit(shapes, signature)}",
         "Store the model's shape, or name a --preprocess" + (f" with {added} in it" if added else ""),
     )
 
 
-def _fixed_lead(spec: TensorSpec) -> bool:
+def _has_fixed_lead(spec: TensorSpec) -> bool:
     return bool(spec.shape) and isinstance(spec.shape[0], int)  # type: ignore[index]
 
 
-def _list(signature: Signature) -> str:
+def _join_inputs(signature: Signature) -> str:
     return "; ".join(str(spec) for spec in signature.inputs)

@@ -54,7 +54,7 @@ class Step(ABC):
         return {"op": self.name, **{n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}}
 
 
-def integer(text: str) -> int | str:
+def parse_integer(text: str) -> int | str:
     """Return the whole number in `text`, or `text` itself if it does not contain one."""
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
@@ -82,12 +82,12 @@ class FieldKind:
     """
 
     convert: Callable[[Any], Any]
-    part: Callable[[str], Any] = integer
+    part: Callable[[str], Any] = parse_integer
     takes_all: bool = False
 
 
 def field_kind(
-    convert: Callable[[Any], Any], part: Callable[[str], Any] = integer, *, takes_all: bool = False
+    convert: Callable[[Any], Any], part: Callable[[str], Any] = parse_integer, *, takes_all: bool = False
 ) -> dict[str, FieldKind]:
     """Return the metadata of a dataclass field. `FieldKind` describes the arguments."""
     return {"kind": FieldKind(convert, part, takes_all)}
@@ -145,7 +145,7 @@ def from_table(step: type[Step], op: str, table: Mapping[str, Any]) -> Step:
     Raises:
         DataError: a field is unknown or missing, or its value is not valid.
     """
-    step_fields = _fields(step)
+    step_fields = _list_fields(step)
     unknown = sorted(set(table) - {f.name for f in step_fields})
     if unknown:
         raise DataError(f"{op}: unknown field {unknown[0]!r}", SEE_LIST)
@@ -156,7 +156,7 @@ def from_table(step: type[Step], op: str, table: Mapping[str, Any]) -> Step:
         if f.name not in table and f.default is not MISSING:
             continue
         try:
-            values[f.name] = _kind(f).convert(table.get(f.name))
+            values[f.name] = _find_kind(f).convert(table.get(f.name))
         except UnfitError as error:
             problem = "missing" if error.value is None else repr(error.value)
             raise DataError(f"{op}: {f.name} is {problem}", error.fix) from error
@@ -170,15 +170,15 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
     Raises:
         DataError: no field accepts a part, or one field gets two parts.
     """
-    step_fields = _fields(step)
+    step_fields = _list_fields(step)
     if not step_fields and list(parts) == ["true"]:
         return {}
     # A step with one field that takes all parts, such as a list of constants, needs no assignment of parts to fields.
-    if len(step_fields) == 1 and _kind(step_fields[0]).takes_all:
-        return {step_fields[0].name: listed(parts)} if parts else {}
+    if len(step_fields) == 1 and _find_kind(step_fields[0]).takes_all:
+        return {step_fields[0].name: parse_list(parts)} if parts else {}
     table: dict[str, Any] = {}
     for part in parts:
-        values = {f.name: _kind(f).part(part) for f in step_fields}
+        values = {f.name: _find_kind(f).part(part) for f in step_fields}
         if len(step_fields) == 1 and values[step_fields[0].name] is None:
             values = {step_fields[0].name: part}  # the field's reader then raises an error that names the valid values
         fitting = [name for name, value in values.items() if value is not None]
@@ -191,18 +191,18 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
     return table
 
 
-def listed(parts: Sequence[str]) -> str | list[str]:
+def parse_list(parts: Sequence[str]) -> str | list[str]:
     """Return one value. If there are several parts or the text is "[a,b,c]", return the list of values."""
     if len(parts) == 1 and parts[0].startswith("[") and parts[0].endswith("]"):
         return [item.strip() for item in parts[0][1:-1].split(",")]
     return parts[0] if len(parts) == 1 else list(parts)
 
 
-def _fields(step: type[Step]) -> tuple[Field[Any], ...]:
+def _list_fields(step: type[Step]) -> tuple[Field[Any], ...]:
     return fields(step)  # type: ignore[arg-type]
 
 
-def _kind(field: Field[Any]) -> FieldKind:
+def _find_kind(field: Field[Any]) -> FieldKind:
     kind = field.metadata.get("kind", FieldKind(lambda value: value))
     assert isinstance(kind, FieldKind)
     return kind

@@ -68,7 +68,7 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
                 os.environ[name] = value
 
 
-def _local_cluster(count: int, stack: ExitStack) -> Any:
+def _start_cluster(count: int, stack: ExitStack) -> Any:
     """Return a cluster on this machine's loopback device. The cluster keeps its files in its own folder.
 
     Anyone who can connect to the cluster can run code, and every user of the machine can reach the loopback device. So
@@ -105,7 +105,7 @@ class WorkerJob(Protocol[Item, Result]):
         ...
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Return the versions of edgeq, numpy and onnxruntime in this process, with "none" for a missing package."""
     by_package = {"edgeq": __version__}
     for name in ("numpy", "onnxruntime"):
@@ -122,7 +122,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
     Raises:
         RuntimeUnavailableError: a package has another version; the message names the first such package.
     """
-    for name, installed in versions().items():
+    for name, installed in read_versions().items():
         if installed != expected.get(name):
             raise RuntimeUnavailableError(
                 f"a worker has {name} {installed}, and this process has {expected.get(name)}",
@@ -185,7 +185,7 @@ class Workers:
 
         name = f"edgeq-{secrets.token_hex(8)}"
         try:
-            self._client.register_plugin(JobPlugin(job.open, partial(check_versions, versions())), name=name)
+            self._client.register_plugin(JobPlugin(job.open, partial(check_versions, read_versions())), name=name)
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"a worker cannot import {error.name}",
@@ -201,7 +201,7 @@ class Workers:
                 for entry in pending:
                     if entry.fetch():
                         crew.release(entry.worker)
-                gone = crew.gone()
+                gone = crew.find_gone()
                 for entry in pending:
                     entry.lose(gone)
                 idle = next((entry for entry in pending if not entry.worker), None)
@@ -242,9 +242,9 @@ class _Crew:
         self._known: set[str] = set()
         self.free: deque[str] = deque()
         self._look = 0.0
-        self.gone()
+        self.find_gone()
 
-    def gone(self) -> set[str]:
+    def find_gone(self) -> set[str]:
         """Return the workers that have ended since the last check, and add new workers to `free`.
 
         Checks are at least half a second apart. A call before the next check returns an empty set.
@@ -397,18 +397,18 @@ def open_workers(workers: int | str | Workers | None, modules: Sequence[str] = (
                 "Install it: pip install 'edgeq[distributed]'",
             ) from error
         stack.enter_context(dask.config.set({**_CONFIG, **settings}))
-        client = thread.submit(_connected, text, stack)
+        client = thread.submit(_connect, text, stack)
         if not text.isdecimal():
             client.result()
         yield Workers(client.result)
 
 
-def _connected(text: str, stack: ExitStack) -> Any:
+def _connect(text: str, stack: ExitStack) -> Any:
     """Return a client whose workers have been checked. `stack` closes the client."""
     import distributed
 
     try:
-        address: Any = _local_cluster(int(text), stack) if text.isdecimal() else text
+        address: Any = _start_cluster(int(text), stack) if text.isdecimal() else text
         # On a cluster, this process may be unable to reach the workers, so the scheduler passes everything on. On one
         # machine, that would be a detour.
         direct = text.isdecimal()
@@ -426,7 +426,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
             f"no Dask workers at {text}: {' '.join(str(error).split())}", "Start the scheduler, and workers for it"
         ) from error
     try:
-        client.run(check_versions, versions())
+        client.run(check_versions, read_versions())
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"a worker of {text} cannot import edgeq ({error})", "Install edgeq where the workers run"
@@ -453,7 +453,7 @@ class Files:
     def is_visible(self) -> bool:
         """Return whether this process sees the same files at the same path."""
         try:
-            return _digest(self.path.parent, self.names) == self.sha256
+            return _hash_files(self.path.parent, self.names) == self.sha256
         except OSError:
             return False
 
@@ -470,7 +470,7 @@ class Files:
         return folder / self.path.name
 
 
-def files_for(workers: Workers, path: Path, companions: Iterable[Path] = ()) -> Files:
+def share_files(workers: Workers, path: Path, companions: Iterable[Path] = ()) -> Files:
     """Return the file or folder `path` in a form that all `workers` can use. For a file, the result includes the files
     in `companions`, which that file needs.
     """
@@ -479,13 +479,13 @@ def files_for(workers: Workers, path: Path, companions: Iterable[Path] = ()) -> 
         sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, companions)]
     )
     names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in sources))
-    files = Files(path, names, _digest(path.parent, names))
+    files = Files(path, names, _hash_files(path.parent, names))
     if workers.everywhere(Files.is_visible, files):
         return files
     return replace(files, contents={name: read_file(path.parent / name) for name in names})
 
 
-def _digest(folder: Path, names: Iterable[str]) -> str:
+def _hash_files(folder: Path, names: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
         with open_file(folder / name) as stream:

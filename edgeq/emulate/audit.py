@@ -80,13 +80,13 @@ class KernelSimulation:
         table: SaturationTable | None = None,
     ) -> None:
         settings = settings or SessionSettings()
-        self.graph = optimised_graph(model, settings)
+        self.graph = read_optimised_graph(model, settings)
         layers = find_layers(self.graph, settings.config, table)
         # These layers can saturate too, but edgeq cannot compute them, so ONNX Runtime does.
         self.unmodelled = tuple(layer for layer in layers if not layer.path.modelled)
         self.layers = tuple(layer for layer in layers if layer.path.modelled)
         self._saturating, self._watched = saturating, watched
-        self._steps = _steps(self.graph, self.layers)
+        self._steps = _split_steps(self.graph, self.layers)
         self._sessions: dict[int, Any] = {}
 
     def run(self, inputs: Arrays) -> ModelRun:
@@ -142,7 +142,7 @@ class SimulatedSession:
         return [outputs[name] for name in output_names or outputs]
 
 
-def graph_settings(settings: SessionSettings) -> SessionSettings:
+def build_graph_settings(settings: SessionSettings) -> SessionSettings:
     """Return settings with which ONNX Runtime makes a model's graph, given the `settings` with which a plug-in runs the
     model.
 
@@ -153,7 +153,7 @@ def graph_settings(settings: SessionSettings) -> SessionSettings:
     return replace(settings, engine=None, precision=FLOAT, providers=SessionSettings().providers, config=config)
 
 
-def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
+def read_optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     """Return the graph that ONNX Runtime makes of `model` before it runs the model.
 
     Raises:
@@ -168,7 +168,7 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
         return GraphIndex(read_own(path, weights))
 
 
-def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[SaturatingLayer | _Segment, ...]:
+def _split_steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[SaturatingLayer | _Segment, ...]:
     """Return the graph as steps in order. Each of `layers` is a step. The nodes between them are joined into as few
     segments as possible.
     """
@@ -193,12 +193,12 @@ def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[Satura
         produced = {output for node in run for output in node.outputs}
         consumed = {value for node in run for value in reads(node)} - produced
         segment_inputs = {v for v in consumed if v.producer() is not None or v.is_graph_input()}
-        steps.append(_Segment(_names(segment_inputs), _names(produced & required)))
+        steps.append(_Segment(_sort_names(segment_inputs), _sort_names(produced & required)))
         required |= segment_inputs
     return tuple(reversed(steps))
 
 
-def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+def _sort_names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(sorted(value.name for value in values if value.name))
 
 
@@ -322,12 +322,12 @@ def audit(
         DataError: a sample does not fit the model.
     """
     simulation = KernelSimulation(model, settings, table=table)
-    bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
+    bounds = {layer.name: _audit_weights(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
     # If no weight can saturate, no input can, so nothing needs to run.
     if samples is None or not any(bound.can_saturate for bound in bounds.values()):
         return Audit(tuple(bounds.values()))
     exact_session = exact or SimulatedSession(KernelSimulation(model, settings, saturating=False, table=table))
-    total = min(len(samples), count or sample_count(model_macs(simulation)))
+    total = min(len(samples), count or count_samples(count_macs(simulation)))
     names = ("saturating", "exact")
     against_float = {name: OutputSums() for name in names}
     effect = OutputSums()
@@ -335,18 +335,18 @@ def audit(
     sums: dict[str, int] = {}
     with progress.stage("Simulating saturation", total) as advance:
         for sample, _ in zip(samples, range(total), strict=False):
-            run, outputs = simulation.run(sample.inputs), _outputs(exact_session, sample.inputs)
+            run, outputs = simulation.run(sample.inputs), _run_session(exact_session, sample.inputs)
             # Compared with the exact kernels, so that the loss from quantization itself does not count.
             effect.update(outputs, run.outputs, sample.inputs)
             for name, layer in run.layers.items():
                 clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.stats.clipped
                 sums[name] = sums.get(name, 0) + layer.stats.sums
             if reference is not None:
-                float_outputs = _outputs(reference, sample.inputs)
+                float_outputs = _run_session(reference, sample.inputs)
                 against_float["saturating"].update(float_outputs, run.outputs, sample.inputs)
                 against_float["exact"].update(float_outputs, outputs, sample.inputs)
             advance(1)
-    layer_audits = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
+    layer_audits = tuple(_add_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
     both = tuple(against_float[name].result() for name in names)
     return Audit(
         layer_audits,
@@ -356,12 +356,12 @@ def audit(
     )
 
 
-def sample_count(macs: int) -> int:
+def count_samples(macs: int) -> int:
     """Return the number of samples to simulate for a model with `macs` multiply-accumulates."""
     return max(_FEWEST, min(_MOST, int(_WORK / max(1, macs))))
 
 
-def model_macs(simulation: KernelSimulation) -> int:
+def count_macs(simulation: KernelSimulation) -> int:
     """Return the model's multiply-accumulates. If the graph has no shapes, use the weight sizes of the simulated
     layers.
     """
@@ -369,12 +369,12 @@ def model_macs(simulation: KernelSimulation) -> int:
     return macs or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 
 
-def _outputs(session: Session, inputs: Arrays) -> Arrays:
+def _run_session(session: Session, inputs: Arrays) -> Arrays:
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
-def _bound(layer: SaturatingLayer) -> LayerAudit:
+def _audit_weights(layer: SaturatingLayer) -> LayerAudit:
     suspects = layer.suspects
     sums = layer.pair_sums
     if layer.rows is None or suspects is None or sums is None:
@@ -389,7 +389,7 @@ def _bound(layer: SaturatingLayer) -> LayerAudit:
     )
 
 
-def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None) -> LayerAudit:
+def _add_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None) -> LayerAudit:
     if clipped is None:
         return bound
     return replace(bound, sums=sums, clipped=int(clipped.sum()), clipped_channels=int(np.count_nonzero(clipped)))
@@ -399,7 +399,7 @@ def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None
 _HELD = 2**15 - 1
 
 
-def largest_sums(
+def find_largest_sums(
     model: Path,
     settings: SessionSettings,
     samples: Samples,
@@ -429,7 +429,7 @@ def largest_sums(
         and layer.node.attributes.get_int("group", 1) == 1
     }
     largest: dict[str, NDArray[np.float64]] = {}
-    count = min(len(samples), sample_count(model_macs(simulation)))
+    count = min(len(samples), count_samples(count_macs(simulation)))
     for sample in itertools.islice(samples, count):
         for name, layer in simulation.run(sample.inputs).layers.items():
             if name in source_names:

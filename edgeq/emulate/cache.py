@@ -23,7 +23,7 @@ def home() -> Path:
     return folder / "emulate"
 
 
-def checked(place: Path, setup: str) -> Path:
+def check_place(place: Path, setup: str) -> Path:
     """Return `place` in the cache, which contains programs or code. It may not exist.
 
     Args:
@@ -47,7 +47,7 @@ def check_writable() -> None:
         OutputError: the folder cannot be created.
     """
     try:
-        # Other users of the machine get no access, because `checked` would refuse a folder that they can write.
+        # Other users of the machine get no access, because `check_place` would refuse a folder that they can write.
         home().mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(

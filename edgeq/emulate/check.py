@@ -31,7 +31,7 @@ from edgeq.bundle.verify import opened
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.probe import probe_engine
 from edgeq.emulate.proof import KernelProof, check_kernels
-from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, route_to
+from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, choose_route
 from edgeq.errors import (
     BoardError,
     BundleError,
@@ -43,7 +43,7 @@ from edgeq.errors import (
 )
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ANY, load_profiles, match_profile
-from edgeq.hardware.target import AUTO, Target, named_target, resolve, runs_natively
+from edgeq.hardware.target import AUTO, Target, find_target, resolve, runs_natively
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement, Session, inferences
 from edgeq.measure.bench import variant_preprocessing, variant_settings
@@ -60,7 +60,7 @@ from edgeq.util.numbers import difference, metric, metric_name
 from edgeq.util.records import NOT_WRITTEN, computed, written
 
 
-def route_for(
+def find_route(
     target: Target,
     machine: Machine,
     spec: EngineSpec | None = None,
@@ -70,28 +70,28 @@ def route_for(
 ) -> ExecutionRoute:
     """Return the best way to run, on `machine`, the kernels that the plug-in `spec` has for `target`.
 
-    Without a plug-in, the result is that of `edgeq.emulate.routes.route_to`.
+    Without a plug-in, the result is that of `edgeq.emulate.routes.choose_route`.
 
     Args:
         machine: this machine.
     """
     engine = described(spec)
     if engine is None:
-        return route_to(target, machine, simulators=simulators, progress=progress)
+        return choose_route(target, machine, simulators=simulators, progress=progress)
     # The engine is itself the simulator of this target, so the plain route finds it by name.
     if target.emulate.get("simulator") in (engine.name, engine.int8.backend):
         try:
             find_library(engine, str(onnxruntime().__version__))
         except DeviceError as error:
             return ExecutionRoute(NOT_RUN, "", str(error))
-        return route_to(target, machine, simulators=simulators, progress=progress)
+        return choose_route(target, machine, simulators=simulators, progress=progress)
     problem = problem_of(engine, str(onnxruntime().__version__))
     if not problem and target.architecture not in (ANY, machine.architecture):
         problem = f"{engine.name} runs its kernels for {target.architecture} only on {target.architecture}"
     if problem:
         return ExecutionRoute(NOT_RUN, "", problem)
     if runs_natively(target, machine):
-        return _route(NATIVE, f"{engine.name}, {HERE}", engine, target, {})
+        return _build_route(NATIVE, f"{engine.name}, {HERE}", engine, target, {})
     # The variable hides newer instructions, so the engine runs the kernels of the target at native speed.
     environment = engine.cap.environment(target.features)
     level = next((x for x in engine.cap.levels if x.value == environment.get(engine.cap.variable)), None)
@@ -101,10 +101,12 @@ def route_for(
     if lacks:
         return ExecutionRoute(NOT_RUN, "", f"this CPU lacks {', '.join(lacks)}, which {engine.name}'s kernels need")
     means = f"{engine.name} with {engine.cap.variable}={level.value}"
-    return _route(EMULATED, means, engine, target, environment)
+    return _build_route(EMULATED, means, engine, target, environment)
 
 
-def _route(kind: str, means: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> ExecutionRoute:
+def _build_route(
+    kind: str, means: str, engine: Engine, target: Target, environment: Mapping[str, str]
+) -> ExecutionRoute:
     start = partial(_start_engine_kernels, means, engine, target, environment)
     return ExecutionRoute(kind, means, native_speed=True, start=start)
 
@@ -263,12 +265,12 @@ def check_variant(
         name=variant.name,
         slices=variant.slices,
         basis=variant.basis,
-        noise_db=_noise_db(variant, machine),
+        noise_db=_read_noise(variant, machine),
     )
     return check_trial(trial, target, machine, simulators=simulators, route=route, progress=progress)
 
 
-def _noise_db(variant: Variant, machine: Machine) -> float | None:
+def _read_noise(variant: Variant, machine: Machine) -> float | None:
     """Return the SQNR against float32 that a bundle states for a variant. Return None if there is none, or if this
     machine's kernels may saturate, so that they compute the variant otherwise than its proof did.
     """
@@ -297,7 +299,7 @@ def check_trial(
 
     Args:
         machine: this machine.
-        simulators: see `edgeq.emulate.routes.route_to`. They are not used for a plug-in, whose kernels run in the
+        simulators: see `edgeq.emulate.routes.choose_route`. They are not used for a plug-in, whose kernels run in the
             plug-in itself.
         route: the route to the kernels, such as a board with the target's hardware; None finds the route.
 
@@ -306,7 +308,7 @@ def check_trial(
         BoardError: the connection to a board was lost.
     """
     if route is None:
-        route = route_for(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
+        route = find_route(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
     # "not run" is a result, so that one impossible target does not hide the results of the others.
     if route.start is None:
         return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, route.reason)
@@ -331,7 +333,7 @@ def _run(
         with progress.stage(f"Opening the model on {route.how}"):
             session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
         with progress.stage(f"Self-test on {route.how}", total=len(trial.vectors)) as advance:
-            answers = tuple(_answers(session, trial.vectors, advance))
+            answers = tuple(_run_vectors(session, trial.vectors, advance))
     except BoardError:  # the link failed, not the model
         raise
     # The target's runtime refuses the model. On a device, it would do the same.
@@ -416,7 +418,9 @@ def _judge(check: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float
     return replace(check, status=FAILED, reason=proven[0].sentence) if proven else check
 
 
-def _answers(session: Session, vectors: Iterable[Vectors], advance: Advance) -> Iterator[Mapping[str, NDArray[Any]]]:
+def _run_vectors(
+    session: Session, vectors: Iterable[Vectors], advance: Advance
+) -> Iterator[Mapping[str, NDArray[Any]]]:
     for inputs, expected in vectors:
         names = sorted(expected)
         yield dict(zip(names, map(one_array, session.run(names, inputs)), strict=True))
@@ -489,14 +493,14 @@ def verify_on(
     machine = detect_machine()
     checks = []
     with opened(request.bundle, expect=request.expect) as bundle:
-        pairs = list(_pairs(bundle, request, machine))
+        pairs = list(_pair_targets(bundle, request, machine))
         for variant, target in pairs:
             # A stand-in was built for no target, so it is checked only where a runner would choose it.
-            lacks = "; ".join(judge(variant, read_device()).reasons) if _stands_in(variant) else ""
+            lacks = "; ".join(judge(variant, read_device()).reasons) if _is_stand_in(variant) else ""
             if lacks:
                 checks.append(EmulatedCheck(target.name, variant.name, NOT_RUN, "", NOT_RUN, lacks))
                 continue
-            samples = samples_of(request, variant, progress) if request.data is not None else None
+            samples = open_variant_samples(request, variant, progress) if request.data is not None else None
             checks.append(
                 check_variant(
                     variant,
@@ -512,7 +516,7 @@ def verify_on(
     return Verified(request.bundle, tuple(checks), request.max_drop, bundle.manifest_sha256)
 
 
-def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
+def _pair_targets(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
     """Yield each variant with the target to check it on."""
     variants = bundle.components.get(MAIN, ())
     variants_by_name = {variant.name: variant for variant in variants}
@@ -524,7 +528,7 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
         if name == ALL:
             for variant in variants:
                 if request.variant in (None, variant.name):
-                    yield variant, _built_for(variant, machine)
+                    yield variant, _find_target(variant, machine)
         else:
             target = resolve(name, machine)
             # A device runs what the runner selects, so another variant of the bundle need not work there.
@@ -532,19 +536,19 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
                 yield variant, target
 
 
-def _stands_in(variant: Variant) -> bool:
+def _is_stand_in(variant: Variant) -> bool:
     """Return whether `variant` was built without a target. A device runs such a variant only if no other one fits."""
     return not {"profile", "target"} & variant.info.keys()
 
 
-def _built_for(variant: Variant, machine: Machine) -> Target:
+def _find_target(variant: Variant, machine: Machine) -> Target:
     """Return the target that a variant was built for.
 
     A bundle records only the name of a user's own target file. For a variant built for such a file, or for the build
     machine, return the target of the variant's profile. For a variant built without a target, return this machine's
     target.
     """
-    if _stands_in(variant):
+    if _is_stand_in(variant):
         return resolve(AUTO, machine)
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
     if not isinstance(profile, str) or not isinstance(target, str):
@@ -553,7 +557,7 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     # The target is the closer description. The profile is left if the target was a file of the user.
     for name in (target, profile):
         try:
-            candidate = named_target(name, machine)
+            candidate = find_target(name, machine)
         except HardwareError as error:
             unknown = error
         else:
@@ -566,7 +570,7 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
     ) from unknown
 
 
-def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequence[str] = ()) -> str | None:
+def suggest_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequence[str] = ()) -> str | None:
     """Return the `edgeq` command that checks as much of a bundle as this machine can run.
 
     The command contains "{bundle}" instead of the bundle's path.
@@ -581,14 +585,14 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
     machine, device = detect_machine(), read_device()
     with opened(path) as bundle:
         try:
-            pairs = list(_pairs(bundle, VerifyRequest(path, on=(ALL,)), machine))
+            pairs = list(_pair_targets(bundle, VerifyRequest(path, on=(ALL,)), machine))
         except HardwareError:  # the target's file was the user's own
             named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
             return f"verify {{bundle}} {named}" if named else None
         routes = [
-            route_for(target, machine, plugin_of(variant.ep), simulators=simulators)
+            find_route(target, machine, plugin_of(variant.ep), simulators=simulators)
             for variant, target in pairs
-            if not _stands_in(variant) or judge(variant, device).fits
+            if not _is_stand_in(variant) or judge(variant, device).fits
         ]
     if len(pairs) == 1 and [route.where for route in routes] == [NATIVE]:
         return "verify {bundle}"
@@ -624,7 +628,7 @@ def _select_variants(bundle: Bundle, target: Target, name: str | None) -> Iterat
         yield select(bundle, replace(device, plugins={})).variant
 
 
-def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
+def open_variant_samples(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
     """Return the requested samples, prepared for a variant; None if onnxruntime does not run the variant."""
     if variant.model is None:
         return None
@@ -633,7 +637,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
     return open_samples(request.data, signature, preprocess=preprocess, labels=request.labels, progress=progress)
 
 
-def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
+def summarise(checks: Sequence[EmulatedCheck]) -> list[str]:
     """Return lines of text that describe the checks to the user."""
     lines = []
     for check in checks:

@@ -141,7 +141,7 @@ def load_emulators() -> dict[str, Emulator]:
     }
 
 
-def emulator_named(name: str) -> Emulator:
+def find_emulator(name: str) -> Emulator:
     """Return the emulator for an architecture that needs a root file system.
 
     Raises:

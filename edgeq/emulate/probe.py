@@ -27,7 +27,7 @@ _LEFT, _RIGHT, _CLAMP = 255, 127, 32767
 
 
 @cache
-def probe_model() -> bytes:
+def build_probe_model() -> bytes:
     """Return the probe model: a product of u8 inputs with constant s8 values."""
     return bytes_of_text(
         f"""<ir_version: 8, opset_import: ["": 13]>
@@ -38,7 +38,7 @@ def probe_model() -> bytes:
     )
 
 
-def integer_model(weights: NDArray[np.int8]) -> bytes:
+def build_integer_model(weights: NDArray[np.int8]) -> bytes:
     """Return a model with a Conv and a MatMul of uint8 activations with `weights`, int8 [outputs, k]. All scales are 1.
 
     From float32 "x" [4, k, 1, 1], it computes the exact integers "conv" and "product" as float32.
@@ -65,7 +65,7 @@ def probe_file(content: bytes = b"") -> Iterator[Path]:
     """Yield a file with the probe model, or with `content` if it is not empty. The file is removed after the block."""
     with scratch_folder("edgeq-probe-") as folder:
         file = Path(folder) / "probe.onnx"
-        file.write_bytes(content or probe_model())
+        file.write_bytes(content or build_probe_model())
         yield file
 
 
@@ -76,7 +76,7 @@ def probe(session: Session, title: str) -> str:
         CheckFailedError: the sums are neither exact nor saturated.
     """
     (sums,) = session.run(["sums"], {"left": np.full((_ROWS, _DEPTH), _LEFT, np.uint8)})
-    return kind_of_sums(np.asarray(sums), title)
+    return classify_sums(np.asarray(sums), title)
 
 
 def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: EngineSpec, title: str) -> str:
@@ -88,16 +88,16 @@ def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: Engine
     Raises:
         CheckFailedError: the sums are neither exact nor saturated.
     """
-    with probe_file(integer_model(np.full((_COLUMNS, _DEPTH), _RIGHT, np.int8))) as file:
+    with probe_file(build_integer_model(np.full((_COLUMNS, _DEPTH), _RIGHT, np.int8))) as file:
         # One thread: how the sums are added does not depend on the number of threads.
         session = open_it(file, SessionSettings(engine=engine, intra_op_threads=1))
         # The engine quantizes the inputs itself, so they are the same integers as floats.
         (sums,) = session.run(["product"], {"x": np.full((4, _DEPTH, 1, 1), _LEFT, np.float32)})
         session.close()
-    return kind_of_sums(np.asarray(sums), title)
+    return classify_sums(np.asarray(sums), title)
 
 
-def kind_of_sums(sums: NDArray[Any], title: str) -> str:
+def classify_sums(sums: NDArray[Any], title: str) -> str:
     """Return "exact" or "saturated" for the probe's output (int32).
 
     Args:

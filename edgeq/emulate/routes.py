@@ -4,7 +4,7 @@ A masked machine acts as a lesser CPU at native speed. onnxruntime chooses kerne
 instructions. So edgeq makes a private copy of onnxruntime, and replaces every CPUID instruction in the copy by one that
 traps. A small library (cpuid_mask.c) handles the trap and returns the result without the masked feature bits.
 
-`setup` prepares an emulated machine, and `status` lists the machines and routes.
+`setup` prepares an emulated machine, and `read_status` lists the machines and routes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from edgeq_device.measure.features import FEATURES, bit_of
 from edgeq_device.system.places import move_new, scratch_folder
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.cache import check_writable, checked, home
-from edgeq.emulate.emulator import EmulatedSpeed, Emulator, emulator_named, load_emulators
-from edgeq.emulate.machine import QemuProgram, emulated_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
+from edgeq.emulate.cache import check_place, check_writable, home
+from edgeq.emulate.emulator import EmulatedSpeed, Emulator, find_emulator, load_emulators
+from edgeq.emulate.machine import QemuProgram, build_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
 from edgeq.emulate.probe import probe, probe_file
 from edgeq.emulate.proof import KernelProof, check_kernels, load_proof, save_proof
-from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, run, use_sysroot
+from edgeq.emulate.sysroot import Sysroot, build_sysroot, load_sysroot, require_program, run, use_sysroot
 from edgeq.emulate.watch import KernelWatch
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
@@ -55,7 +55,7 @@ _TOOLS = "Install a C compiler with its binutils (Debian, Ubuntu: apt install gc
 _SHIM = Path(__file__).with_name("cpuid_mask.c")
 
 
-def why_not() -> str:
+def mask_problem() -> str:
     """Return why CPUID cannot be masked here; "" if it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
@@ -68,7 +68,7 @@ def why_not() -> str:
     return ""
 
 
-def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> PythonCommand:
+def build_masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> PythonCommand:
     """Return the command that starts this Python, with an onnxruntime that sees a CPU without `features`.
 
     The first use prepares the masked copy of onnxruntime.
@@ -76,10 +76,10 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
     Raises:
         RuntimeUnavailableError: CPUID cannot be masked here.
     """
-    problem = why_not()
+    problem = mask_problem()
     if problem:
         raise RuntimeUnavailableError(problem)
-    folder = _masked_runtime(progress)
+    folder = _prepare_masked_runtime(progress)
     # The handler knows no names of features, only registers and bits.
     clear = []
     for feature in sorted(FEATURES.intersection(features)):
@@ -90,7 +90,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
     return PythonCommand((sys.executable,), masks, guest_environment(os.environ), folders)
 
 
-def _masked_runtime(progress: Progress) -> Path:
+def _prepare_masked_runtime(progress: Progress) -> Path:
     """Return the folder with the masked copy and the library. The folder's name contains hashes of both sources."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
@@ -101,7 +101,7 @@ def _masked_runtime(progress: Progress) -> Path:
         raise RuntimeUnavailableError(f"{source} has no onnxruntime_pybind11_state", "Install onnxruntime again")
     # A new onnxruntime or handler gets a folder of its own, so a stale copy is never used.
     parts = f"{sha256(binding)[:16]}-{sha256(_SHIM)[:8]}"
-    folder = checked(home() / FOLDER / parts, "the same command again")
+    folder = check_place(home() / FOLDER / parts, "the same command again")
     # The folder appears under its name only when it is complete, so its existence is enough.
     if folder.is_dir():
         return folder
@@ -113,12 +113,15 @@ def _masked_runtime(progress: Progress) -> Path:
     ):
         draft = Path(work) / "done"
         _copy(source, draft / "onnxruntime")
-        for library in _loaded_libraries(binding):
+        for library in _list_libraries(binding):
             place = draft / "onnxruntime" / "capi" / library.name
             # The link must go first, or the write would change the installed library.
             place.unlink()
-            place.write_bytes(patched(library))
-        run([find("cc", _TOOLS), "-O2", "-fPIC", "-shared", str(_SHIM), "-o", str(draft / "cpuid_mask.so")], _TOOLS)
+            place.write_bytes(patch_library(library))
+        run(
+            [require_program("cc", _TOOLS), "-O2", "-fPIC", "-shared", str(_SHIM), "-o", str(draft / "cpuid_mask.so")],
+            _TOOLS,
+        )
         with suppress(FileExistsError):  # another process made the folder first
             move_new(draft, folder)
     return folder
@@ -133,14 +136,14 @@ def _copy(source: Path, place: Path) -> None:
             (place / name).symlink_to(file)
 
 
-def _loaded_libraries(binding: Path) -> list[Path]:
+def _list_libraries(binding: Path) -> list[Path]:
     """Return the Python binding, and those libraries in its folder that the binding is linked with."""
-    output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
+    output = run([require_program("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     linked_names = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in linked_names)]
 
 
-def patched(library: Path) -> bytes:
+def patch_library(library: Path) -> bytes:
     """Return the bytes of a shared library, with each CPUID instruction in its code replaced by the trap.
 
     Raises:
@@ -149,9 +152,11 @@ def patched(library: Path) -> bytes:
     content = bytearray(library.read_bytes())
     sections = [
         (int(address, 16), int(size, 16), int(offset, 16))
-        for size, address, offset in _SECTION.findall(run([find("objdump", _TOOLS), "-h", str(library)], _TOOLS))
+        for size, address, offset in _SECTION.findall(
+            run([require_program("objdump", _TOOLS), "-h", str(library)], _TOOLS)
+        )
     ]
-    for address in _cpuid_addresses(library):
+    for address in _find_cpuid(library):
         at = next((a + offset for start, size, offset in sections if 0 <= (a := address - start) < size), None)
         # A wrong byte in machine code would fail far from here, so a disagreement ends the patching.
         if at is None or content[at : at + 2] != _CPUID:
@@ -160,12 +165,12 @@ def patched(library: Path) -> bytes:
     return bytes(content)
 
 
-def _cpuid_addresses(library: Path) -> Iterator[int]:
+def _find_cpuid(library: Path) -> Iterator[int]:
     """Yield the addresses of the CPUID instructions.
 
     A search for the instruction's bytes is not enough, because these bytes also occur inside other instructions.
     """
-    command = [find("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
+    command = [require_program("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
     ) as process:
@@ -225,7 +230,7 @@ class ExecutionRoute:
         return int8_macs / self.speed.int8 + float_macs / self.speed.float if self.speed is not None else 0.0
 
 
-def route_to(
+def choose_route(
     target: Target,
     machine: Machine,
     *,
@@ -254,7 +259,7 @@ def route_to(
             )
         reasons.append(f"there is no simulator {name!r} here")
     if "mask" in wants and machine.architecture == target.architecture:
-        problem = _why_not_masked(target, machine)
+        problem = _target_mask_problem(target, machine)
         if not problem:
             hidden = sorted(machine.features.intersection(wants["mask"]))
             # This CPU already lacks everything that would be hidden, so its own kernels are the target's.
@@ -266,7 +271,7 @@ def route_to(
     if "qemu" in wants:
         cpu = wants["qemu"]["cpu"]
         try:
-            emulator = _emulator_for(target)
+            emulator = _find_emulator(target)
             means = f"{emulator.program} -cpu {cpu}"
             emulator.check_cpu(cpu)
             require_qemu(emulator)
@@ -282,7 +287,7 @@ def route_to(
     return ExecutionRoute(NOT_RUN, "", "; ".join(reasons))
 
 
-def _why_not_masked(target: Target, machine: Machine) -> str:
+def _target_mask_problem(target: Target, machine: Machine) -> str:
     """Return why this CPU cannot replace the target's CPU by hiding features; "" if it can."""
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
@@ -292,10 +297,10 @@ def _why_not_masked(target: Target, machine: Machine) -> str:
     lacks = sorted(target.profile.requires - (machine.features - hide))
     if lacks:
         return f"this CPU lacks {', '.join(lacks)}, so masking is not enough"
-    return why_not() if hide & machine.features else ""
+    return mask_problem() if hide & machine.features else ""
 
 
-def _emulator_for(target: Target) -> Emulator:
+def _find_emulator(target: Target) -> Emulator:
     program = f"qemu-{target.emulate['qemu']['arch']}"
     emulator = next((e for e in load_emulators().values() if e.program == program), None)
     if emulator is None:
@@ -326,7 +331,7 @@ def _simulated(simulator: Simulator, target: Target) -> Iterator[Running]:
 @contextmanager
 def _masked(target: Target, means: str, progress: Progress) -> Iterator[Running]:
     hide = tuple(target.emulate["mask"])
-    with start_guest(masked_command(hide, progress=progress), means) as guest:
+    with start_guest(build_masked_command(hide, progress=progress), means) as guest:
         report = guest.features(hide)
         # Without a trap, nothing shows that onnxruntime saw the masked CPU.
         if not report["trapped"]:
@@ -340,7 +345,7 @@ def _masked(target: Target, means: str, progress: Progress) -> Iterator[Running]
 
 @contextmanager
 def _emulated(emulator: Emulator, target: Target, cpu: str, means: str) -> Iterator[Running]:
-    with start_guest(emulated_command(emulator, cpu), means) as guest:
+    with start_guest(build_command(emulator, cpu), means) as guest:
         report = guest.features()
         instructions = _watch_instructions(emulator, cpu, means, report) if emulator.kernels else None
         proof = KernelProof(_probe_in(guest), tuple(report["features"]), instructions)
@@ -385,7 +390,7 @@ def _watch_instructions(emulator: Emulator, cpu: str, means: str, report: Mappin
     with scratch_folder("edgeq-watch-") as folder:
         watch = KernelWatch(emulator.kernels, Path(folder))
         try:
-            with start_guest(emulated_command(emulator, cpu, log=watch.pipe), means) as guest:
+            with start_guest(build_command(emulator, cpu, log=watch.pipe), means) as guest:
                 pairs = _probe_in(guest)
         finally:
             # Also after an error, because the reading thread would wait for the mark forever.
@@ -457,12 +462,12 @@ def setup(
         RuntimeUnavailableError: something is missing. The message names what to install.
         OutputError: the cache cannot be written.
     """
-    emulator = emulator_named(name)
+    emulator = find_emulator(name)
     if sysroot is not None and (onnxruntime or sources):
         raise UsageError("--sysroot cannot be used with --onnxruntime or --sources", "Leave those two out")
     check_writable()
     # qemu comes first: without it, the root file system could not be tried.
-    qemu = _ready_qemu(emulator, sources, progress)
+    qemu = _prepare_qemu(emulator, sources, progress)
     # A complete root file system takes minutes to make, so it is kept unless the user asks for a new one.
     prepared = None if force else load_sysroot(emulator)
     if sysroot is not None:
@@ -470,12 +475,12 @@ def setup(
     elif prepared is None:
         version = onnxruntime or str(installed_runtime().__version__)
         prepared = build_sysroot(emulator, version, sources=sources, progress=progress)
-    with progress.stage("Starting it"), start_guest(emulated_command(emulator, _ANY_CPU), emulator.program) as guest:
+    with progress.stage("Starting it"), start_guest(build_command(emulator, _ANY_CPU), emulator.program) as guest:
         runtime = guest.features()
     return EmulatedMachine(name, qemu, prepared, runtime)
 
 
-def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> QemuProgram:
+def _prepare_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> QemuProgram:
     """Return the system's qemu if it is new enough. Otherwise return one from packages or, if that fails, the system's
     old one.
     """
@@ -485,7 +490,7 @@ def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) ->
     try:
         fetch_qemu(sources=sources, progress=progress)
     except RuntimeUnavailableError as error:
-        # An old qemu still runs programs, and `emulated_command` makes up for its /proc/cpuinfo.
+        # An old qemu still runs programs, and `build_command` makes up for its /proc/cpuinfo.
         if installed is None:
             raise
         progress.note(
@@ -539,7 +544,7 @@ class Status:
         return lines
 
 
-def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
+def read_status(simulators: Mapping[str, Simulator] | None = None) -> Status:
     """Return how this machine can run the kernels of each target. The function starts no kernels."""
     machine = detect_machine()
     machines = {
@@ -548,4 +553,6 @@ def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
     }
     # The machine was detected above, so "auto" needs no second detection.
     targets = load_targets(machine)
-    return Status(home(), machines, {name: route_to(t, machine, simulators=simulators) for name, t in targets.items()})
+    return Status(
+        home(), machines, {name: choose_route(t, machine, simulators=simulators) for name, t in targets.items()}
+    )

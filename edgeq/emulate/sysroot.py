@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from edgeq_device.system.files import open_file
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.cache import checked, home
+from edgeq.emulate.cache import check_place, home
 from edgeq.emulate.emulator import Emulator, Recipe
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
@@ -33,7 +33,7 @@ from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object,
 from edgeq.util.records import plain, read_json
 
 
-def find(program: str, fix: str) -> str:
+def require_program(program: str, fix: str) -> str:
     """Return the path of a program.
 
     Args:
@@ -205,13 +205,13 @@ class Apt:
         form = "$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(SOURCESENTRY)"
         output = self._apt("apt-get", "indextargets", "--format", form, "Created-By: Packages")
         lines = [line.split("\t") for line in dict.fromkeys(output.splitlines())]
-        return [Archive(site, release, component, _keys(entry)) for site, release, component, entry in lines]
+        return [Archive(site, release, component, _find_keys(entry)) for site, release, component, entry in lines]
 
     def _apt(self, program: str, *arguments: str, cwd: Path | None = None) -> str:
-        return run([find(program, _WITHOUT_APT), *self._options, *arguments], _ONLINE, cwd=cwd)
+        return run([require_program(program, _WITHOUT_APT), *self._options, *arguments], _ONLINE, cwd=cwd)
 
 
-def _keys(entry: str) -> str:
+def _find_keys(entry: str) -> str:
     """Return the key file that an entry of a sources file names.
 
     Args:
@@ -230,7 +230,7 @@ def unpack(deb: Path, folder: Path) -> None:
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
     """
-    run([find("dpkg-deb", _WITHOUT_APT), "-x", str(deb), str(folder)], f"Remove {deb} and run again")
+    run([require_program("dpkg-deb", _WITHOUT_APT), "-x", str(deb), str(folder)], f"Remove {deb} and run again")
 
 
 def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Path]:
@@ -240,7 +240,7 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
     """
-    command = [find("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
+    command = [require_program("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
     programs = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
@@ -281,7 +281,7 @@ def download_wheels(
     Raises:
         RuntimeUnavailableError: pip is missing, there is no such wheel, or a wheel does not match its pin.
     """
-    pip = _pip()
+    pip = _find_pip()
     folder.mkdir(parents=True, exist_ok=True)
     tag = f"cp{python.replace('.', '')}"
     lines = []
@@ -303,7 +303,7 @@ def download_wheels(
     return wheels
 
 
-def _pip() -> Path:
+def _find_pip() -> Path:
     """Return the folder of this Python's pip."""
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
@@ -387,11 +387,11 @@ def place_of(emulator: Emulator) -> Path:
 
 def load_sysroot(emulator: Emulator) -> Sysroot | None:
     """Return the root file system that was set up for `emulator`; None if none was set up."""
-    lock = checked(place_of(emulator), f"edgeq emulate setup {emulator.name}") / LOCK
+    lock = check_place(place_of(emulator), f"edgeq emulate setup {emulator.name}") / LOCK
     if not lock.is_file():
         return None
     try:
-        return _sysroot(emulator, read_json(lock, Lock, UsageError, ""))
+        return _open_sysroot(emulator, read_json(lock, Lock, UsageError, ""))
     except UsageError as error:
         raise RuntimeUnavailableError(
             f"{lock.parent} is damaged ({error.problem})", f"Remove it and run: edgeq emulate setup {emulator.name}"
@@ -405,7 +405,7 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
         UsageError: the file system has no Python for that architecture.
     """
     lock = Lock(root.resolve(), notes=("provided with --sysroot",))
-    ready = _sysroot(emulator, lock)
+    ready = _open_sysroot(emulator, lock)
     place = place_of(emulator)
     # Only a folder that edgeq made is written to. Anything else may be the user's.
     SYSROOT.check(place)
@@ -442,7 +442,7 @@ def build_sysroot(
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_marker(work, _KIND)
     # The folder may be older than this run, and its programs will run with the user's rights.
-    checked(work, f"edgeq emulate setup {emulator.name}")
+    check_place(work, f"edgeq emulate setup {emulator.name}")
     debs = work / "packages"
     debs.mkdir(parents=True, exist_ok=True)
     apt = Apt(work / "apt", emulator.architecture, sources)
@@ -474,7 +474,7 @@ def build_sysroot(
         tuple(LockedPackage(p.name, p.version, p.sha256) for p in packages),
         tuple(LockedWheel(wheel.name, sha256(wheel)) for wheel in wheels),
         tuple(notes),
-        _bytes_under(root),
+        _count_bytes(root),
     )
     _write(lock, work)
     # The downloads are needed only for a repeated run, and they double the size.
@@ -485,7 +485,7 @@ def build_sysroot(
     if place.exists():
         shutil.rmtree(place)
     work.rename(place)
-    return _sysroot(emulator, lock)
+    return _open_sysroot(emulator, lock)
 
 
 def _judge(folder: Path) -> Judge | None:
@@ -574,24 +574,26 @@ def _write(lock: Lock, folder: Path) -> None:
     (folder / LOCK).write_text(json.dumps(plain(lock), indent=2) + "\n", encoding="utf-8")
 
 
-def _sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
+def _open_sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
     root = lock.root
-    python = next(iter(_interpreters(root, emulator)), None)
+    python = next(iter(_find_interpreters(root, emulator)), None)
     if python is None:
         raise UsageError(f"{root} has no Python for {emulator.name}", "Name a root file system that has one")
     site = root / "site"
     return Sysroot(root, python, site if site.is_dir() else None, lock)
 
 
-def _interpreters(root: Path, emulator: Emulator) -> Iterable[Path]:
+def _find_interpreters(root: Path, emulator: Emulator) -> Iterable[Path]:
     for folder in _ROOTS:
         if (root / folder).is_dir():
-            interpreters = [p for p in (root / folder).iterdir() if _PYTHON.fullmatch(p.name) and _fits(p, emulator)]
+            interpreters = [
+                p for p in (root / folder).iterdir() if _PYTHON.fullmatch(p.name) and _is_program(p, emulator)
+            ]
             # The newest first. By number, because "python3.9" sorts after "python3.11" as text.
             yield from sorted(interpreters, key=lambda p: int(p.name.split(".")[1]), reverse=True)
 
 
-def _fits(path: Path, emulator: Emulator) -> bool:
+def _is_program(path: Path, emulator: Emulator) -> bool:
     """Return whether a file is a 64-bit ELF program of the emulator's architecture."""
     if not path.is_file():
         return False
@@ -601,6 +603,6 @@ def _fits(path: Path, emulator: Emulator) -> bool:
     return head[:5] == b"\x7fELF\x02" and len(head) == 20 and struct.unpack("<H", head[18:])[0] == emulator.elf_machine
 
 
-def _bytes_under(folder: Path) -> int:
+def _count_bytes(folder: Path) -> int:
     # A link takes no space of its own, and its target may be counted already.
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

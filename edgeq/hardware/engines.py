@@ -72,8 +72,8 @@ def detect_engines(
         elsewhere: the engines of another machine, by name; `machine` then describes that machine.
     """
     states = []
-    installed = _installed(engines) if elsewhere is None else elsewhere
-    place = this_platform() if elsewhere is None else _platform_of(machine)
+    installed = _find_installed(engines) if elsewhere is None else elsewhere
+    place = this_platform() if elsewhere is None else _name_platform(machine)
     # An engine without a module is onnxruntime's own, and False sorts first.
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
         package = installed.get(engine.name, Installed())
@@ -89,7 +89,9 @@ def detect_engines(
                     problem=problem,
                     precisions=engine.fast_precisions(machine.features),
                     int8_pairs=engine.int8.pairs,
-                    install="" if version else install_command(engine if elsewhere is None else _form(engine, machine)),
+                    install=""
+                    if version
+                    else install_command(engine if elsewhere is None else _choose_form(engine, machine)),
                 )
             )
     return tuple(states)
@@ -100,21 +102,21 @@ def simulates(engine: Engine, machine: Machine) -> bool:
 
     If so, it is not an error that the engine itself cannot run on `machine`.
     """
-    return _platform_of(machine) in engine.simulated_on
+    return _name_platform(machine) in engine.simulated_on
 
 
-def _platform_of(machine: Machine) -> str:
+def _name_platform(machine: Machine) -> str:
     return f"{machine.os.lower().partition(' ')[0]} {machine.architecture}"
 
 
-def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
+def find_wrong_kernels(machine: Machine) -> tuple[WrongKernels, ...]:
     """Return the operators or kernels that the installed onnxruntime is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
     # Known faults belong to a release. Without an installed onnxruntime, there is nothing to warn of.
     return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
 
-def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
+def _find_installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
     versions = {name: installed_version(engine) for name, engine in engines.items()}
     return {
         # onnxruntime's own engine has no module of its own that could fit badly.
@@ -129,12 +131,12 @@ def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
 
     Such a problem is not an error of the engine or the machine.
     """
-    return gpu_problem(engine, machine) or vendor_problem(_form(engine, machine), version, machine.vendor)
+    return gpu_problem(engine, machine) or vendor_problem(_choose_form(engine, machine), version, machine.vendor)
 
 
-def _form(engine: Engine, machine: Machine) -> EngineSpec:
+def _choose_form(engine: Engine, machine: Machine) -> EngineSpec:
     """Return the form in which `engine` is available on `machine`."""
-    return form_for(engine, _platform_of(machine), machine.vendor)
+    return form_for(engine, _name_platform(machine), machine.vendor)
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:

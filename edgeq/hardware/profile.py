@@ -30,7 +30,7 @@ from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.folders import shipped, user_folder
 from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
-from edgeq.util.registry import BACKENDS, data_folders
+from edgeq.util.registry import BACKENDS, find_data_folders
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]
@@ -71,7 +71,7 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
         HardwareError: a file is refused by `read_document`, or two files have the same name.
     """
     documents: dict[str, Document] = {}
-    for document in (read_document(path, kind) for path in _toml_files(folder)):
+    for document in (read_document(path, kind) for path in _list_files(folder)):
         if document.name in documents:
             raise HardwareError(
                 f"{document.file} has the same name as {documents[document.name].file.name}", "Rename one"
@@ -80,15 +80,15 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
     return documents
 
 
-def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+def read_state(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     """Return names, times and sizes of the .toml files in `folders`. Cached contents are valid until these change."""
-    files = [path for folder in folders for path in _toml_files(folder)]
+    files = [path for folder in folders for path in _list_files(folder)]
     # A broken link still has a state of its own, so its error is not hidden by a cache.
     stats = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
 
 
-def _toml_files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if is_toml(path.name))
 
 
@@ -114,15 +114,17 @@ _HINTS = get_type_hints(Scheme, include_extras=True)
 _SCHEME = tuple(name for name in _HINTS if name != "dynamic_weight_types")
 
 
-def _table(name: str, fields: Mapping[str, Any]) -> Any:
+def _make_table(name: str, fields: Mapping[str, Any]) -> Any:
     """Return a record type with these fields, all of them optional."""
     return dataclasses.make_dataclass(name, [(key, kind, None) for key, kind in fields.items()], frozen=True)
 
 
 # These tables are made from the fields of `Scheme`, so that the fields are listed only once.
-_SchemeTable = _table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
-_Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime", "integer_only"), Text))
-_Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
+_SchemeTable = _make_table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
+_Reasons = _make_table(
+    "Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime", "integer_only"), Text)
+)
+_Search = _make_table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
 
 
 @dataclass(frozen=True)
@@ -277,20 +279,20 @@ def default_folders(name: str) -> tuple[Path, ...]:
     override earlier ones.
     """
     user_config = user_folder("config")
-    return shipped(name), *data_folders(name), *([user_config / name] if user_config is not None else [])
+    return shipped(name), *find_data_folders(name), *([user_config / name] if user_config is not None else [])
 
 
-def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
+def load_layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
     """Return the documents of all folders, by name. Later folders override earlier ones. Unchanged files are not read
     again.
 
     If a document overrides a value without giving a reason, the reason for the old value is dropped.
     """
-    return _layered(tuple(folders), kind, state_of(folders))
+    return _load_layers(tuple(folders), kind, read_state(folders))
 
 
 @lru_cache(maxsize=16)
-def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
+def _load_layers(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
     base, *later = (read_folder(folder, kind) for folder in folders)
     # Every file is checked before any is merged, so that the error names the file that the user must correct.
     for document in [*base.values(), *(document for layer in later for document in layer.values())]:
@@ -366,11 +368,11 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
         "features": sorted(normalise(merged.content.get("features", ()))),
     }
     if "architecture" in merged.content:
-        added["architecture"] = _architecture(chain)
+        added["architecture"] = _inherit_architecture(chain)
     return Document(document.name, {**merged.content, **added}, merged.files)
 
 
-def _architecture(chain: Sequence[Document]) -> str:
+def _inherit_architecture(chain: Sequence[Document]) -> str:
     """Return the architecture of the first document in a chain of documents, each of which extends the next."""
     architecture = ANY
     for link in reversed(chain):
@@ -517,12 +519,12 @@ def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile
     """
     sources = tuple(folders or default_folders("profiles"))
     # The state is part of the cache's key, so an edited file is read again.
-    return _load_profiles(sources, state_of(sources))
+    return _load_profiles(sources, read_state(sources))
 
 
 @lru_cache(maxsize=4)
 def _load_profiles(folders: Sequence[Path], state: object) -> Mapping[str, Profile]:
-    documents = layered(folders, ProfileFile)
+    documents = load_layered(folders, ProfileFile)
     profiles = [build_profile(inherit(document, documents)) for document in documents.values()]
     refuse_ties(profiles)
     return MappingProxyType({profile.name: profile for profile in sorted(profiles, key=lambda p: (p.rank, p.name))})
@@ -554,10 +556,10 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
         # Simulated hardware without CPU requirements is used only if the user names it as a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
     ]
-    return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))
+    return ProfileMatch(winner, _explain_fit(winner, machine), tuple(reversed(better)))
 
 
-def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
+def _explain_fit(profile: Profile, machine: Machine) -> tuple[str, ...]:
     reasons = [machine.architecture if profile.architecture == ANY else profile.architecture]
     reasons += sorted(profile.requires)
     if profile.min_compute_capability is not None and machine.gpu is not None:
@@ -583,7 +585,7 @@ def build_profile(document: Document) -> Profile:
         **{key: content[key] for key in required_keys},
         **{table: content.get(table, {}) for table in ("why", "source", "hazards", "emulate")},
         requires=frozenset(content["requires"]),
-        scheme=_checked_scheme(document, "scheme", scheme_fields),
+        scheme=_check_scheme(document, "scheme", scheme_fields),
         search=_search(document),
         min_compute_capability=None if capability is None else parse_version(capability),  # type: ignore[arg-type]
         requires_runtimes=frozenset(content["requires_runtimes"]),
@@ -599,13 +601,13 @@ def _search(document: Document) -> dict[str, Any]:
     for name, values in search.items():
         for value in () if isinstance(values, Mapping) else values:
             # Each value is tried as the only change, so that a wrong one is found before a search of hours.
-            _checked_scheme(document, f"search.{name}", {name: value})
+            _check_scheme(document, f"search.{name}", {name: value})
         if not isinstance(values, Mapping):
             search[name] = [tuple(value) if isinstance(value, list) else value for value in values]
     return search
 
 
-def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -> Scheme:
+def _check_scheme(document: Document, table: str, fields: Mapping[str, Any]) -> Scheme:
     try:
         return parse(fields, Scheme, f"{document.file}: [{table}]", HardwareError, unknown_keys=False)
     except UsageError as error:

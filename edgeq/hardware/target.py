@@ -65,8 +65,8 @@ def load_targets(machine: Machine | None = None) -> dict[str, Target]:
     Raises:
         HardwareError: a file is not a valid target or profile.
     """
-    profiles = _profile_documents()
-    documents = _target_documents()
+    profiles = _load_profile_documents()
+    documents = _load_target_documents()
     # Detection takes a moment, so it runs only if a target needs it.
     if machine is None and any(document.content.get("extends") == AUTO for document in documents.values()):
         machine = detect_machine()
@@ -85,8 +85,8 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
     """
     name = str(name_or_path)
     if is_toml(name):
-        return _resolve_file(Path(name), _profile_documents(), machine)
-    return named_target(name, machine)
+        return _resolve_file(Path(name), _load_profile_documents(), machine)
+    return find_target(name, machine)
 
 
 def as_targets(names: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
@@ -94,25 +94,25 @@ def as_targets(names: str | Path | Sequence[str | Path]) -> tuple[str | Path, ..
     return (names,) if isinstance(names, (str, Path)) else tuple(names)
 
 
-def named_target(name: str, machine: Machine | None = None) -> Target:
+def find_target(name: str, machine: Machine | None = None) -> Target:
     """Return the target with a name that is never a path, such as one in a bundle. See `resolve`.
 
     Raises:
         HardwareError: the name is unknown. The message suggests the nearest one.
     """
-    profiles, documents = _profile_documents(), _target_documents()
+    profiles, documents = _load_profile_documents(), _load_target_documents()
     # "auto" is a word of the user; the shipped file has a name like any other target.
     target_name = THIS_MACHINE if name == AUTO else name
     if target_name in documents:
         return _build(documents[target_name], profiles, machine)
     if target_name in profiles:
-        return _of_profile(build_profile(inherit(profiles[target_name], profiles)))
+        return _build_from_profile(build_profile(inherit(profiles[target_name], profiles)))
     raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
 
 
 def is_known(name: str) -> bool:
-    """Return whether `named_target` knows the name."""
-    return name == AUTO or name in _target_documents() or name in _profile_documents()
+    """Return whether `find_target` knows the name."""
+    return name == AUTO or name in _load_target_documents() or name in _load_profile_documents()
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:
@@ -128,12 +128,12 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
-def _profile_documents() -> Mapping[str, Document]:
-    return schema.layered(schema.default_folders("profiles"), schema.ProfileFile)
+def _load_profile_documents() -> Mapping[str, Document]:
+    return schema.load_layered(schema.default_folders("profiles"), schema.ProfileFile)
 
 
-def _target_documents() -> Mapping[str, Document]:
-    return schema.layered(schema.default_folders("targets"), schema.TargetFile)
+def _load_target_documents() -> Mapping[str, Document]:
+    return schema.load_layered(schema.default_folders("targets"), schema.TargetFile)
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
@@ -147,11 +147,11 @@ def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine
     schema.check_values(raw_document)
     document = schema.explain_override(raw_document)
     if is_profile:
-        return _of_profile(build_profile(inherit(document, profiles)))
+        return _build_from_profile(build_profile(inherit(document, profiles)))
     return _build(document, profiles, machine)
 
 
-def _of_profile(profile: Profile) -> Target:
+def _build_from_profile(profile: Profile) -> Target:
     return Target(
         name=profile.name,
         title=profile.title,
@@ -180,7 +180,7 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
     target_profile = build_profile(merged)
     profile = dataclasses.replace(target_profile, name=parent.name, title=parent.title, extends=parent.extends)
     return dataclasses.replace(
-        _of_profile(profile),
+        _build_from_profile(profile),
         name=document.name,
         title=content["title"],
         features=frozenset(merged.content["features"]) | profile.requires,

@@ -27,7 +27,7 @@ from edgeq_device.measure.scenarios import query_runner
 
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample, Samples, Shard, Sharded, SourceSamples, open_samples
-from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.distributed.workers import Files, Workers, share_files
 from edgeq.errors import CheckFailedError, DataError, UsageError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
 from edgeq.measure.baseline import BaselineMargin, BaselineSums
@@ -317,7 +317,7 @@ def evaluate_on(
     running = RunningEvaluation(tuple(models), task, reference, basis)
     sharded = Sharded(samples, workers, count)
     needed = {
-        name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
+        name: (share_files(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
         for name, m in models.items()
     }
     job = EvaluationJob(needed, sharded.reference, made_of or task, reference, basis)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.data.axes import model_size
-from edgeq.data.classes import score_count
+from edgeq.data.classes import count_scores
 from edgeq.data.open_source import Data, find_files
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, spread_over
@@ -64,7 +64,7 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
     """Return a detection task if the model is a detector and its images have a COCO file next to them. Otherwise return
     None.
     """
-    path = annotations_beside(data.source) if score_count(signature) is None else None
+    path = annotations_beside(data.source) if count_scores(signature) is None else None
     if path is None or not detector_heads(signature, session):
         return None
     try:
@@ -80,7 +80,7 @@ def detector_heads(signature: Signature, session: Session) -> list[Decoder]:
     """Return the decoders that can read the model's outputs for a black image. Return [] if the model is not a
     detector.
     """
-    if score_count(signature) is not None or len(signature.inputs) != 1:
+    if count_scores(signature) is not None or len(signature.inputs) != 1:
         return []
     spec = signature.inputs[0]
     if (size := model_size(spec)) is None:

@@ -34,7 +34,7 @@ from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
 from edgeq.util.folders import shipped
 from edgeq.util.records import read_toml
-from edgeq.util.registry import data_folders
+from edgeq.util.registry import find_data_folders
 
 
 @dataclass(frozen=True)
@@ -467,7 +467,7 @@ def _rule(entry: _RuleEntry, path: Path) -> Int8Rule:
 
 
 def _folders(folder: Path | None) -> tuple[Path, ...]:
-    return (folder,) if folder else (shipped("targets") / "backends", *data_folders("targets/backends"))
+    return (folder,) if folder else (shipped("targets") / "backends", *find_data_folders("targets/backends"))
 
 
 Verdict = Literal["int8", "float", "other"]

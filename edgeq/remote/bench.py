@@ -11,8 +11,8 @@ from edgeq.measure.bench import LoadedModel, Workload
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.remote import link
 from edgeq.remote.devices import Board
-from edgeq.remote.machine import board_record, describe_board
-from edgeq.remote.session import SENSELESS, BoardSession, open_board, senseless, start_board_guest
+from edgeq.remote.machine import describe_board, record_board
+from edgeq.remote.session import SENSELESS, BoardSession, open_board, senseless_answer_error, start_board_guest
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 
@@ -39,16 +39,18 @@ class BoardBench:
             )
             for name, (path, settings) in models.items()
         ]
-        return self._bench({"models": requests, "bundle": ""}, work, models)
+        return self._run_bench({"models": requests, "bundle": ""}, work, models)
 
     def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
         """Measure loaded models side by side, each in `sessions` sessions. For a bundle, measure the variant that is
         open.
         """
-        requests = [{**self._request(model), "name": name, "sessions": sessions} for name, model in models.items()]
-        return self._bench({"models": requests, "bundle": ""}, work, models)
+        requests = [
+            {**self._build_request(model), "name": name, "sessions": sessions} for name, model in models.items()
+        ]
+        return self._run_bench({"models": requests, "bundle": ""}, work, models)
 
-    def _request(self, model: LoadedModel) -> dict[str, Any]:
+    def _build_request(self, model: LoadedModel) -> dict[str, Any]:
         if model.variant is not None:
             return {"bundle": self._session.send_bundle(model.path), "variant": model.variant}
         place = self._session.send_model(model.path, model.settings.engine, progress=self._progress)
@@ -57,9 +59,11 @@ class BoardBench:
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """Send the bundle, unless the board already has it, and measure it. See `BenchPlace.bundle`."""
         place = self._session.send_bundle(bundle, self._progress)
-        return self._bench({"bundle": place, "variant": variant}, work)
+        return self._run_bench({"bundle": place, "variant": variant}, work)
 
-    def _bench(self, subject: Mapping[str, Any], work: Workload, models: Collection[str] | None = None) -> Measurement:
+    def _run_bench(
+        self, subject: Mapping[str, Any], work: Workload, models: Collection[str] | None = None
+    ) -> Measurement:
         session, settings, options = self._session, work.settings, asdict(work.settings)
         del options["warm_up"]
         request = {"do": "bench", **subject, "settings": options, "shapes": dict(work.shapes or {}), "feeds": []}
@@ -73,7 +77,7 @@ class BoardBench:
         stage = self._progress.stage(f"measuring on {session.board.name}")
         with start_board_guest(session, request_s=limit_s) as guest, stage:
             report = guest.exchange(request)[0]
-        report["board"] = board_record(session, initial, describe_board(session))
+        report["board"] = record_board(session, initial, describe_board(session))
         try:
             # The report comes from the board, which is not trusted, and its texts go to the user's terminal.
             check_amounts(report)
@@ -89,7 +93,7 @@ class BoardBench:
             if not {*measured.scenarios} <= {*settings.scenarios} or len(measured.text(verbose=True)) > link.TABLE:
                 raise ValueError("scenarios that were not requested, or texts that are too long")
         except (*SENSELESS, ValueError) as error:
-            raise senseless(session) from error
+            raise senseless_answer_error(session) from error
         return measured
 
 
@@ -110,7 +114,7 @@ def check_amounts(value: Any, name: str = "") -> None:
         raise ValueError(f"{name} is {value}")
 
 
-def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progress = SILENT) -> Measurement:
+def run_bench(board: Board, run: Callable[..., Measurement], *, progress: Progress = SILENT) -> Measurement:
     """Run a benchmark on a board.
 
     Args:

@@ -28,8 +28,8 @@ from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.link import Text
 from edgeq.remote.machine import Description, describe_board
-from edgeq.remote.profiled import check_graph, kernel_events
-from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless
+from edgeq.remote.profiled import check_graph, reduce_profile
+from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless_answer_error
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, Share, parse
@@ -146,7 +146,7 @@ class BoardClock:
             ranking = _parse_ranking(ready.session, *guest.exchange(request))
             # The board is not trusted: a ranking of other models would choose a winner that never ran.
             if ranking.distributions.keys() != models.keys():
-                raise senseless(ready.session)
+                raise senseless_answer_error(ready.session)
             on_round()
             return ranking
 
@@ -248,13 +248,13 @@ class _Profiled:
             session.run(None, feed)
         local_path = prefix.with_name(f"{prefix.name}.json")
         try:
-            local_path.write_bytes(kernel_events(_read_file(guest, session.end_profiling())))
+            local_path.write_bytes(reduce_profile(_read_file(guest, session.end_profiling())))
             graph = _read_file(guest, f"{folder}/{optimized.name}")
             # The graph comes from the board, so it is checked before a file on this machine contains it.
             check_graph(graph, model_bytes(self._model))
             optimized.write_bytes(graph)
         except (KeyError, ValueError) as error:
-            raise senseless(ready.session) from error
+            raise senseless_answer_error(ready.session) from error
         session.close()
         return str(local_path)
 
@@ -309,4 +309,4 @@ def _parse_ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Map
             raise ValueError("an order of other models")
         return SpeedRanking(race.order, race.settled, race.ties, race.rounds, distributions)
     except (*SENSELESS, ValueError) as error:
-        raise senseless(session) from error
+        raise senseless_answer_error(session) from error

@@ -69,7 +69,7 @@ class Board(DeviceEntry):
     user: str = ""
 
 
-def boards_of(text: str) -> tuple[Board, ...]:
+def find_boards(text: str) -> tuple[Board, ...]:
     """Return the boards that the value of an `--on` option names. The result is empty if the value names something
     else, such as a target.
 
@@ -85,7 +85,7 @@ def boards_of(text: str) -> tuple[Board, ...]:
         path = Path(text)
         content = toml_table(path, HardwareError, _FIX)
         return tuple(_read_devices(path).values()) if "devices" in content else ()
-    user_boards, local_boards = _boards_in(user_folder("config")), _boards_in(Path())
+    user_boards, local_boards = _load_folder(user_folder("config")), _load_folder(Path())
     # A file in the working directory may come from somebody else, so it must not silently redefine a name of the user.
     if text in local_boards and (user_boards[text] != local_boards[text] if text in user_boards else _is_target(text)):
         raise UsageError(
@@ -104,33 +104,33 @@ def _is_target(name: str) -> bool:
     return name == ALL or is_known(name)
 
 
-def one_board(text: str) -> Board:
+def find_board(text: str) -> Board:
     """Return the one board that `text` names.
 
     Raises:
         UsageError: `text` names no board, or several boards.
         HardwareError: a devices file is not valid.
     """
-    boards = boards_of(text)
+    boards = find_boards(text)
     if not boards:
-        hint = suggest(text, known_boards()) if known_boards() else "Write ssh://user@host, or a name in devices.toml"
+        hint = suggest(text, load_boards()) if load_boards() else "Write ssh://user@host, or a name in devices.toml"
         raise UsageError(f"there is no board {text!r}", hint)
     if len(boards) > 1:
         raise UsageError(f"{text} names {len(boards)} boards", "Name one of them")
     return boards[0]
 
 
-def known_boards() -> dict[str, Board]:
+def load_boards() -> dict[str, Board]:
     """Return the boards in the devices files of the working directory and of the user, by name. If both files contain
     the same name, the user's file wins.
 
     Raises:
         HardwareError: a file is not valid.
     """
-    return _boards_in(Path()) | _boards_in(user_folder("config"))
+    return _load_folder(Path()) | _load_folder(user_folder("config"))
 
 
-def _boards_in(folder: Path | None) -> dict[str, Board]:
+def _load_folder(folder: Path | None) -> dict[str, Board]:
     return _read_devices(folder / DEVICES) if folder is not None and (folder / DEVICES).is_file() else {}
 
 
@@ -157,13 +157,13 @@ def _parse_address(address: str) -> Board:
     host, user = parts["host"].strip("[]"), parts["user"] or ""
     board = Board(host, port, kind=host, name=address, user=user)
     # only the user's file counts: `python` is a command, so a file in the working directory is not trusted
-    user_boards = _boards_in(user_folder("config")).values()
+    user_boards = _load_folder(user_folder("config")).values()
     return next(
         (replace(b, name=address) for b in user_boards if (b.host, b.user, b.port) == (host, user, port)), board
     )
 
 
-def fleet_of(texts: Sequence[str]) -> tuple[Board, ...]:
+def find_fleet(texts: Sequence[str]) -> tuple[Board, ...]:
     """Return all boards that several `--on` options name, without duplicates.
 
     Raises:
@@ -171,7 +171,7 @@ def fleet_of(texts: Sequence[str]) -> tuple[Board, ...]:
     """
     fleet: dict[str, Board] = {}
     for text in texts:
-        boards = boards_of(text) or (one_board(text),)
+        boards = find_boards(text) or (find_board(text),)
         # The same board may be in a file and on its own, and it must not be measured twice at once.
         fleet.update((board.name, board) for board in boards)
     return tuple(fleet.values())

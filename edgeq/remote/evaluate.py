@@ -11,7 +11,7 @@ from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement
 from edgeq.remote.bench import BoardBench
 from edgeq.remote.devices import Board
-from edgeq.remote.machine import board_record, describe_board
+from edgeq.remote.machine import describe_board, record_board
 from edgeq.remote.session import BoardModels, open_board
 from edgeq.reporting.compare import CompareRequest
 from edgeq.reporting.gate import Gated, GateLimits, gate
@@ -30,7 +30,7 @@ class BoardEvaluated:
         return {**plain(self.result), "board": self.board}
 
 
-def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:
+def evaluate_board(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:
     """Run a model or bundle on a board, and return its accuracy or its agreement with a reference that runs on this
     machine.
 
@@ -43,7 +43,7 @@ def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILE
         with BoardModels(session, progress) as models:
             result = run_evaluation(request, opener=models, progress=progress)
         # The state after the run is read while the lock is still held, so it belongs to this run.
-        return BoardEvaluated(result, board_record(session, initial, describe_board(session)))
+        return BoardEvaluated(result, record_board(session, initial, describe_board(session)))
 
 
 class _BoardPlace(BoardModels):
@@ -59,7 +59,7 @@ class _BoardPlace(BoardModels):
         return BoardBench(self._session, self._progress).loaded(models, sessions, work)
 
 
-def gate_on(
+def run_gate(
     board: Board, request: CompareRequest, limits: GateLimits, *, update: bool = False, progress: Progress = SILENT
 ) -> Gated:
     """Run `edgeq.reporting.gate.gate` on a board. If there is no baseline to compare with, do not connect to the board.

@@ -28,11 +28,11 @@ def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_s
         run: `edgeq.measure.bench.bench`, with the models to measure already bound.
     """
     with ThreadPoolExecutor(min(_AT_ONCE, len(boards))) as pool:
-        rows, scenarios = zip(*pool.map(lambda board: _row(board, run, on_status), boards), strict=True)
+        rows, scenarios = zip(*pool.map(lambda board: _measure_board(board, run, on_status), boards), strict=True)
     return summarised(rows, next(filter(None, scenarios), ""))
 
 
-def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> tuple[FleetRow, str]:
+def _measure_board(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> tuple[FleetRow, str]:
     progress = _BoardProgress(board.name, on_status)
     try:
         with progress.stage("connecting"), open_board(board) as session:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 _STOP_S = 1.0
 
 
-def within(limit_s: float, call: Callable[[], T]) -> T:
+def run_within(limit_s: float, call: Callable[[], T]) -> T:
     """Run `call` in a thread, because reading from a pipe or writing to it may block for ever, and return its result.
 
     Raises:
@@ -81,7 +81,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         with suppress(TimeoutError, OSError):  # a reader is still waiting, or nobody will read the rest
-            within(_STOP_S, stream.close)
+            run_within(_STOP_S, stream.close)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ Text = Annotated[str, Meta(max_length=1 << 12, pattern=_ON_ONE_LINE, description
 SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small system file")]
 
 
-def brief(text: object) -> str:
+def shorten(text: object) -> str:
     """Return a text from the board as one line, shortened if it is too long to read."""
     line = " ".join(str(text)[: 4 * SHOWN].split())
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
@@ -182,15 +182,15 @@ class Link:
         words = ["exec", "sh", "-c", shlex.quote(script), "sh", *map(shlex.quote, arguments)]
         return [self._ssh, *self._options, "--", self.board.host, " ".join(words)]
 
-    def failed(self, code: int, errors: bytes) -> BoardError:
+    def explain_failure(self, code: int, errors: bytes) -> BoardError:
         """Return a one-line error for a failed command, made from its exit code and stderr."""
-        lines = lines_of(errors)
+        lines = split_lines(errors)
         text = "\n".join(lines)
         problem, fix = next(((p, f) for pattern, p, f in _FAILURES if re.search(pattern, text, re.I)), ("", ""))
         name, host = self.board.name, self.board.host
         if code == LINK_FAILED and problem:
             return BoardError(f"{name}: {problem.format(host=host)}", fix.format(host=host))
-        detail = brief(lines[-1]) if lines else f"exit code {code}"
+        detail = shorten(lines[-1]) if lines else f"exit code {code}"
         if code == LINK_FAILED:
             return BoardError(
                 f"{name}: the link was cut ({detail})", "Try again; --resume continues where tune stopped"
@@ -206,7 +206,7 @@ def run(link: Link, script: str, *arguments: str, data: bytes = b"") -> None:
     """
     ended = run_command(link.board, link.command(script, *arguments), COMMAND_S, data)
     if ended.code != 0:
-        raise link.failed(ended.code, ended.errors)
+        raise link.explain_failure(ended.code, ended.errors)
 
 
 def run_command(board: Board, command: Sequence[str], limit_s: float, data: bytes = b"") -> EndedProcess:
@@ -230,7 +230,7 @@ def run_command(board: Board, command: Sequence[str], limit_s: float, data: byte
         return out
 
     try:
-        out = within(limit_s, talk)
+        out = run_within(limit_s, talk)
     except TimeoutError as error:
         raise timeout_error(board, limit_s) from error
     finally:
@@ -267,7 +267,7 @@ _FAILURES = (
 """Patterns in ssh's messages, each with the problem and its solution."""
 
 
-def lines_of(errors: bytes) -> list[str]:
+def split_lines(errors: bytes) -> list[str]:
     """Return the lines of a command's stderr. Empty lines are left out, and so are characters that could move a
     terminal's cursor.
     """
@@ -337,7 +337,7 @@ class Channel:
         self._ended.set()
         assert self._process.stdin is not None
         with suppress(TimeoutError, subprocess.TimeoutExpired, OSError, ValueError):
-            within(ALIVE_S, self._process.stdin.close)
+            run_within(ALIVE_S, self._process.stdin.close)
             self._process.wait(ALIVE_S)
         stop(self._process)
 
@@ -361,7 +361,7 @@ class Channel:
 
     def _receive_answer(self, limit_s: float, call: Callable[[], bytes]) -> dict[str, Any]:
         try:
-            line = within(limit_s, call)
+            line = run_within(limit_s, call)
         except TimeoutError as error:
             stop(self._process)
             raise timeout_error(self.link.board, limit_s) from error
@@ -389,7 +389,7 @@ class Channel:
             code = self._process.wait()
         # A negative code means that a signal killed ssh, so the link is gone. Code 0 means that the board's program
         # ended because it treated the link as cut.
-        return self.link.failed(code if code > 0 else LINK_FAILED, self.errors())
+        return self.link.explain_failure(code if code > 0 else LINK_FAILED, self.errors())
 
     def _read_line(self) -> bytes:
         assert self._process.stdout is not None
@@ -426,13 +426,13 @@ def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
     version = program_version()
     channel, sent = _start(link, version), 0
     try:
-        hello = _hello(channel)
+        hello = _read_hello(channel)
         if hello is None:
             channel.end()
             data = PROGRAM.read_bytes()
             run(link, _SEND, board.folder, version, data=data)
             channel, sent = _start(link, version), len(data)
-            hello = _hello(channel)
+            hello = _read_hello(channel)
         if hello is None:
             raise BoardError(
                 f"{board.name}: a file that was sent there disappeared", "Check whether its disk is full or read-only"
@@ -461,7 +461,7 @@ def _start(link: Link, version: str) -> Channel:
     return Channel(link, *start(command))
 
 
-def _hello(channel: Channel) -> dict[str, Any] | None:
+def _read_hello(channel: Channel) -> dict[str, Any] | None:
     """Return the first message of the program, or None if the board does not have the program."""
     try:
         return channel.answer()
@@ -495,19 +495,18 @@ def read_json(data: bytes, board: Board, *, allowed: str = "") -> dict[str, Any]
         content = parse_json(data, f"the answer of {board.name}", values=VALUES)
     except DeviceError as error:
         fix = "Check whether something prints text at login there, such as ~/.bashrc"
-        raise BoardError(brief(error.problem), fix) from error
+        raise BoardError(shorten(error.problem), fix) from error
     return {
-        without_controls(key, allowed=allowed): without_controls(item, allowed=allowed) for key, item in content.items()
+        strip_controls(key, allowed=allowed): strip_controls(item, allowed=allowed) for key, item in content.items()
     }
 
 
-def without_controls(value: Any, *, allowed: str = "") -> Any:
+def strip_controls(value: Any, *, allowed: str = "") -> Any:
     """Return JSON from a board without characters that could move a terminal's cursor. Characters in `allowed` stay."""
     if isinstance(value, str):
         return re.sub(f"[^{allowed}]+", lambda part: printable(part[0]), value) if allowed else printable(value)
     if isinstance(value, dict):
         return {
-            without_controls(key, allowed=allowed): without_controls(item, allowed=allowed)
-            for key, item in value.items()
+            strip_controls(key, allowed=allowed): strip_controls(item, allowed=allowed) for key, item in value.items()
         }
-    return [without_controls(item, allowed=allowed) for item in value] if isinstance(value, list) else value
+    return [strip_controls(item, allowed=allowed) for item in value] if isinstance(value, list) else value

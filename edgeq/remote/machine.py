@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from edgeq.errors import BoardError
 from edgeq.hardware import detect
-from edgeq.hardware.detect import PACKAGES, Machine, describe, runtimes_among
+from edgeq.hardware.detect import PACKAGES, Machine, describe, find_runtimes
 from edgeq.hardware.engines import Installed
 from edgeq.remote import link
 from edgeq.remote.devices import Board
@@ -140,20 +140,20 @@ def describe_board(session: BoardSession) -> Description:
     Raises:
         BoardError: the board does not answer, or its answer makes no sense.
     """
-    answer = session.ask({"do": "describe", "runtime": session.runtime(), "packages": PACKAGES})
+    answer = session.ask({"do": "describe", "runtime": session.send_runtime(), "packages": PACKAGES})
     reported = parse(answer, _Described, session.board.name, BoardError)
     try:
-        info = _system(reported, session.hello.python)
+        info = _build_machine(reported, session.hello.python)
         # py-cpuinfo would only add CPUID's answers, and the evidence already contains these.
-        machine = describe(_evidence(reported.evidence), {}, info)
+        machine = describe(_build_evidence(reported.evidence), {}, info)
     except (ValueError, LookupError, OverflowError, OSError) as error:
-        problem = f"{session.board.name}: its system files are not valid ({link.brief(error)})"
+        problem = f"{session.board.name}: its system files are not valid ({link.shorten(error)})"
         raise BoardError(problem) from error
     engines = {name: Installed(engine.version, engine.problem) for name, engine in reported.engines.items()}
     return Description(machine, engines, reported.state)
 
 
-def board_record(session: BoardSession, initial: Description, final: Description | None = None) -> dict[str, Any]:
+def record_board(session: BoardSession, initial: Description, final: Description | None = None) -> dict[str, Any]:
     """Return the record of a board that is stored with the measurements made on it."""
     return {
         "name": session.board.name,
@@ -165,7 +165,7 @@ def board_record(session: BoardSession, initial: Description, final: Description
     }
 
 
-def _evidence(reported: ReportedCpu) -> Evidence:
+def _build_evidence(reported: ReportedCpu) -> Evidence:
     answers = None
     if reported.cpuid is not None:
         # The keys are pairs, which JSON cannot have, so the board sends rows.
@@ -181,7 +181,7 @@ def _evidence(reported: ReportedCpu) -> Evidence:
     )
 
 
-def _system(reported: _Described, python: str) -> Machine:
+def _build_machine(reported: _Described, python: str) -> Machine:
     """Return the description of the board's machine, except for its CPU.
 
     The board's system files are written to a temporary folder on this machine. The functions that otherwise read this
@@ -198,18 +198,18 @@ def _system(reported: _Described, python: str) -> Machine:
             if _SYSTEM_FILE.fullmatch(name):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, "utf-8")
-        caches, memory = detect.caches(root), detect.memory_bytes(root)
+        caches, memory = detect.read_caches(root), detect.read_memory(root)
         # These numbers later become sizes of buffers and lines of a report.
         if not 0 <= memory <= _LARGEST_BYTES or any(cache.size > _LARGEST_CACHE for cache in caches):
             raise ValueError("sizes that no machine has")
         return Machine(
-            board=detect.board(root),
-            usable_threads=detect.usable_threads(root, reported.affinity),
+            board=detect.read_board(root),
+            usable_threads=detect.count_threads(root, reported.affinity),
             caches=caches,
             memory_bytes=memory,
             os=reported.os,
             gpus=gpus,
-            runtimes=runtimes_among(reported.versions, python),
+            runtimes=find_runtimes(reported.versions, python),
         )
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from edgeq.errors import BoardError
 from edgeq.remote import link
-from edgeq.remote.link import Line, Text, without_controls
+from edgeq.remote.link import Line, Text, strip_controls
 from edgeq.util.records import parse
 
 # onnxruntime's name for the event of one run of a kernel. All other lines are skipped unparsed.
@@ -45,7 +45,7 @@ class _Run:
     args: _Arguments
 
 
-def kernel_events(profile: bytes) -> bytes:
+def reduce_profile(profile: bytes) -> bytes:
     """Return the events of kernels in onnxruntime's profile, reduced to the fields that edgeq reads.
 
     Args:
@@ -69,7 +69,7 @@ def kernel_events(profile: bytes) -> bytes:
         keys = {"op_name", "input_type_shape", "output_type_shape"} & event["args"].keys()
         # Only checked fields are copied, so nothing else from the board reaches a file on this machine.
         reduced = {"cat": run.cat, "name": run.name, "dur": run.dur, "args": {key: event["args"][key] for key in keys}}
-        events.append(json.dumps(without_controls(reduced)))
+        events.append(json.dumps(strip_controls(reduced)))
     return f"[{','.join(events)}]".encode()
 
 

@@ -131,8 +131,8 @@ class BoardSession:
         if "error" in answer:
             # A full disk is the usual reason for an error, so the message shows the free space.
             free = parse(answer, _Answer, self.board.name, BoardError).free
-            fix = f"{_mb(free)} are free there. {self._clean()}" if "free" in answer else ""
-            raise BoardError(f"{self.board.name}: {bounds.brief(answer['error'])}", fix)
+            fix = f"{_format_size(free)} are free there. {self._clean()}" if "free" in answer else ""
+            raise BoardError(f"{self.board.name}: {bounds.shorten(answer['error'])}", fix)
         return answer
 
     def send(
@@ -169,7 +169,8 @@ class BoardSession:
         size = sum(length for _, length in missing.values())
         # The check comes first, because a disk that fills up in the middle harms other programs of the board.
         if size > answer.free:
-            problem = f"{self.board.name}: {_mb(size)} must be sent, but only {_mb(answer.free)} are free there"
+            needed_space, free_space = _format_size(size), _format_size(answer.free)
+            problem = f"{self.board.name}: {needed_space} must be sent, but only {free_space} are free there"
             raise BoardError(problem, self._clean())
         with progress.stage(f"sending to {self.board.name}", size) as advance:
             for sha, (source, length) in missing.items():
@@ -237,7 +238,7 @@ class BoardSession:
                     files[name].write_bytes(content)
             return self.send(files, digests=digests, progress=progress)
 
-    def runtime(self) -> str:
+    def send_runtime(self) -> str:
         """Send edgeq's programs for devices, and return the path of their folder on the board."""
         root = shipped("targets") / "runtime"
         files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").rglob("*"))]
@@ -249,7 +250,7 @@ class BoardSession:
         """Return the command that starts the board's interpreter."""
         return (f"{self.hello.folder}/venv/bin/python",) if self.hello.private else self.board.python
 
-    def attached(self, *command: str) -> list[str]:
+    def attached_command(self, *command: str) -> list[str]:
         """Return the command line that runs `command` on the board. The command ends when this session ends."""
         folder = self.hello.folder
         program = f"{folder}/board-{bounds.program_version()}.py"
@@ -265,24 +266,24 @@ class BoardSession:
         Raises:
             BoardError: the link was cut, or the command takes longer than `limit_s`.
         """
-        ended = bounds.run_command(self.board, self.attached(*command), limit_s)
-        if self.lost(ended.code):
-            raise self.cut(ended.errors)
-        return ended.code, ended.out, bounds.brief((bounds.lines_of(ended.errors) or [""])[-1])
+        ended = bounds.run_command(self.board, self.attached_command(*command), limit_s)
+        if self.is_lost(ended.code):
+            raise self.link_error(ended.errors)
+        return ended.code, ended.out, bounds.shorten((bounds.split_lines(ended.errors) or [""])[-1])
 
-    def lost(self, code: int) -> bool:
+    def is_lost(self, code: int) -> bool:
         """Return whether a command's exit code means that the command lost its link, or was killed at the end of the
         session.
         """
         return code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.channel.ends(bounds.EXIT_S))
 
-    def cut(self, errors: bytes) -> BoardError:
+    def link_error(self, errors: bytes) -> BoardError:
         """Return the error for a command that lost its link, made from the command's stderr.
 
         The command's stderr is empty if the shared connection of the session ended. The session's stderr then has the
         reason.
         """
-        return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
+        return self.link.explain_failure(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
     def _request_answer(self, request: Mapping[str, Any]) -> _Answer:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
@@ -322,7 +323,7 @@ def _check(board: Board, hello: Hello) -> None:
         raise BoardError(f"{board.name} is in use by {hello.busy.who or 'somebody'} since {since}", "Try again later")
 
 
-def _mb(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
@@ -361,7 +362,7 @@ class BoardGuest(GuestProgram):
         try:
             return super().exchange(request, arrays)
         except SENSELESS as error:
-            raise senseless(self.session) from error
+            raise senseless_answer_error(self.session) from error
         except ValueError as error:
             if request["do"] == "run":  # the model refused the inputs
                 raise
@@ -387,11 +388,11 @@ class BoardGuest(GuestProgram):
             problem = f"{self.session.board.name} answers with {error}, more than {limits.total}"
             raise BoardError(problem, f"If you trust the board, {VARIABLE}=sample=1GiB allows 512 MiB") from error
         except ValueError as error:
-            raise senseless(self.session) from error
+            raise senseless_answer_error(self.session) from error
         if frame is None:
             return None
-        reply = bounds.without_controls(frame[0])
-        return ({**reply, "error": bounds.brief(reply["error"])} if "error" in reply else reply), frame[1]
+        reply = bounds.strip_controls(frame[0])
+        return ({**reply, "error": bounds.shorten(reply["error"])} if "error" in reply else reply), frame[1]
 
     def _last_error(self) -> str:
         if self._late:
@@ -401,12 +402,12 @@ class BoardGuest(GuestProgram):
         except subprocess.TimeoutExpired:  # the output has ended, but ssh still runs
             self._process.kill()
             code = bounds.LINK_FAILED
-        if self.session.lost(code):
-            raise self.session.cut(self._errors.read())
+        if self.session.is_lost(code):
+            raise self.session.link_error(self._errors.read())
         return super()._last_error()
 
 
-def senseless(session: BoardSession) -> BoardError:
+def senseless_answer_error(session: BoardSession) -> BoardError:
     """Return the error for an answer that none of edgeq's programs would give."""
     return BoardError(f"{session.board.name} sends an answer that is not from edgeq's program", "Check what runs there")
 
@@ -419,9 +420,9 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
         BoardError: the board lacks numpy or onnxruntime.
     """
     session.require("numpy", "onnxruntime")
-    runtime = session.runtime()
+    runtime = session.send_runtime()
     folders = os.pathsep.join((runtime, *session.hello.paths))
-    command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
+    command = session.attached_command(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
     guest = BoardGuest(
         command, guest_environment(os.environ), session.board.name, request_s=request_s or bounds.REQUEST_S
     )
@@ -451,7 +452,7 @@ class _BoardModel(GuestSession):
         for name, value in zip(names, values, strict=True):
             if name in self.declared and (value is None or value.dtype != self.declared[name]):
                 assert isinstance(self.guest, BoardGuest)
-                raise senseless(self.guest.session)
+                raise senseless_answer_error(self.guest.session)
         return values
 
 
@@ -482,7 +483,7 @@ class BoardModels:
             place = self._session.send_model(copy, settings.engine, progress=self._progress)
         request = open_request(place, settings)
         engine = settings.engine.name if settings.engine and settings.engine.module else ""
-        return self._model(self.guest(engine), request, model)
+        return self._open_model(self.guest(engine), request, model)
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
         """Send a bundle and open one variant of it: the variant with the given name, or the one that the board's runner
@@ -501,10 +502,10 @@ class BoardModels:
             models = {entry.name: entry.model for entry in opened_bundle.components[MAIN]}
             name = str(self.guest().exchange({"do": "choose", **request})[0].get("variant"))
             if (model := models.get(name)) is None:
-                raise senseless(self._session)
-            return name, self._model(self.guest(), {**request, "variant": name}, model)
+                raise senseless_answer_error(self._session)
+            return name, self._open_model(self.guest(), {**request, "variant": name}, model)
 
-    def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
+    def _open_model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
         session = guest.opened(request)
         # The board names the inputs and outputs, but only the file on this machine is trusted.
         graph = own_runnable(model).graph
@@ -512,8 +513,8 @@ class BoardModels:
         if outputs != [output.name for output in graph.output] or not (
             {tensor.name for tensor in session.inputs} <= {tensor.name for tensor in graph.input}
         ):
-            raise senseless(self._session)
-        return _BoardModel(**vars(session), declared=_dtypes(graph.output))
+            raise senseless_answer_error(self._session)
+        return _BoardModel(**vars(session), declared=_read_dtypes(graph.output))
 
     def guest(self, engine: str = "") -> BoardGuest:
         """Return the program for an engine. For "", return the program for onnxruntime's own kernels."""
@@ -528,7 +529,7 @@ class BoardModels:
         self._stack.close()
 
 
-def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
+def _read_dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
     """Return the dtype of each output that is an array of a numeric or boolean numpy type."""
     kinds = {
         output.name: output.type.tensor_type.elem_type for output in outputs if output.type.HasField("tensor_type")

@@ -97,11 +97,11 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
         description = describe_board(session)
         versions = {name: session.hello.modules[name] for name in _PACKAGES}
         return DeviceSetUp(
-            board.name, folder, session.hello.python, **versions, engines=tuple(_missing_packages(description))
+            board.name, folder, session.hello.python, **versions, engines=tuple(_list_missing_packages(description))
         )
 
 
-def _missing_packages(description: Description) -> Iterator[str]:
+def _list_missing_packages(description: Description) -> Iterator[str]:
     """Yield the package to install for each engine that the board has hardware for, judged by the board's name."""
     engines = load_engines()
     for state in detect_engines(description.machine, engines, description.engines):

@@ -14,7 +14,15 @@ from msgspec import Meta
 
 from edgeq.backends.base import SIMULATORS
 from edgeq.bundle.verify import opened
-from edgeq.emulate.check import EmulatedCheck, Verified, VerifyRequest, check_variant, samples_of, summary, verify_on
+from edgeq.emulate.check import (
+    EmulatedCheck,
+    Verified,
+    VerifyRequest,
+    check_variant,
+    open_variant_samples,
+    summarise,
+    verify_on,
+)
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, BundleError, CheckFailedError
 from edgeq.hardware.detect import Machine, detect_machine
@@ -22,10 +30,10 @@ from edgeq.hardware.target import AUTO, resolve
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.prove.target_checks import verify_request
 from edgeq.remote import link
-from edgeq.remote.devices import Board, boards_of
+from edgeq.remote.devices import Board, find_boards
 from edgeq.remote.link import Line, Text, read_json
-from edgeq.remote.machine import board_record, describe_board
-from edgeq.remote.session import BoardModels, BoardSession, open_board, senseless
+from edgeq.remote.machine import describe_board, record_board
+from edgeq.remote.session import BoardModels, BoardSession, open_board, senseless_answer_error
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Amount, parse, plain
 
@@ -139,11 +147,11 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
             raise BoardError(f"{board.name}: {error_line or f'the runner ended with exit code {code}'}")
         verification = parse(read_json(out, board), Verification, board.name, BoardError)
         if not _is_sensible(verification, bundle, request.variant):
-            raise senseless(session)
+            raise senseless_answer_error(session)
         # Older runners leave the hash out. The bundle that was sent is known here.
         verification = replace(verification, manifest_sha256=bundle.manifest_sha256)
         check = _compare_outputs(request, session, initial.machine, progress) if request.data is not None else None
-        record = board_record(session, initial, describe_board(session))
+        record = record_board(session, initial, describe_board(session))
     return BoardVerified(board.name, record, verification, check)
 
 
@@ -182,7 +190,7 @@ def _compare_outputs(
             yield Running(lambda model, settings: board_session, None)
 
         route = ExecutionRoute(NATIVE, "over SSH", native_speed=True, start=running)
-        samples = samples_of(request, variant, progress)
+        samples = open_variant_samples(request, variant, progress)
         return check_variant(
             variant,
             target,
@@ -215,7 +223,7 @@ class VerifiedEverywhere:
         """Return lines of text that describe the result to the user."""
         checks = (*(b.check for b in self.boards if b.check), *(self.targets.checks if self.targets else ()))
         lines = (line for board in self.boards for line in board.lines())
-        return [hash_line(self.manifest_sha256), *lines, *summary(checks)]
+        return [hash_line(self.manifest_sha256), *lines, *summarise(checks)]
 
     @property
     def manifest_sha256(self) -> str:
@@ -233,7 +241,7 @@ def verify_everywhere(
 ) -> VerifiedEverywhere:
     """Run `edgeq verify --on` with its command-line options. Each name in `--on` is a board or a target."""
     request = verify_request(bundle, variant, options)
-    boards = {name: boards_of(name) for name in request.on}
+    boards = {name: find_boards(name) for name in request.on}
     # A name that is no board can only be a target, and `verify_on` reports it if it is neither.
     targets = tuple(name for name, matches in boards.items() if not matches)
     board_checks = tuple(

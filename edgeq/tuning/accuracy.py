@@ -26,7 +26,7 @@ from edgeq_device.system.places import scratch_folder
 from edgeq.backends.base import Artifact
 from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, Sharded, SourceSamples
-from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.distributed.workers import Files, Workers, share_files
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.bench import open_model
@@ -472,7 +472,7 @@ def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memor
     if reference is None:
         return None
     path = job.prepared.path
-    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, held, memory, job.basis)
+    return AssessmentJob(reference, share_files(workers, path, model_files(path)[1:]), task, held, memory, job.basis)
 
 
 def assess_on(
@@ -486,7 +486,7 @@ def assess_on(
     asked = [
         Asked(
             name,
-            files_for(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
+            share_files(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
             artifact.proof_settings(),
             samples,
             together,

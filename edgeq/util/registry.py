@@ -62,14 +62,14 @@ class ExtensionGroup:
 
     def builtin(self) -> Mapping[str, str]:
         """Return where edgeq's own extensions are defined, as name → "module:attribute"."""
-        return self.listed or _modules(self.package, self.attribute)
+        return self.listed or _list_modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
         """Return the entry points of installed distributions. An entry point that is on the search path twice counts
         once.
         """
         # The search path is part of the cache's key, because tests and notebooks change it.
-        return _entry_points(self.name, tuple(sys.path))
+        return _find_entry_points(self.name, tuple(sys.path))
 
     def place(self, name: str) -> tuple[str, str]:
         """Return where `name` is defined, as ("module:attribute", distribution). For edgeq's own extensions, the
@@ -237,25 +237,25 @@ class Registry(Generic[T]):
             # A failure in edgeq's own code is a fault of edgeq, so its traceback is kept.
             if not owner:
                 raise
-            raise self._broken(
+            raise self._broken_error(
                 name, place, owner, f"fails: {' '.join(f'{type(error).__name__}: {error}'.split())}"
             ) from error
         if not self._accepts(extension):
             article = "an" if self._expected[0] in "aeiou" else "a"
-            raise self._broken(name, place, owner, f"is not {article} {self._expected}")
+            raise self._broken_error(name, place, owner, f"is not {article} {self._expected}")
         # Records would name an extension that nobody can select.
         if getattr(extension, "name", name) != name:
-            raise self._broken(name, place, owner, f"calls itself {extension.name!r}")
+            raise self._broken_error(name, place, owner, f"calls itself {extension.name!r}")
         return cast(T, extension)
 
-    def _broken(self, name: str, place: str, owner: str, problem: str) -> UsageError:
+    def _broken_error(self, name: str, place: str, owner: str, problem: str) -> UsageError:
         return UsageError(
             f"the {self.group.title} {name!r} of {owner or 'edgeq'} ({place}) {problem}",
             "Correct that package, or uninstall it",
         )
 
 
-def plugin_in(error: BaseException) -> str:
+def find_plugin(error: BaseException) -> str:
     """Return the name and version of the last plug-in that an exception's traceback passes through, or "" if there is
     none.
     """
@@ -267,7 +267,7 @@ def plugin_in(error: BaseException) -> str:
     return plugins[-1] if plugins else ""
 
 
-def data_folders(name: str) -> tuple[Path, ...]:
+def find_data_folders(name: str) -> tuple[Path, ...]:
     """Return the folders called `name` ("targets", "profiles", "targets/backends") in the packages that plug-ins
     register under `edgeq.data`.
 
@@ -276,13 +276,13 @@ def data_folders(name: str) -> tuple[Path, ...]:
     """
     folders = []
     # Later folders override earlier ones, so the order must not depend on the installation.
-    for point in sorted(_entry_points(DATA_GROUP, tuple(sys.path)), key=lambda p: (p.name, p.value)):
+    for point in sorted(_find_entry_points(DATA_GROUP, tuple(sys.path)), key=lambda p: (p.name, p.value)):
         try:
             spec = importlib.util.find_spec(point.value)
         except ImportError as error:
-            raise _no_package(point) from error
+            raise _no_package_error(point) from error
         if spec is None or not spec.submodule_search_locations:
-            raise _no_package(point)
+            raise _no_package_error(point)
         folders += [Path(place) / name for place in spec.submodule_search_locations]
     return tuple(folder for folder in folders if folder.is_dir())
 
@@ -292,7 +292,7 @@ def distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
-def _no_package(point: EntryPoint) -> UsageError:
+def _no_package_error(point: EntryPoint) -> UsageError:
     return UsageError(
         f"the data folder {point.value!r} of {distribution(point)} is not a package that can be found",
         "Correct that package, or uninstall it",
@@ -300,7 +300,7 @@ def _no_package(point: EntryPoint) -> UsageError:
 
 
 @lru_cache
-def _modules(package: str, attribute: str) -> Mapping[str, str]:
+def _list_modules(package: str, attribute: str) -> Mapping[str, str]:
     folder = Path(__file__).resolve().parent.parent.joinpath(*package.split(".")[1:])
     # Names are listed without importing a module, because some of them load slow libraries.
     public = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_"))
@@ -308,7 +308,7 @@ def _modules(package: str, attribute: str) -> Mapping[str, str]:
 
 
 @lru_cache
-def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _find_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of one group. `path` is the search path and serves only as a cache key."""
     del path
     points = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}

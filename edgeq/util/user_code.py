@@ -44,12 +44,12 @@ def load_function(name: str, purpose: str, error: type[EdgeqError]) -> Callable[
     return loaded
 
 
-def describe(error: BaseException) -> tuple[str, str]:
+def describe_error(error: BaseException) -> tuple[str, str]:
     """Return two texts for an error in a user's code: one line with the error and, if known, its file and line; and a
     fix.
     """
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    place = place_in(error)
+    place = find_place(error)
     fix = f"Correct {place.partition(':')[0]}" if place else "Correct the file"
     # The file is right, but this Python lacks a package, so correcting the file would not help.
     if isinstance(error, ModuleNotFoundError):
@@ -57,7 +57,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     return f"{place}: {text}" if place else text, fix
 
 
-def place_in(error: BaseException) -> str:
+def find_place(error: BaseException) -> str:
     """Return the last place in a user's file that an exception's traceback names, as "file.py:line", or "" if there is
     none.
     """
@@ -79,6 +79,6 @@ def _run(path: Path, error: type[EdgeqError]) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as raised:  # the user's file can raise any exception
-        text, fix = describe(raised)
+        text, fix = describe_error(raised)
         raise error(f"{path} cannot be imported: {text}", fix) from raised
     return module

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import BoardError
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.remote.session import BoardSession, open_board
 from edgeq.util.folders import shipped
 from tests.remote.conftest import FakeBoard
 
 
 def opened(board: FakeBoard):  # type: ignore[no-untyped-def]
-    return open_board(one_board(board.address))
+    return open_board(find_board(board.address))
 
 
 def files(folder: Path) -> set[str]:
@@ -137,7 +137,7 @@ def test_the_program_starts_on_any_python_3() -> None:
 def test_no_python(board: FakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "devices.toml").write_text('[devices.pi]\nhost = "pi"\npython = ["python9"]\n')
-    with pytest.raises(BoardError, match="pi has no python9"), open_board(one_board("pi")):
+    with pytest.raises(BoardError, match="pi has no python9"), open_board(find_board("pi")):
         raise AssertionError
 
 

@@ -23,7 +23,7 @@ from edgeq.jobs.tune import Tuned
 from edgeq.measure.task import make_task
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.remote.link import Channel
 from edgeq.remote.session import BoardGuest
 from edgeq.run.engines import choose_engine
@@ -63,7 +63,7 @@ def steady_boards() -> Iterator[None]:
 
 def tuned(output: Path, boards: Sequence[str], **changes: Any) -> Tuned:
     """Tune the demo model for boards, given by their addresses."""
-    with BoardClock([one_board(board) for board in boards]) as clock:
+    with BoardClock([find_board(board) for board in boards]) as clock:
         return edgeq.tune(
             demo.MODEL,
             Data(demo.CALIBRATION, count=8),

@@ -27,7 +27,7 @@ def is_step(op: str) -> bool:
     return op in REGISTRY.names() or any(op in step.aliases for _, step in REGISTRY.items())
 
 
-def step_class(op: str) -> type[Step]:
+def find_step(op: str) -> type[Step]:
     """Return the class of a step by its name or an alias.
 
     Raises:
@@ -50,7 +50,7 @@ def build_step(value: Any) -> Step:
         raise DataError(f"a step is {value!r}", "Write it as {op = 'resize', size = 256}")
     table = dict(value)
     op = table.pop("op")
-    return from_table(step_class(op), op, table)
+    return from_table(find_step(op), op, table)
 
 
 def parse_step(op: str, text: str) -> Step:
@@ -59,7 +59,7 @@ def parse_step(op: str, text: str) -> Step:
     Raises:
         DataError: for the same reasons as in `build_step`.
     """
-    step = step_class(op)
+    step = find_step(op)
     # A colon inside [a:b] does not end a part.
     parts = [part for part in re.split(r":(?![^\[]*\])", text) if part]
     return from_table(step, op, table_of_text(step, op, parts))

@@ -49,11 +49,11 @@ class Arithmetic(Step):
         Raises:
             DataError: the number of constants differs from the size of the channel axis.
         """
-        array = floating(state.array)
+        array = to_floating(state.array)
         with np.errstate(all="ignore"):  # a later check refuses values that are not finite and names the sample
             constant = np.asarray(self.value, array.dtype)
             if constant.ndim:
-                constant = _along_channels(constant, array, state.axes)
+                constant = _align_channels(constant, array, state.axes)
             return replace(state, array=np.asarray(type(self).compute(array, constant), array.dtype))
 
     def describe(self) -> str:
@@ -63,7 +63,7 @@ class Arithmetic(Step):
         return f"x = x {self.sign} {self.value!r}"
 
 
-def floating(array: Array) -> Array:
+def to_floating(array: Array) -> Array:
     """Return `array` itself if its dtype is floating. Otherwise return it as float32.
 
     Raises:
@@ -75,7 +75,7 @@ def floating(array: Array) -> Array:
     return array.astype(np.float32)
 
 
-def _along_channels(constant: Array, array: Array, axes: str) -> Array:
+def _align_channels(constant: Array, array: Array, axes: str) -> Array:
     # Without declared axes, the last one is taken, as numpy's broadcasting would.
     axis = axes.index("C") if "C" in axes else array.ndim - 1
     if array.ndim == 0 or array.shape[axis] != constant.size:
@@ -89,7 +89,7 @@ def _along_channels(constant: Array, array: Array, axes: str) -> Array:
     return constant.reshape(shape)
 
 
-def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
+def _make_step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
     """Make the class of a step. The class must be an attribute of this module, because other processes look it up here
     when they load samples.
     """
@@ -104,10 +104,10 @@ def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> typ
     return type(name.title(), (Arithmetic,), members)
 
 
-Add = _step("add", "+", operator.add, "offset", "x + CONSTANT")
-Subtract = _step("subtract", "-", operator.sub, "mean", "x - CONSTANT")
-Divide = _step("divide", "/", operator.truediv, "std", "x / CONSTANT")
-Multiply = _step(
+Add = _make_step("add", "+", operator.add, "offset", "x + CONSTANT")
+Subtract = _make_step("subtract", "-", operator.sub, "mean", "x - CONSTANT")
+Divide = _make_step("divide", "/", operator.truediv, "std", "x / CONSTANT")
+Multiply = _make_step(
     "multiply", "*", operator.mul, "scale", "x * CONSTANT; a number, a fraction such as 1/255, or [one,per,channel]"
 )
 
@@ -123,7 +123,7 @@ class Center(Step):
 
     def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return x - mean(x) in the dtype of x. Integers become float32 first."""
-        array = floating(state.array)
+        array = to_floating(state.array)
         # A float32 sum over a million pixels loses digits.
         mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
         return replace(state, array=np.asarray(array - mean, array.dtype))

@@ -17,7 +17,7 @@ from PIL import Image
 from edgeq.data.axes import ItemState, model_size
 from edgeq.data.images import Array, ImageGeometry
 from edgeq.data.limits import check_size
-from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_of
+from edgeq.data.step import Step, UnfitError, field_kind, one_of, parse_integer, parse_list
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
@@ -51,19 +51,19 @@ def _read_size(value: Any) -> Size:
     return int(pair[0]), int(pair[1])
 
 
-def _size_part(text: str) -> Any:
+def _parse_size(text: str) -> Any:
     if match := re.fullmatch(r"(\d{1,9})x(\d{1,9})", text):
         return [int(match[1]), int(match[2])]
-    value = integer(text)
+    value = parse_integer(text)
     return value if isinstance(value, int) or text == "model" else None
 
 
-SIZE = field_kind(_read_size, _size_part)
+SIZE = field_kind(_read_size, _parse_size)
 FILTER = one_of(*FILTERS)
 ROUNDING = one_of(*ROUNDINGS)
 
 
-def rounded(value: float, rule: str) -> int:
+def round_by(value: float, rule: str) -> int:
     """Round `value` to whole pixels by the rule floor, ceil or round (half to even)."""
     if rule == "round":
         # Half to even, as Python and PyTorch round.
@@ -71,7 +71,7 @@ def rounded(value: float, rule: str) -> int:
     return math.floor(value) if rule == "floor" else math.ceil(value)
 
 
-def target_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
+def choose_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
     """Return (width, height) in pixels, or None if `size` is "model" and the model does not fix a size."""
     return model_size(spec) if isinstance(size, str) else size
 
@@ -81,7 +81,7 @@ def describe_size(size: Size, model: str = "the model's width and height") -> st
     return model if isinstance(size, str) else f"{size[0]} x {size[1]}"
 
 
-def image_size(state: ItemState) -> tuple[int, int]:
+def measure_image(state: ItemState) -> tuple[int, int]:
     """Return (height, width) of an image in any axis order.
 
     Raises:
@@ -121,7 +121,7 @@ def from_hwc(array: Array, axes: str) -> Array:
     return np.expand_dims(array, tuple(i for i, axis in enumerate(axes) if axis not in "HWC"))
 
 
-def through_pillow(state: ItemState, step_name: str, work: Callable[[Image.Image], Image.Image]) -> Array:
+def apply_pillow(state: ItemState, step_name: str, work: Callable[[Image.Image], Image.Image]) -> Array:
     """Convert the item to a Pillow image, apply `work` to it, and return the resulting array. `step_name` names the
     step in messages.
 
@@ -160,7 +160,7 @@ class Channels(Step):
                 return state
             # Pillow weighs the channels as red, green, blue, so another order would weigh them wrongly.
             rgb = state if state.channels != "BGR" else Channels("RGB").apply(state, spec)
-            array = through_pillow(rgb, "channels = L", lambda image: image.convert("L"))
+            array = apply_pillow(rgb, "channels = L", lambda image: image.convert("L"))
             return ItemState(array, state.axes, "", state.geometry)
         if state.channels == self.order:
             return state
@@ -203,10 +203,10 @@ class Resize(Step):
         Raises:
             DataError: the item is not a uint8 image of 1 or 3 channels, or the size is below one pixel.
         """
-        size = target_size(self.size, spec)
+        size = choose_size(self.size, spec)
         if size is None:
             return state
-        height, width = image_size(state)
+        height, width = measure_image(state)
         x, y, new = self.plan(width, height, size)
         # Resampling at the same size could still blur, depending on the filter.
         if new == (width, height):
@@ -215,7 +215,7 @@ class Resize(Step):
             raise DataError(f"an image of {width}x{height} would shrink to {new[0]}x{new[1]}", "Leave it out")
         # A wide image of one row, resized by its short side, grows without limit.
         check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
-        array = through_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
+        array = apply_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
         # An array that was not decoded from an image starts its own geometry here.
         geometry = state.geometry or ImageGeometry((width, height))
         return replace(state, array=array, geometry=geometry.scaled(x, y))
@@ -226,11 +226,11 @@ class Resize(Step):
             return size[0] / width, size[1] / height, size
         if self.rule == "fit":
             scale = min(size[0] / width, size[1] / height)
-            return scale, scale, (rounded(width * scale, self.rounding), rounded(height * scale, self.rounding))
+            return scale, scale, (round_by(width * scale, self.rounding), round_by(height * scale, self.rounding))
         fixed_side = min(width, height) if self.rule == "short" else max(width, height)
         scale = size[0] / fixed_side
         # The integer product is computed before the only division, so that the known side is exact.
-        sides = tuple(rounded(size[0] * side / fixed_side, self.rounding) for side in (width, height))
+        sides = tuple(round_by(size[0] * side / fixed_side, self.rounding) for side in (width, height))
         return scale, scale, (sides[0], sides[1])
 
     def describe(self) -> str:
@@ -256,11 +256,11 @@ def _read_pad(value: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _pad_part(text: str) -> Any:
+def _parse_pad(text: str) -> Any:
     if not re.fullmatch(r"\d+|\[.*\]", text):
         return None
-    values = listed([text])
-    return integer(values) if isinstance(values, str) else [integer(item) for item in values]
+    values = parse_list([text])
+    return parse_integer(values) if isinstance(values, str) else [parse_integer(item) for item in values]
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Letterbox(Step):
     help = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
     size: Size = field(metadata=SIZE)
     position: str = field(default="top-left", metadata=one_of(*POSITIONS))
-    value: tuple[int, ...] = field(default=(114,), metadata=field_kind(_read_pad, _pad_part))
+    value: tuple[int, ...] = field(default=(114,), metadata=field_kind(_read_pad, _parse_pad))
     filter: str = field(default="bilinear", metadata=FILTER)
     rounding: str = field(default="floor", metadata=ROUNDING)
 
@@ -282,12 +282,12 @@ class Letterbox(Step):
             DataError: the item is not an image, the pad values do not fit its channels, or the model does not fix the
                 size.
         """
-        size = target_size(self.size, spec)
+        size = choose_size(self.size, spec)
         # Unlike a resize, padding cannot do without a size.
         if size is None:
             raise DataError("letterbox = 'model' needs a model input of fixed height and width", "Give a size")
         resized = Resize(size, "fit", self.filter, self.rounding).apply(state, spec)
-        height, width = image_size(resized)
+        height, width = measure_image(resized)
         x, y = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
         array = to_hwc(resized.array, resized.axes)
         if len(self.value) not in (1, array.shape[2]):
@@ -333,11 +333,11 @@ class Crop(Step):
         Raises:
             DataError: the item is not an image, or is smaller than the crop.
         """
-        size = target_size(self.size, spec)
+        size = choose_size(self.size, spec)
         if size is None:
             return state
-        height, width = image_size(state)
-        x, y = rounded((width - size[0]) / 2, self.rounding), rounded((height - size[1]) / 2, self.rounding)
+        height, width = measure_image(state)
+        x, y = round_by((width - size[0]) / 2, self.rounding), round_by((height - size[1]) / 2, self.rounding)
         # Padding here would put values into the sample that no user asked for.
         if x < 0 or y < 0:
             raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}", "Resize")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.data.axes import ItemState
-from edgeq.data.step import Step, UnfitError, field_kind, integer, whole_number
+from edgeq.data.step import Step, UnfitError, field_kind, parse_integer, whole_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
@@ -40,7 +40,7 @@ class Expand(Step):
 def _read_shape(value: Any) -> tuple[int, ...]:
     sizes = [value] if isinstance(value, str) else value
     if isinstance(sizes, list | tuple):
-        sizes = [integer(size) if isinstance(size, str) else size for size in sizes]
+        sizes = [parse_integer(size) if isinstance(size, str) else size for size in sizes]
     # -1 is numpy's word for "whatever remains". A size of 0 would hold no values.
     if not isinstance(sizes, list | tuple) or not all(isinstance(n, int) and (n > 0 or n == -1) for n in sizes):
         raise UnfitError(value, "Give sizes, such as [1, 49, 10]")
