@@ -54,7 +54,7 @@ class TaskEvaluator:
         self._session = open_session(self.model_path, SessionSettings(providers=tuple(providers)))
         self._meter = task.start()
         # Without samples, a metric would be 0 or NaN and look like a result.
-        self._seen = 0
+        self._sample_count = 0
 
     def set_data_reader(self, data_reader: DataReader) -> None:
         """Choose the reader for the next `predict`. Earlier predictions still count."""
@@ -73,14 +73,14 @@ class TaskEvaluator:
             # Each row of a batch is judged by its own label.
             for sample, row_outputs in rows(run, outputs):
                 self._meter.update(row_outputs[""], sample)
-                self._seen += 1
+                self._sample_count += 1
 
     def _runs(self, reader: DataReader) -> Iterable[Sample]:
         return reader.runs()
 
     def get_result(self) -> Mapping[str, float]:
         """Return metric → value over all predictions."""
-        if not self._seen:
+        if not self._sample_count:
             raise UsageError("nothing was predicted", "Call predict first")
         return self._meter.result()
 

@@ -239,7 +239,7 @@ class _Crew:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._known: set[str] = set()
+        self._addresses: set[str] = set()
         self.free: deque[str] = deque()
         self._look = 0.0
         self.find_gone()
@@ -253,15 +253,15 @@ class _Crew:
             return set()
         threads = self._client.nthreads()
         self._look = time.monotonic() + _LOOK_S
-        gone, new = self._known - set(threads), set(threads) - self._known
-        self._known = set(threads)
+        gone, new = self._addresses - set(threads), set(threads) - self._addresses
+        self._addresses = set(threads)
         self.free = deque(address for address in self.free if address not in gone)
         self.free += [address for address in threads if address in new for _ in range(threads[address])]
         return gone
 
     def release(self, worker: str) -> None:
         """Mark one thread of a worker as idle."""
-        if worker in self._known:
+        if worker in self._addresses:
             self.free.append(worker)
 
     def wait(self, futures: Sequence[Any]) -> None:

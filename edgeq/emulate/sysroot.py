@@ -78,7 +78,7 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
     return process.stdout
 
 
-# apt is the only package manager whose private state edgeq can set up without root.
+# edgeq can run apt without root, with a state of its own. It knows no other package manager.
 _WITHOUT_APT = "On a system without apt, unpack a root file system yourself and name it with --sysroot"
 _ONLINE = "Check the network and the system's package sources, or name a root file system with --sysroot"
 

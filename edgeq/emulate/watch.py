@@ -23,23 +23,23 @@ class KernelWatch:
         self.pipe = folder / "code"
         # The log has a line for each translated instruction. Through a pipe, it takes no space on the disk.
         os.mkfifo(self.pipe)
-        self._seen: set[str] = set()
+        self._kinds: set[str] = set()
         self._thread = threading.Thread(target=self._read_log, daemon=True)
         # Open both ends of the pipe here, so that neither end waits for the other one to be opened. The reader stops at
         # the mark `_END`.
-        self._own_end = os.open(self.pipe, os.O_RDWR)
+        self._write_end = os.open(self.pipe, os.O_RDWR)
         self._thread.start()
 
     def finish(self) -> tuple[str, ...]:
         """Return the names of the kinds that appeared, in the order of the emulator's list."""
-        os.write(self._own_end, _END)
+        os.write(self._write_end, _END)
         self._thread.join()
-        os.close(self._own_end)
-        return tuple(kernels.name for kernels in self._kernels if kernels.name in self._seen)
+        os.close(self._write_end)
+        return tuple(kernels.name for kernels in self._kernels if kernels.name in self._kinds)
 
     def _read_log(self) -> None:
         with self.pipe.open("rb") as stream:
-            self._seen = scan(stream, self._kernels)
+            self._kinds = scan(stream, self._kernels)
 
 
 _END = b"\n\0end\n"

@@ -72,7 +72,7 @@ class BoardClock:
                 self._ready.append(_Ready(session, models, describe_board(session)))
             self._check_same()
             # All boards are of one kind, so the first one stands for all, even after it is dropped.
-            self._first = self._ready[0].description
+            self._reference = self._ready[0].description
         # The boards that are already held must be released, whatever interrupts the others.
         except BaseException:
             self._stack.close()
@@ -85,12 +85,12 @@ class BoardClock:
     @property
     def machine(self) -> Machine:
         """Return the first board's machine, as the board describes it."""
-        return self._first.machine
+        return self._reference.machine
 
     @property
     def engines(self) -> Mapping[str, Installed]:
         """Return the engines that the first board has, by name."""
-        return self._first.engines
+        return self._reference.engines
 
     @property
     def route(self) -> ExecutionRoute:

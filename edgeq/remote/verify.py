@@ -42,7 +42,7 @@ _CHECK_FAILED = 10
 
 
 @dataclass(frozen=True)
-class OutputFound:
+class OutputOutcome:
     """Report the check of one output in a self-test.
 
     Attributes:
@@ -57,7 +57,7 @@ class OutputFound:
 
 
 @dataclass(frozen=True)
-class VariantFound:
+class VariantOutcome:
     """Report the check of one variant in the form that the runner writes. See
     `edgeq_device.bundle.verify.VariantReport`.
     """
@@ -66,7 +66,7 @@ class VariantFound:
     variant: Text
     status: Literal["passed", "loaded", "failed", "not run", "not used"]
     reason: Text
-    outputs: Annotated[Mapping[Text, OutputFound], Meta(max_length=1024)]
+    outputs: Annotated[Mapping[Text, OutputOutcome], Meta(max_length=1024)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Verification:
     passed: bool
     architecture: Line
     onnxruntime: Line
-    variants: tuple[VariantFound, ...]
+    variants: tuple[VariantOutcome, ...]
     manifest_sha256: Line = ""
 
 
