@@ -110,7 +110,7 @@ def test_what_runs_there_ends_with_the_link(board: FakeBoard, tmp_path: Path) ->
     mark = tmp_path / "pid"
     code = f"import os,time; open({str(mark)!r},'w').write(str(os.getpid())); time.sleep(60)"
     with opened(board) as session:
-        child = subprocess.Popen(session.attached(*session.python, "-c", code))
+        child = subprocess.Popen(session.attached_command(*session.python, "-c", code))
         wait_for(lambda: mark.exists() and mark.read_text() != "")
         board.cut()
     child.wait(5)
@@ -162,7 +162,7 @@ def test_a_board_that_is_not_reached(board: FakeBoard, says: str, line: str) -> 
 
 def test_a_full_disk(board: FakeBoard, payload: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(board) as session:
-        session.runtime()
+        session.send_runtime()
         real = session.ask
 
         def short(request, data=None):  # type: ignore[no-untyped-def]

@@ -60,7 +60,7 @@ def test_a_link_that_is_cut(board: Sshd, tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     code = f"import os,time; open({str(mark)!r},'w').write(str(os.getpid())); time.sleep(60)"
     with open_board(find_board(f"ssh://{board.name}")) as session:
-        child = subprocess.Popen(session.attached(*session.python, "-c", code), stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(session.attached_command(*session.python, "-c", code), stderr=subprocess.DEVNULL)
         wait_for(lambda: mark.exists() and mark.read_text() != "")
         board.cut()
         with pytest.raises(BoardError, match="the link was cut"):
