@@ -31,8 +31,8 @@ from gate import CHANNELS, LAYERS, SIZE, chain
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # start sshd as the tests do
 
-from edgeq.emulate.emulator import emulator_named
-from edgeq.emulate.machine import emulated_command
+from edgeq.emulate.emulator import find_emulator
+from edgeq.emulate.machine import build_command
 from edgeq.emulate.sysroot import load_sysroot
 from edgeq.errors import BoardError
 from tests.remote.sshd import Network, Sshd, children
@@ -144,16 +144,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 def pythons(given: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the names of the boards, each with the command that starts the board's Python."""
-    emulated = (
-        [(EMULATED, shlex.join(emulated_command(emulator_named("arm64"), CPU).interpreter))] if given.arm64 else []
-    )
+    emulated = [(EMULATED, shlex.join(build_command(find_emulator("arm64"), CPU).interpreter))] if given.arm64 else []
     return [*((name, shlex.quote(sys.executable)) for name in ("one", "two")), *emulated]
 
 
 def started(network: Network, name: str, python: str) -> Sshd:
     """Start a board and return it. The emulated board has its packages where `pip install --user` would put them."""
     board = network.start(name, f'exec {python} "$@"')
-    sysroot = load_sysroot(emulator_named("arm64")) if name == EMULATED else None
+    sysroot = load_sysroot(find_emulator("arm64")) if name == EMULATED else None
     if sysroot is not None and sysroot.site is not None:
         version = next((sysroot.root / "usr" / "lib").glob("python3.*")).name
         place = board.home / ".local" / "lib" / version

@@ -32,8 +32,8 @@ from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.calibration.plan import plan_statistics, quantizable_tensors
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Statistics, TensorStatistics, histogram_of
-from edgeq.data.records import Sample
-from edgeq.hardware.detect import usable_threads
+from edgeq.data.sample import Sample
+from edgeq.hardware.detect import count_threads
 from edgeq.model.load import read_model
 from edgeq.util.registry import METHODS as REGISTERED
 
@@ -124,7 +124,7 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
     """Return the parts of a calibration as separate runs: the model without additional outputs, the model with them,
     and everything except the ranges.
     """
-    threads = usable_threads()
+    threads = count_threads()
     at_once = min(MAX_CONCURRENT, threads)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = max(1, threads // at_once)

@@ -29,8 +29,8 @@ from integer_models import random_model
 from tasks import REPOSITORY, shared_data
 
 from edgeq.emulate.emulator import load_emulators
-from edgeq.emulate.machine import emulated_command
-from edgeq.emulate.routes import masked_command
+from edgeq.emulate.machine import build_command
+from edgeq.emulate.routes import build_masked_command
 from edgeq.run.session import SessionSettings, start_guest
 
 SECONDS_BAR, MEGABYTES_BAR, POINTS_BAR = 180.0, 250.0, 0.5
@@ -93,12 +93,12 @@ def setup(arguments: argparse.Namespace) -> Iterator[Row]:
 def masking(arguments: argparse.Namespace) -> Iterator[Row]:
     """Run the same models on this CPU without AVX-512 and on an emulated Haswell."""
     equal, saturated, settings = 0, 0, SessionSettings(intra_op_threads=1)
-    haswell = emulated_command(load_emulators()["x86_64"], "Haswell")
+    haswell = build_command(load_emulators()["x86_64"], "Haswell")
     with (
         tempfile.TemporaryDirectory() as folder,
-        start_guest(masked_command(("avx512f", "avx_vnni")), "masked") as left,
+        start_guest(build_masked_command(("avx512f", "avx_vnni")), "masked") as left,
         start_guest(haswell, "Haswell") as right,
-        start_guest(masked_command(()), "this CPU") as here,
+        start_guest(build_masked_command(()), "this CPU") as here,
     ):
         for seed in range(arguments.models):
             case = random_model(seed)

@@ -28,7 +28,7 @@ from tuned import verdict
 
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
-from edgeq.emulate.check import route_for
+from edgeq.emulate.check import find_route
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.jobs.quantize import quantize
@@ -85,7 +85,7 @@ def _measured(
     engine: Engine, target: str, model: Path, file: Path, validation: Data, task: Task | None
 ) -> tuple[str, Evaluation]:
     machine = detect_machine()
-    route = route_for(resolve(target, machine), machine, engine)
+    route = find_route(resolve(target, machine), machine, engine)
     assert route.start is not None, route.reason
     samples = open_samples(
         validation.source, model_signature(model), preprocess=validation.preprocess, count=validation.count

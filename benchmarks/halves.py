@@ -30,7 +30,7 @@ from tune_cases import Case, cases
 from tuned import verdict
 
 from edgeq.data.open_source import Data
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.hardware.target import resolve
 from edgeq.measure.boxes import Detections, suppress
 from edgeq.measure.comparison import OutputSums

@@ -33,7 +33,7 @@ from edgeq.calibration.collect import CalibrationJob, ShardMerger
 from edgeq.calibration.plan import plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import TensorStatistics
 from edgeq.data.samples import Shard, Sharded, SourceSamples, open_samples
-from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers
+from edgeq.distributed.workers import _WAITING, Files, open_workers, share_files
 from edgeq.measure.shared_evaluation import EvaluationJob, ModelAt
 from edgeq.measure.task import make_task
 from edgeq.model.prepare import prepare_model
@@ -128,9 +128,9 @@ def measure() -> Coefficients:
             rounds.append((time.process_time() - began) / 200)
         reference = Sharded(samples, pool).reference
         assert reference is not None
-        files_for(pool, prepared.path)
+        share_files(pool, prepared.path)
         whole = sum(path.stat().st_size for path in (root / "imagenet-sample" / "val").iterdir())
-        listed = len(pickle.dumps(samples.opened.records)) / len(samples.opened.records)
+        listed = len(pickle.dumps(samples.opened_source.records)) / len(samples.opened_source.records)
     return Coefficients(
         jobs[0], jobs[1], whole / 900, digest_s, statistics.median(rounds), listed, Coefficients.restart_s
     )

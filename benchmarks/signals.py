@@ -33,8 +33,8 @@ from pathlib import Path
 from threading import Thread
 
 from edgeq import demo
+from edgeq.util.folders import shipped
 from edgeq.util.outputs import sha256
-from edgeq.util.registry import shipped
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ("--data", str(demo.CALIBRATION), "--count", "4", "-q")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgeq.bundle.write import sign_bundle as sign
     from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
-    from edgeq.data.records import Sample
+    from edgeq.data.sample import Sample
     from edgeq.data.samples import Samples, open_samples
     from edgeq.errors import EdgeqError
     from edgeq.hardware.detected import detect

@@ -30,7 +30,7 @@ import atexit
 import gc
 
 from edgeq.cli import main
-from edgeq.util.registry import defer_imports
+from edgeq.util.deferred import defer_imports
 
 defer_imports()
 # The system frees the memory of a process when it ends. A final garbage collection would take 0.2 to 0.6 s, so skip it.

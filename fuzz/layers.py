@@ -369,8 +369,8 @@ def _specs(folder: Path) -> None:
 
 @layer("specs", _specs, mutate=of_text, cases=5000)
 def _read_spec(path: Path) -> None:
+    from edgeq.data.images import Picture
     from edgeq.data.preprocess import load_preprocess
-    from edgeq.data.records import Picture
     from edgeq.signature import TensorSpec
 
     preprocess = load_preprocess(path)
@@ -502,7 +502,7 @@ def _read_journal(path: Path) -> None:
 
 
 def _profiles(folder: Path) -> None:
-    from edgeq.util.registry import shipped
+    from edgeq.util.folders import shipped
 
     for number, file in enumerate([*sorted(shipped("profiles").glob("*.toml"))[:6], shipped("targets") / "zen4.toml"]):
         (folder / f"{number}.toml").write_bytes(file.read_bytes())

@@ -30,8 +30,8 @@ from typing import Any, BinaryIO
 from edgeq_device.errors import BudgetError
 from edgeq_device.system.budget import VARIABLE, Budget, confine, renew
 
+from edgeq.util.device_errors import device_errors
 from edgeq.util.process import ends_in_one_line
-from edgeq.util.registry import device_errors
 from fuzz.layers import LAYERS, Layer, expected, make_seeds
 from fuzz.mutate import SPOOF
 

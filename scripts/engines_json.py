@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from edgeq.model.compatibility import wrong_table
 from edgeq.run.engines import device_table, load_engines
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 
 if __name__ == "__main__":
     folder = shipped("targets") / "runtime" / "edgeq_device" / "engines"

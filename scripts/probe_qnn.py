@@ -37,7 +37,7 @@ from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from edgeq.scheme import Scheme
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 
 CASES = shipped("targets") / "qnn" / "operators.txt"
 SAMPLES = 4

@@ -144,12 +144,12 @@ def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def masked() -> None:
     """Make the masked runtime if this machine can. All workers share it, because it takes 15 seconds to make."""
     from edgeq.emulate import routes
-    from edgeq.emulate.emulator import home
+    from edgeq.emulate.cache import home
 
-    if not routes.why_not():
+    if not routes.mask_problem():
         import fcntl
 
         home().mkdir(parents=True, exist_ok=True)
         with (home() / "masked.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            routes.masked_command(())
+            routes.build_masked_command(())

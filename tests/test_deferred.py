@@ -29,7 +29,7 @@ def test_commands_load_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_sizes_with_names_can_be_computed_with() -> None:
-    code = "from edgeq.util.registry import defer_imports; defer_imports(); import sys, onnx_ir as ir\n"
+    code = "from edgeq.util.deferred import defer_imports; defer_imports(); import sys, onnx_ir as ir\n"
     code += "assert 'sympy.core' not in sys.modules\n"
     code += "print(ir.SymbolicDim('N') + 1, ir.Shape(['N', 2])); import sympy.printing; print(sympy.Integer(2) + 3)"
     assert python("-c", code).stdout.splitlines() == ["N + 1 [N,2]", "5"]

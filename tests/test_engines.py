@@ -10,8 +10,8 @@ from edgeq.hardware.target import resolve
 from edgeq.prove.builds import must_decide
 from edgeq.run.engines import DEFAULT, choose_engine, device_table, load_engines
 from edgeq.run.session import SessionSettings
+from edgeq.util.folders import shipped
 from edgeq.util.records import plain
-from edgeq.util.registry import shipped
 from tests.fake_engine import DESCRIPTION
 
 SHIPPED = load_engines(shipped("targets") / "engines")

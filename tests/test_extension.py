@@ -28,7 +28,7 @@ from edgeq.measure.decoders import load_decoder
 from edgeq.model.int8_rules import int8_rules
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.util.records import plain
-from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, ExtensionGroup, data_folders
+from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, ExtensionGroup, find_data_folders
 from tests.docs.blocks import blocks
 from tests.docs.plugin import install
 from tests.graphs import proto
@@ -214,7 +214,7 @@ def test_names_that_clash_are_an_error_that_names_both(tmp_path: Path, monkeypat
     with pytest.raises(UsageError, match=r"'mse' is registered by edgeq and by one 1\.0"):
         METHODS.load("mse")
     with pytest.raises(UsageError, match=r"data folder 'one' of one 1\.0"):
-        data_folders("targets")
+        find_data_folders("targets")
     with pytest.raises(UsageError, match="Did you mean entropy"):
         derive_ranges(None, "entrpy")  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ import pytest
 from edgeq.calibration.files import load_statistics
 from edgeq.calibration.table import read_table
 from edgeq.data.arrays import read_tensor
-from edgeq.data.records import read_text
+from edgeq.data.limits import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
 from edgeq.measure.coco import load_annotations
 from edgeq.util.records import (

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from edgeq.cli import group
 from edgeq.demo import CALIBRATION, MODEL
 from edgeq.errors import DataError, UsageError
-from edgeq.util.registry import describe, load_function, place_in
+from edgeq.util.user_code import describe_error, find_place, load_function
 
 FILE = """from __future__ import annotations
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ def raised(file: Path, name: str) -> Exception:
 
 
 def test_what_failed_and_where(file: Path) -> None:
-    assert describe(raised(file, "fails")) == ("mine.py:9: ValueError: first second", "Correct mine.py")
-    text, fix = describe(raised(file, "lacks"))
+    assert describe_error(raised(file, "fails")) == ("mine.py:9: ValueError: first second", "Correct mine.py")
+    text, fix = describe_error(raised(file, "lacks"))
     assert text == "mine.py:12: ModuleNotFoundError: No module named 'nothing_of_that_name'"
     assert fix == "Install nothing_of_that_name for the Python that runs edgeq"
 
@@ -52,8 +52,8 @@ def test_what_failed_and_where(file: Path) -> None:
 def test_other_code_is_not_the_users() -> None:
     with pytest.raises(ValueError, match="invalid literal") as info:
         int("three")
-    assert place_in(info.value) == ""
-    assert describe(info.value)[0].startswith("ValueError: invalid literal")
+    assert find_place(info.value) == ""
+    assert describe_error(info.value)[0].startswith("ValueError: invalid literal")
 
 
 @pytest.mark.parametrize("kind", [UsageError, DataError])

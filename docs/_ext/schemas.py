@@ -88,12 +88,12 @@ class Steps(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return the nodes; Sphinx calls this."""
-        from edgeq.data.steps import step_class
+        from edgeq.data.steps import find_step
         from edgeq.util.registry import STEPS
 
         lines = ["| `op` | keys (default) | does |", "|---|---|---|"]
         for name in STEPS.names():
-            step = step_class(name)
+            step = find_step(name)
             keys = [f"`{f.name}`" + (f" ({d})" if (d := default(f)) else "") for f in dataclasses.fields(step)]
             summary = " ".join((step.__doc__ or "").partition("\n\n")[0].split())
             lines.append(f"| `{name}` | {', '.join(keys)} | {summary} |".replace("\\|", "|"))

@@ -42,8 +42,8 @@ from edgeq_device.prepare.arrays import plain_entry, write_npz
 from edgeq import __version__
 from edgeq.errors import BundleError, CalibrationError, DataError, UsageError
 from edgeq.model.files import model_files
+from edgeq.util.folders import shipped
 from edgeq.util.outputs import sha256
-from edgeq.util.registry import shipped
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

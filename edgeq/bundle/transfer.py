@@ -19,9 +19,9 @@ from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE,
 from edgeq.bundle.verify import contents, opened, verified_key
 from edgeq.bundle.write import BUNDLE, write_archive
 from edgeq.util.bundle_names import check_bundle_name, is_named_bundle
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import output_directory, output_file
-from edgeq.util.registry import device_errors
 
 _CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
 _KINDS = {

@@ -15,9 +15,9 @@ from edgeq_device.trust.keys import check_signature, trust_for
 from edgeq_device.trust.signature import SIGNATURE, PublicKey, read_public_key
 
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.paths import path_of
-from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate

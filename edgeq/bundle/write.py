@@ -50,10 +50,10 @@ from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageE
 from edgeq.model.files import model_files
 from edgeq.model.load import load_model
 from edgeq.util.bundle_names import is_named_bundle
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import Judge, Ownership, as_listed, is_plain, output_directory, output_file, shown
 from edgeq.util.paths import path_of
-from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -31,11 +31,11 @@ from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.calibration.observer import Observer, Part, Tally
 from edgeq.calibration.plan import DerivedTensor, StatisticsPlan, plan_statistics, quantizable_tensors
 from edgeq.calibration.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
-from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.distributed.workers import Files, Workers, share_files
 from edgeq.errors import CalibrationError, DataError, EdgeqError
-from edgeq.hardware.detect import usable_threads
+from edgeq.hardware.detect import count_threads
 from edgeq.model.files import model_files
 from edgeq.model.graph import GraphIndex, indexed, name_of
 from edgeq.model.load import read_model, save_model
@@ -338,7 +338,7 @@ class CalibrationJob:
             float_pass = FloatPass(
                 fetched, steps, nothing, self.channels, at_once=1, every_element=every, padding=padding
             )
-            for place, sample in enumerate(shard.read(self.samples), shard.start):
+            for place, sample in enumerate(shard.read_samples(self.samples), shard.start):
                 float_pass.observe(sample, place)
             return float_pass.freeze(release=True, derive=False)
 
@@ -362,7 +362,7 @@ def observe_on(
     with scratch_folder("edgeq-calibrate-") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
-        files = files_for(workers, path, model_files(path)[1:])
+        files = share_files(workers, path, model_files(path)[1:])
         job = CalibrationJob(files, samples.reference, names, channels, threads, every_element)
         yield from workers.map(job, samples.shards(start))
 
@@ -484,7 +484,7 @@ def collect(
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
     # Several workers may share a machine, so each gets one thread unless the user says otherwise.
-    threads = threads or (1 if workers is not None else usable_threads())
+    threads = threads or (1 if workers is not None else count_threads())
     at_once = 1 if workers is not None else min(MAX_CONCURRENT, threads)
     passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
     # Several passes would store each output again, and workers would send all outputs back.

@@ -42,7 +42,7 @@ from edgeq.calibration.statistics import (
     is_sound,
     order_of,
 )
-from edgeq.data.arrays import DAMAGE, npy_header
+from edgeq.data.arrays import DAMAGE, read_npy_header
 from edgeq.errors import CalibrationError, OutputError, one_line
 from edgeq.util.outputs import Judge, Ownership, check_free, is_plain, output_directory, read_object
 from edgeq.util.records import Count, is_longer, parse, plain
@@ -286,7 +286,7 @@ def _parse_array(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
     it reads the data.
     """
     stream = io.BytesIO(content)
-    header = npy_header(stream)
+    header = read_npy_header(stream)
     if header.dtype != kind or len(header.shape) != 1:
         raise ValueError(f"an array is {header.dtype} with {len(header.shape)} dimensions")
     array = np.frombuffer(content, kind, offset=header.start)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgeq.calibration.collect import collect
 from edgeq.calibration.instrumented import InstrumentedModel
 from edgeq.calibration.statistics import ChannelExtrema
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
 from edgeq.model.graph import name_of
 from edgeq.model.prepare import PreparedModel

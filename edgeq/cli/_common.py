@@ -365,9 +365,9 @@ def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
     def line() -> str | None:
         """Return the command that checks the bundle's variants. The bundle is read only when the line is printed."""
         from edgeq.backends.base import SIMULATORS
-        from edgeq.emulate.check import next_check
+        from edgeq.emulate.check import suggest_check
 
-        return next_check(bundle, SIMULATORS, targets)
+        return suggest_check(bundle, SIMULATORS, targets)
 
     choose_next(line, bundle=bundle)
 

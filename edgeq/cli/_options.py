@@ -43,7 +43,7 @@ class Renamed(click.Option):
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the shipped targets and profiles that contain `incomplete`, for shell completion."""
-    from edgeq.util.registry import shipped
+    from edgeq.util.folders import shipped
 
     del ctx, parameter
     names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}
@@ -86,10 +86,10 @@ def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: s
     """Return the names of boards that begin with `incomplete`, for shell completion. The boards are those in the
     devices files.
     """
-    from edgeq.remote.devices import known_boards
+    from edgeq.remote.devices import load_boards
 
     del ctx, parameter
-    return sorted(name for name in known_boards() if name.startswith(incomplete))
+    return sorted(name for name in load_boards() if name.startswith(incomplete))
 
 
 def on_board(function: F) -> F:
@@ -104,9 +104,9 @@ def on_board(function: F) -> F:
 
 def board_of(name: str) -> Board:
     """Return the board that `--on` names."""
-    from edgeq.remote.devices import one_board
+    from edgeq.remote.devices import find_board
 
-    return one_board(name)
+    return find_board(name)
 
 
 def engines_of(texts: Sequence[str]) -> list[EngineChoice]:

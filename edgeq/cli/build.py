@@ -383,9 +383,9 @@ def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[BoardClock | Non
         yield None
         return
     from edgeq.remote.clock import BoardClock
-    from edgeq.remote.devices import fleet_of
+    from edgeq.remote.devices import find_fleet
 
-    with BoardClock(fleet_of(on), progress=progress) as clock:
+    with BoardClock(find_fleet(on), progress=progress) as clock:
         yield clock
 
 

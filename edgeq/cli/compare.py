@@ -158,9 +158,9 @@ def _gate(
         gate.check_junit(junit, request, limits, force=force)
     known = gate.read_limits(limits) if limits is not None else gate.GateLimits()
     if on is not None:
-        from edgeq.remote.jobs import gate_on
+        from edgeq.remote.evaluate import run_gate
 
-        found = gate_on(board_of(on), request, known, update=update, progress=printer.progress())
+        found = run_gate(board_of(on), request, known, update=update, progress=printer.progress())
     else:
         found = gate.gate(request, known, update=update, progress=printer.progress())
     if junit is not None:

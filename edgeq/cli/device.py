@@ -21,9 +21,9 @@ def device_command() -> None:
 @command("list", within=device_command)
 def list_boards(printer: Printer) -> None:
     """List the boards in your devices.toml and in this folder's devices.toml."""
-    from edgeq.remote.devices import known_boards
+    from edgeq.remote.devices import load_boards
 
-    boards = known_boards()
+    boards = load_boards()
     lines = [f"{b.name}: {b.user + '@' if b.user else ''}{b.host}, of the kind {b.kind}" for b in boards.values()]
     fill_next(board=next(iter(boards), None))
     printer.lines({"devices": boards}, lines or ["no devices.toml names a board; see docs/boards.md"])
@@ -39,7 +39,7 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     edgeq device setup ssh://pi@10.0.0.5
     edgeq device setup pi5 --wheels wheels/
     """
-    from edgeq.remote.machine import set_up
+    from edgeq.remote.setup import set_up
 
     found = set_up(board_of(board), wheels=wheels, progress=printer.progress())
     printer.lines(found, found.lines())
@@ -49,7 +49,7 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
 @BOARD
 def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, programs and the Python environment."""
-    from edgeq.remote.machine import clean
+    from edgeq.remote.setup import clean
 
     found = clean(board_of(board))
     printer.lines(found, found.lines())
@@ -94,7 +94,7 @@ def set_machine_up(printer: Printer, machine: str, **options: Any) -> None:
 def show_status(printer: Printer) -> None:
     """Show the targets whose kernels run here, how they run, and what is missing for the others."""
     from edgeq.backends.base import SIMULATORS
-    from edgeq.emulate.routes import status
+    from edgeq.emulate.routes import read_status
 
-    result = status(SIMULATORS)
+    result = read_status(SIMULATORS)
     printer.lines(result, result.lines(verbose=printer.verbose))

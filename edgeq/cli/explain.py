@@ -199,7 +199,7 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
     from edgeq_device.prepare.arrays import parse_shapes
 
     from edgeq.jobs.inspect import inspect
-    from edgeq.util.registry import device_errors
+    from edgeq.util.device_errors import device_errors
 
     with device_errors():
         given = parse_shapes(shapes)

@@ -23,7 +23,7 @@ def detect_command(printer: Printer, on: str | None) -> None:
     """
     from edgeq.hardware import show
     from edgeq.hardware.detect import detect_machine
-    from edgeq.hardware.engines import detect_engines, wrong_on
+    from edgeq.hardware.engines import detect_engines, find_wrong_kernels
     from edgeq.hardware.profile import load_profiles, match_profile
     from edgeq.run.engines import load_engines
 
@@ -37,8 +37,8 @@ def detect_command(printer: Printer, on: str | None) -> None:
         machine, installed, state = board.machine, board.engines, board.state
     match = match_profile(machine, profiles)
     engines = detect_engines(machine, load_engines(), installed)
-    lines = show.machine_lines(machine, match, profiles, engines, every_feature=printer.verbose)
-    record = {"machine": machine, "match": match, "engines": engines, "wrong_kernels": wrong_on(machine)}
+    lines = show.describe_machine(machine, match, profiles, engines, every_feature=printer.verbose)
+    record = {"machine": machine, "match": match, "engines": engines, "wrong_kernels": find_wrong_kernels(machine)}
     if state is not None:
         record["state"] = state
         lines.append(f"  now         {state.text()}")
@@ -61,7 +61,7 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
 
         found = doctor(gpu=gpu, progress=printer.progress())
     else:
-        from edgeq.remote.machine import doctor_board
+        from edgeq.remote.doctor import doctor_board
 
         if gpu:
             raise UsageError("--gpu tests only this machine's GPU", "Leave it out, or run edgeq doctor on the board")
@@ -143,9 +143,9 @@ def targets_command(printer: Printer, why: bool, **given: Any) -> None:
     from edgeq.hardware.target import load_targets, resolve
 
     if (named := _named("target", why=why, **given)) is None:
-        plain, lines = show.target_list(load_targets())
+        plain, lines = show.list_targets(load_targets())
     else:
-        plain, lines = show.target_page(resolve(named), why=why or printer.verbose)
+        plain, lines = show.describe_target(resolve(named), why=why or printer.verbose)
     printer.lines(plain, lines)
 
 
@@ -164,10 +164,10 @@ def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
 
     named, profiles = _named("profile", why=why, **given), load_profiles()
     if named is None:
-        plain, lines = show.profile_list(profiles)
+        plain, lines = show.list_profiles(profiles)
     else:
         profile = profiles.get(named) or resolve(named).profile
-        plain, lines = show.profile_page(profile, why=why or printer.verbose)
+        plain, lines = show.describe_profile(profile, why=why or printer.verbose)
     printer.lines(plain, lines)
 
 

@@ -96,7 +96,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
 
     trust, expect, required = (options.pop(name) for name in ("trust", "expect", "require_signature"))
     if options["on"]:
-        from edgeq.remote.jobs import verify_everywhere
+        from edgeq.remote.verify import verify_everywhere
 
         expect = check_trusted(bundle, trust=trust, required=required, expect=expect)
         found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
@@ -206,7 +206,7 @@ def bench_command(
 
     from edgeq.measure.bench import BenchData, bench
     from edgeq.run.session import given_options
-    from edgeq.util.registry import device_errors
+    from edgeq.util.device_errors import device_errors
 
     of_model = {name: options.pop(name) for name in ("against", "variant", "session_options")}
     of_data = {name: options.pop(name) for name in ("source", "preprocess", "count")}
@@ -216,16 +216,16 @@ def bench_command(
     of_model["session_options"] = given_options(of_model["session_options"])
     run = functools.partial(bench, model, engines=engines_of(engines), data=data, settings=settings, **of_model)
     if on:
-        from edgeq.remote.devices import fleet_of
-        from edgeq.remote.jobs import bench_on
+        from edgeq.remote.bench import run_bench
+        from edgeq.remote.devices import find_fleet
 
-        boards = fleet_of(on)
+        boards = find_fleet(on)
         if len(boards) > 1:
             fleet = _on_fleet(printer, boards, run)
             printer.lines(fleet, [*(table(*one) for one in fleet.tables()), *fleet.lines()])
             fleet.check()
             return
-        found = bench_on(boards[0], run, progress=printer.progress())
+        found = run_bench(boards[0], run, progress=printer.progress())
     else:
         found = run(progress=printer.progress())
     lines = bench_lines(found.report, verbose=printer.verbose)
@@ -234,7 +234,7 @@ def bench_command(
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
     """Measure on all the boards. On a terminal, a table shows the current step of each board."""
-    from edgeq.remote.jobs import measure_fleet
+    from edgeq.remote.fleet import measure_fleet
 
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)
@@ -300,9 +300,9 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
 
         request = request_from_options(options)
         if on is not None:
-            from edgeq.remote.jobs import evaluate_on
+            from edgeq.remote.evaluate import evaluate_board
 
-            there = evaluate_on(request, board_of(on), progress=printer.progress())
+            there = evaluate_board(request, board_of(on), progress=printer.progress())
             printer.lines(there, _eval_lines(there.result))
         elif trial:
             from edgeq.measure.preprocess_trial import try_preprocess

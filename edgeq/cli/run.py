@@ -16,7 +16,7 @@ from edgeq.cli._common import GroupedCommand, Printer, command, fill_next
 from edgeq.cli._options import PATH, OutputPath
 from edgeq.cli._recipe import RecipeStep, parameters_of, several
 from edgeq.errors import UsageError
-from edgeq.util.registry import names_function
+from edgeq.util.user_code import names_function
 
 PROGRAMS = {"sysroot", "sources", "onnxruntime", "wheels"}
 """Parameters that name the source of programs that edgeq runs or installs."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq.compat import _names
 
+# For type checkers alone: importing all of this would make `import edgeq.compat` as slow as onnxruntime's tools.
 if TYPE_CHECKING:
     from edgeq.compat.calibrators import (
         CalibraterBase,
@@ -44,5 +45,6 @@ def __getattr__(name: str) -> Any:
     return _names.find(name)
 
 
+# Completion in notebooks shows the names of onnxruntime as well.
 def __dir__() -> list[str]:
     return sorted(_names.names())

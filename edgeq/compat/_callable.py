@@ -37,5 +37,6 @@ def make_callable(module_name: str, function: str) -> None:
         function: "module:name".
     """
     module = sys.modules[module_name]
+    # Only the class of a module that exists can be changed: the import system already made the object.
     module.__class__ = CallableModule
     module.__dict__["forwards_to"] = function

@@ -38,6 +38,7 @@ _OWN = {
     **dict.fromkeys(("ImageClassificationEvaluator", "YoloV3Evaluator", "YoloV3VariantEvaluator"), "evaluators"),
 }
 """Name in onnxruntime or its examples that edgeq replaces → the module of edgeq that defines it."""
+# Scripts use `from onnxruntime.quantization.calibrate import *` and the like.
 _WITH_ALL = ("calibrate", "quant_utils", "quantize")
 """Modules for which `import *` imports edgeq's functions."""
 _FILES = (
@@ -75,10 +76,12 @@ def find(name: str, module: str = "") -> Any:
         RuntimeUnavailableError: onnxruntime is not installed.
     """
     place = f"{module}.{name}" if module else name
+    # Modules come first, because "quantize" and "calibrate" are names of functions as well.
     if place in (*_FILES, *_HANDED_ON):
         return importlib.import_module(_PACKAGE + place)
     if place in LEFT_OUT:
         raise AttributeError(why(place))
+    # A star import must bring edgeq's functions, so onnxruntime's own list is not used.
     if name == "__all__" and module in _WITH_ALL:
         return list(_FUNCTIONS)
     if name in _OWN:
@@ -105,6 +108,7 @@ def quantization_tools(module: str = "") -> Any:
     """
     from edgeq.run.session import onnxruntime
 
+    # This raises the error that says how to install onnxruntime. The import below would raise ImportError.
     onnxruntime()
     return importlib.import_module(f"onnxruntime.quantization.{module}".rstrip("."))
 
@@ -132,8 +136,9 @@ class _CompatFinder(MetaPathFinder, Loader):
         if module == fullname or module not in (*LEFT_OUT, *_HANDED_ON):
             return None
         if module in LEFT_OUT:
+            # Returning None would give "no module named", which hides the reason.
             raise ImportError(why(module), name=fullname)
-        return ModuleSpec(fullname, self, is_package=any(known.startswith(f"{module}.") for known in _HANDED_ON))
+        return ModuleSpec(fullname, self, is_package=any(place.startswith(f"{module}.") for place in _HANDED_ON))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return a module that gives access to onnxruntime's names."""
@@ -143,4 +148,5 @@ class _CompatFinder(MetaPathFinder, Loader):
         """Do nothing. A name in the module is looked up when a script uses it."""
 
 
+# At the end of the list, so that a module with a file is found by Python itself.
 sys.meta_path.append(_CompatFinder())

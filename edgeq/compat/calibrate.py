@@ -24,12 +24,15 @@ import click
 
 from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.compat._callable import make_callable
-from edgeq.compat._command import SETTINGS, OneLineCommand, images_or_arrays, run_program, says
+from edgeq.compat._command import OneLineCommand, run_program
 from edgeq.compat._names import find
+from edgeq.compat._options import SETTINGS
+from edgeq.compat._preprocessing import images_or_arrays
+from edgeq.compat._printing import says
 from edgeq.compat.readers import RESNET50
+from edgeq.data.axes import model_size
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import Preprocess, load_preprocess
-from edgeq.data.records import model_size
 from edgeq.errors import ModelError, UsageError
 from edgeq.jobs import quantize as job
 from edgeq.model.files import model_files
@@ -54,8 +57,8 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
     loaded = load_preprocess(text)
     function = loaded.function
     assert function is not None, "it names a function"
-    needed = _needed(function)
-    if len(needed) < _SIZES:
+    required = _required_arguments(function)
+    if len(required) < _SIZES:
         return loaded
     size = model_size(model_signature(model).inputs[0])
     if size is None:
@@ -64,17 +67,20 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
             "Give a function of one argument, the image as uint8 [H, W, 3]",
         )
     width, height = size
-    sizes = (width, height) if needed[1].startswith("w") else (height, width)
+    # Scripts define either order, and only the name of the argument tells which.
+    sizes = (width, height) if required[1].startswith("w") else (height, width)
     return replace(loaded, reads="path", function=lambda path: function(str(path), *sizes))  # type: ignore[call-arg]
 
 
-def _needed(function: Callable[..., Any]) -> list[str]:
+def _required_arguments(function: Callable[..., Any]) -> list[str]:
     """Return the names of the positional arguments that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = inspect.signature(function).parameters.values()
-    return [entry.name for entry in found if entry.kind in kinds and entry.default is inspect.Parameter.empty]
+    parameters = inspect.signature(function).parameters.values()
+    # Arguments with a default are the script's own and are never passed.
+    return [entry.name for entry in parameters if entry.kind in kinds and entry.default is inspect.Parameter.empty]
 
 
+# The target of edgeq for the fork's systolic array.
 _ARRAY = "gemmini"
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
 _PREPROCESS |= {"method1": "preprocess_method1", "method2": "preprocess_method2", "None": "none", "none": "none"}
@@ -82,8 +88,10 @@ _MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
 """Value of --mode → weight type. `int` appears in the fork's notes on object detection, but the fork's parser did not
 accept it.
 """
+# The first two names are the older tool's words for the same method. The others are edgeq's own.
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
+# The fork's parser took any other text for false.
 _TRUE = ("true", "1", "yes")
 _FASTEST = {
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "GRU", "Gather", "Gemm", "LSTM", "MatMul"), "int8"),
@@ -147,6 +155,7 @@ def command(
 ) -> list[str]:
     """Calibrate and quantize a model with the options of the older calibrate.py."""
     del augmented_model_path, force_fusions
+    # What the command decided by itself is printed, because the two older tools decided differently.
     assumed = []
     weight_types = _FASTEST if mode is None else dict.fromkeys(_FASTEST, _MODES[mode])
     if mode is None:
@@ -160,11 +169,12 @@ def command(
         overrides = {"mode": "dynamic", "dynamic_weight_types": weight_types}
     if is_static and integer == "uint8":
         overrides |= {"mode": "static", "format": "QOperator", "activation_type": "uint8", "weight_type": "uint8"}
+        # These are the choices of the 2019 tool. edgeq's profiles would choose others.
         overrides |= {"activation_symmetric": False, "weight_symmetric": False}
         overrides |= {"per_channel": False, "reduce_range": False}
     if op_types:
         overrides["op_types"] = tuple(_listed(op_types))
-    excluded = [*_listed(black_nodes), *_others(model_path, _listed(white_nodes))]
+    excluded = [*_listed(black_nodes), *_excluded_nodes(model_path, _listed(white_nodes))]
     if excluded:
         overrides["exclude"] = tuple(excluded)
     preprocess: Any
@@ -174,23 +184,25 @@ def command(
     else:
         preprocess = _preprocess(data_preprocess, model_path)
     data = Data(dataset_path, preprocess, count=dataset_size or None)
+    # Static int8 existed only in the fork, whose runtime drives the array.
     write = _for_the_array if is_static and integer == "int8" else _for_cpus
     return [write(model_path, data, output_model_path, overrides), *assumed]
 
 
-def _preprocess(given: str, model: Path) -> Any:
+def _preprocess(text: str, model: Path) -> Any:
     """Return the value of `--data_preprocess` in a form that `load_preprocess` accepts."""
-    if given in _PREPROCESS:
-        return _PREPROCESS[given]
-    if ".py:" in given:
-        return own_preprocess(given, model)
-    if given.isidentifier():
+    if text in _PREPROCESS:
+        return _PREPROCESS[text]
+    if ".py:" in text:
+        return own_preprocess(text, model)
+    # A bare name is a function in a file of the user's, so the file must be named too.
+    if text.isidentifier():
         raise UsageError(
-            f"no --data_preprocess is called {given!r}",
-            f"Give --data_preprocess=data_preprocess.py:{given} for a function in a file of yours, or one of "
+            f"no --data_preprocess is called {text!r}",
+            f"Give --data_preprocess=data_preprocess.py:{text} for a function in a file of yours, or one of "
             f"{', '.join(_PREPROCESS)}",
         )
-    return given
+    return text
 
 
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
@@ -207,11 +219,13 @@ def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str
     The model at `output` is for the fork's runtime. The model for stock ONNX Runtime and the array's program go next to
     it.
     """
+    # Three files are written, and none of them may replace the model or the data.
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")
         result = job.quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False, effort=None)
         dialect = host_model.with_name(f"{host_model.stem}.dialect.onnx")
+        # The model is quantized, but not for the fork. Its reason is among the notes.
         if not dialect.exists():
             why = next(
                 (note for note in result.notes if note.startswith("no file for ")), "no file for the fork was written"
@@ -228,16 +242,17 @@ def _listed(text: str | None) -> Sequence[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
-def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
-    """Return the names of all nodes except `kept`. Return an empty list if `kept` is empty."""
-    if not kept:
+def _excluded_nodes(model_path: Path, quantized: Sequence[str]) -> Sequence[str]:
+    """Return the names of all nodes except `quantized`. Return an empty list if `quantized` is empty."""
+    if not quantized:
         return []
 
     names = [node.name for node in read_model(model_path).graph if node.name]
-    unknown = sorted(set(kept) - set(names))
+    # A misspelt name would leave the whole model in float.
+    unknown = sorted(set(quantized) - set(names))
     if unknown:
         raise UsageError(f"{model_path} has no node {unknown[0]!r}", "`edgeq inspect` lists the nodes")
-    return [name for name in names if name not in kept]
+    return [name for name in names if name not in quantized]
 
 
 def __getattr__(name: str) -> Any:

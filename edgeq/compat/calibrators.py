@@ -26,18 +26,9 @@ from edgeq.calibration.methods.percentile import percentile_range
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import Statistics, TensorStatistics, linear_of, mean_of_units
 from edgeq.calibration.table import write_tables
-from edgeq.compat.source import (
-    LOG,
-    METHODS,
-    ModelInput,
-    as_file,
-    as_given,
-    listed,
-    member,
-    name_of_member,
-    warn_unknown_nodes,
-)
-from edgeq.data.python_items import given_by
+from edgeq.compat._members import METHODS, member, name_of_member
+from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed, warn_unknown_nodes
+from edgeq.data.python_items import drain_reader
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.convert import to_proto
@@ -78,19 +69,22 @@ class CalibratorOptions:
     num_quantized_bins: int = 128
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
+    def parse(cls, options: Mapping[str, Any]) -> CalibratorOptions:
         """Read options by name. None means the default. The exception is `symmetric`: there, None means False, as in
         onnxruntime.
 
         Raises:
             UsageError: a value is not a number, or is out of its bounds.
         """
-        flags = {name: bool(given[name]) for name in ("symmetric", "moving_average", "per_channel") if name in given}
+        # An absent flag keeps the default of the class, and a present None is False.
+        flags = {
+            name: bool(options[name]) for name in ("symmetric", "moving_average", "per_channel") if name in options
+        }
         return cls(
             **flags,
-            percentile=_percentile(given.get("percentile", cls.percentile)),
-            num_bins=_bins("num_bins", given.get("num_bins", cls.num_bins)),
-            num_quantized_bins=_bins("num_quantized_bins", given.get("num_quantized_bins", cls.num_quantized_bins)),
+            percentile=_percentile(options.get("percentile", cls.percentile)),
+            num_bins=_bins("num_bins", options.get("num_bins", cls.num_bins)),
+            num_quantized_bins=_bins("num_quantized_bins", options.get("num_quantized_bins", cls.num_quantized_bins)),
         )
 
 
@@ -106,9 +100,11 @@ def statistics_of(
         per_channel: True to also keep the extrema of each channel. Channels are along axis 1 of the tensors that are
             known to have that axis.
     """
+    # The stride changes nothing in the result, but the option is checked as onnxruntime does.
     source = _in_parts(reader, stride) if stride else reader
     samples = open_samples(source, prepared.signature, model=prepared.source)
     names = activations(prepared.model)
+    # Channel extrema multiply the memory of the statistics, so they are kept only on request.
     channels = dict.fromkeys(_with_channels(prepared.model, names), 1) if per_channel else {}
     return collect(prepared.model, samples, names, model_digest=prepared.digest, channels=channels)
 
@@ -118,15 +114,15 @@ def activations(model: ir.Model) -> tuple[str, ...]:
     model keeps all its nodes.
     """
     types = element_types(model)
-    made = [value for node in model.graph for value in node.outputs]
-    names = [v.name for v in (*model.graph.inputs, *made) if v.name and not v.is_initializer()]
+    produced = [value for node in model.graph for value in node.outputs]
+    names = [v.name for v in (*model.graph.inputs, *produced) if v.name and not v.is_initializer()]
     return tuple(name for name in names if types.get(name, ir.DataType.FLOAT) in _FLOATS)
 
 
 def _with_channels(model: ir.Model, names: tuple[str, ...]) -> list[str]:
     """Return the tensors that are known to have two axes or more."""
-    made = (value for node in model.graph for value in node.outputs)
-    axes = {name_of(v): len(v.shape) for v in (*model.graph.inputs, *made) if v.shape is not None}
+    produced = (value for node in model.graph for value in node.outputs)
+    axes = {name_of(v): len(v.shape) for v in (*model.graph.inputs, *produced) if v.shape is not None}
     return [name for name in names if axes.get(name, 0) > 1]
 
 
@@ -151,12 +147,14 @@ def spans_of(statistics: Statistics, method: Any, options: CalibratorOptions) ->
     name = name_of_member(method)
     if name not in METHODS:
         raise UsageError(f"calibration method {name} gives no integer ranges", f"It can be {', '.join(METHODS)}")
+    # The mean of the samples' extrema is kept only for whole tensors.
     if name == "MinMax" and options.per_channel and options.moving_average:
         raise UsageError("per_channel and moving_average cannot be combined", "Leave one of them out")
-    return {tensor: _span(known, name, options) for tensor, known in statistics.tensors.items()}
+    return {tensor: _span(figures, name, options) for tensor, figures in statistics.tensors.items()}
 
 
 def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> Span:
+    # An empty tensor, such as a cache before the first step, has no values and needs no range.
     if not tensor.count:
         return _pair(0.0, 0.0)
     if method == "MinMax":
@@ -166,6 +164,7 @@ def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> 
     ends = tensor.minimum, tensor.maximum
     if method == "Percentile":
         ends = percentile_range(tensor.histogram, options.percentile, symmetric=options.symmetric is not False)
+    # With as many levels as bins, there is only one window, and the range is the extrema.
     elif options.num_bins // 2 > options.num_quantized_bins // 2:
         ends = entropy_range(linear_of(tensor.histogram), levels=options.num_quantized_bins, symmetric=True)
     # Both methods clip their ranges, including symmetric ones, to the extrema of the samples.
@@ -194,17 +193,18 @@ def read_cache(path: Path, method: Any) -> dict[str, Range]:
 
     try:
         data = load_tensors_data(path)
-        found = {name: _range(value) for name, value in data.items()}
+        ranges = {name: _range(value) for name, value in data.items()}
+    # A damaged file raises whatever its values lead to.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CalibrationError(
             f"{path} is not a calibration cache: {error}", "Delete it, or name another file"
         ) from error
-    wanted = name_of_member(method)
-    if data.calibration_method.name != wanted:
+    expected = name_of_member(method)
+    if data.calibration_method.name != expected:
         raise CalibrationError(
-            f"{path} was made with {data.calibration_method.name}, not {wanted}", "Delete it, or name another file"
+            f"{path} was made with {data.calibration_method.name}, not {expected}", "Delete it, or name another file"
         )
-    return found
+    return ranges
 
 
 def as_ranges(data: Any) -> dict[str, Range]:
@@ -219,23 +219,24 @@ def _range(value: Any) -> Range:
     if hasattr(value, "range_value"):
         value = value.range_value
     low, high = (np.asarray(end, np.float64) for end in value)
+    # Zero must be exact in every quantized tensor, because padding and Relu produce it.
     return Range(min(float(low.min()), 0.0), max(float(high.max()), 0.0))
 
 
-def _percentile(given: Any) -> float:
+def _percentile(value: Any) -> float:
     try:
-        share = CalibratorOptions.percentile if given is None else float(given)
+        share = CalibratorOptions.percentile if value is None else float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"CalibPercentile is {given!r}", "Give a number such as 99.999") from error
+        raise UsageError(f"CalibPercentile is {value!r}", "Give a number such as 99.999") from error
     if not 0 < share <= 100:
-        raise UsageError(f"CalibPercentile is {given!r}", "Give a number above 0 and at most 100, such as 99.999")
+        raise UsageError(f"CalibPercentile is {value!r}", "Give a number above 0 and at most 100, such as 99.999")
     return share
 
 
-def _bins(name: str, given: Any) -> int:
-    if not isinstance(given, int | np.integer) or given < 2:
-        raise UsageError(f"{name} is {given!r}", "Give a whole number of 2 or more, such as 2048")
-    return int(given)
+def _bins(name: str, value: Any) -> int:
+    if not isinstance(value, int | np.integer) or value < 2:
+        raise UsageError(f"{name} is {value!r}", "Give a whole number of 2 or more, such as 2048")
+    return int(value)
 
 
 def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
@@ -243,9 +244,9 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
         raise UsageError(f"CalibStridedMinMax is {size!r}", "Give a whole number")
     try:
         total = len(reader)
-        rest = total % size
+        remainder = total % size
         set_range = reader.set_range
-        if not rest:
+        if not remainder:
             set_range(start_index=0, end_index=size)
     # onnxruntime's CalibrationDataReader has both methods, but they only raise an error.
     except (NotImplementedError, AttributeError, TypeError) as error:
@@ -253,13 +254,13 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
             f"CalibStridedMinMax is {size}, but {type(reader).__name__} has no length or no set_range",
             "Leave it out: memory does not grow with the samples",
         ) from error
-    if rest:
+    if remainder:
         raise UsageError(
             f"CalibStridedMinMax is {size}, but the reader has {total} samples", f"Give a divisor of {total}"
         )
     for start in range(0, total, size):
         set_range(start_index=start, end_index=start + size)
-        yield from given_by(reader)
+        yield from drain_reader(reader)
 
 
 def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:
@@ -275,6 +276,7 @@ def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Pat
         CalibrationError: a range is not finite, or a name contains white space.
     """
     pairs = {
+        # A single number is a magnitude, so it stands for a symmetric range.
         name: value if np.ndim(value) or hasattr(value, "range_value") else (-abs(float(value)), abs(float(value)))
         for name, value in calibration_cache.items()
     }
@@ -306,8 +308,9 @@ def calibrate(
         graph = prepared.model.graph
         warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
         ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", CalibratorOptions())
-        found = reversed(list(clamps(prepared.model.graph)))
-    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in found]:
+        # Backwards, so that the range of a chain's last clamp reaches its first input.
+        clamp_nodes = reversed(list(clamps(prepared.model.graph)))
+    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in clamp_nodes]:
         if result in ranges:
             ranges[source] = ranges[result]
     names = [
@@ -316,9 +319,9 @@ def calibrate(
         if (node.op_type in op_types or node.name in white_nodes) and node.name not in black_nodes
         for value in (*node.inputs, *node.outputs)
     ]
-    chosen = {name: ranges[name] for name in dict.fromkeys(names) if name in ranges}
-    params = {name: dynamic_params(np.asarray([span.low, span.high])) for name, span in chosen.items()}
-    return {name: [np.uint8(found.zero_point), np.float32(found.scale)] for name, found in params.items()}
+    selected = {name: ranges[name] for name in dict.fromkeys(names) if name in ranges}
+    params = {name: dynamic_params(np.asarray([span.low, span.high])) for name, span in selected.items()}
+    return {name: [np.uint8(param.zero_point), np.float32(param.scale)] for name, param in params.items()}
 
 
 _OPTIONS = frozenset(field.name for field in fields(CalibratorOptions))
@@ -344,6 +347,7 @@ class CalibraterBase:
         use_external_data_format: bool = False,
         per_channel: bool = False,
     ) -> None:
+        # The folder must live as long as the object, because its session reads the files in it.
         self._folder, remove = make_scratch("edgeq-calibrater-")
         weakref.finalize(self, remove)
         self.model_path = as_file(model_path, self._folder)
@@ -427,9 +431,10 @@ class EdgeqCalibrater(CalibraterBase):
             model_path, op_types_to_calibrate, augmented_model_path, use_external_data_format=use_external_data_format
         )
         self.method = member("CalibrationMethod", method)
+        # A misspelt option would silently change the ranges.
         for name in sorted(set(options or {}) - _OPTIONS - _NOT_NEEDED):
             LOG.warning("unknown option %r of the calibrator is ignored", name)
-        self.options = CalibratorOptions.read(options or {})
+        self.options = CalibratorOptions.parse(options or {})
         self.symmetric, self.per_channel = bool(self.options.symmetric), self.options.per_channel
         self._prepared: PreparedModel = as_given(self.model_path, self._folder)
         self._statistics: Statistics | None = None
@@ -471,9 +476,10 @@ class EdgeqCalibrater(CalibraterBase):
     def _spans(self) -> dict[str, Span]:
         if self._statistics is None:
             raise CalibrationError("no data was collected", "Call collect_data first")
-        found = spans_of(self._statistics, self.method, self.options)
-        wanted, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
-        return {name: span for name, span in found.items() if name in wanted}
+        spans = spans_of(self._statistics, self.method, self.options)
+        # All float tensors were observed, and only here are the operator types applied, so they can still change.
+        names, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
+        return {name: span for name, span in spans.items() if name in names}
 
 
 def create_calibrator(
@@ -504,6 +510,7 @@ def create_calibrator(
         calibrate_method,
         extra_options,
     )
+    # Readers of the older examples open this file to learn the names of the inputs.
     if augmented_model_path is not None and not Path(augmented_model_path).exists():
         with output_file(Path(augmented_model_path)) as draft:
             save_model(read_model(calibrater.model_path), draft)

@@ -16,11 +16,13 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import derive_ranges
 from edgeq.calibration.statistics import Statistics
 from edgeq.calibration.table import write_tables
-from edgeq.compat._command import SETTINGS, OneLineCommand, run_program, says
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._members import METHODS
+from edgeq.compat._options import SETTINGS
+from edgeq.compat._printing import says
 from edgeq.compat.evaluators import DetectionEvaluator
 from edgeq.compat.readers import DataReader, YoloDataReader
-from edgeq.compat.source import METHODS
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import UsageError
 from edgeq.model.digests import model_digest
 from edgeq.model.load import read_model
@@ -63,14 +65,15 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
         DataError, CalibrationError: for the same reasons as in `edgeq.calibration.collect`.
     """
     path = Path(model_path)
+    # The model is read once for all readers, however many parts the data set has.
     digest, model = model_digest(path), read_model(path)
-    whole: Statistics | None = None
+    total: Statistics | None = None
     for reader in readers:
         part = collect(model, _Runs(reader), model_digest=digest)
-        whole = part if whole is None else whole.merge(part)
-    if whole is None:
+        total = part if total is None else total.merge(part)
+    if total is None:
         raise UsageError("there are no readers to calibrate with", "Give at least one")
-    return whole
+    return total
 
 
 @click.command("detector", cls=OneLineCommand, context_settings=SETTINGS)
@@ -117,9 +120,10 @@ def command(
         reader = YoloDataReader(
             dataset, width, height, start_index, end_index, 1, batch_size, model, preprocess=preprocess
         )
-        last = start_index + reader.get_dataset_size()
-        for start in range(start_index, last, stride):
-            reader.set_range(start, min(start + stride, last))
+        # The reader was opened over the whole range, so its size tells where the last part ends.
+        stop = start_index + reader.get_dataset_size()
+        for start in range(start_index, stop, stride):
+            reader.set_range(start, min(start + stride, stop))
             yield reader
 
     evaluator = None

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.compat.readers import DataReader, YoloDataReader
-from edgeq.data.records import Sample, read_text
+from edgeq.data.limits import read_text
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections
 from edgeq.measure.coco import load_annotations, load_package, score_results
@@ -54,7 +55,8 @@ class TaskEvaluator:
         self.data_reader = data_reader
         self._session = open_session(self.model_path, SessionSettings(providers=tuple(providers)))
         self._meter = task.start()
-        self._seen = 0
+        # Without samples, a metric would be 0 or NaN and look like a result.
+        self._sample_count = 0
 
     def set_data_reader(self, data_reader: DataReader) -> None:
         """Choose the reader for the next `predict`. Earlier predictions still count."""
@@ -70,16 +72,17 @@ class TaskEvaluator:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
         for run in self._runs(self.data_reader):
             outputs = {"": infer(self._session, self.data_reader.complete(run), model=str(self.model_path))}
-            for sample, made in split_rows(run, outputs):
-                self._meter.update(made[""], sample)
-                self._seen += 1
+            # Each row of a batch is judged by its own label.
+            for sample, row_outputs in split_rows(run, outputs):
+                self._meter.update(row_outputs[""], sample)
+                self._sample_count += 1
 
     def _runs(self, reader: DataReader) -> Iterable[Sample]:
         return reader.runs()
 
     def get_result(self) -> Mapping[str, float]:
         """Return metric → value over all predictions."""
-        if not self._seen:
+        if not self._sample_count:
             raise UsageError("nothing was predicted", "Call predict first")
         return self._meter.result()
 
@@ -87,14 +90,14 @@ class TaskEvaluator:
         """Print `result` in the form of the examples and return it. If `result` is None, use the result of
         `get_result`.
         """
-        return printed(result if result is not None else self.get_result())
+        return print_metrics(result if result is not None else self.get_result())
 
 
-def printed(found: Mapping[str, float]) -> Mapping[str, float]:
-    """Print each metric of `found` on its own line, and return `found`."""
-    for name, value in found.items():
+def print_metrics(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """Print each metric of `metrics` on its own line, and return `metrics`."""
+    for name, value in metrics.items():
         print(f"{name}: {value:.4f}")
-    return found
+    return metrics
 
 
 class DetectionEvaluator(TaskEvaluator):
@@ -127,6 +130,7 @@ class DetectionEvaluator(TaskEvaluator):
         task = make_detection(
             TaskOptions(annotations=Path(annotations), decoder=decoder, confidence=confidence, iou=iou)
         )
+        # The class file belongs to the model, so it overrides the order of the annotations.
         task = task if class_file is None else _with_classes(task, Path(class_file))
         super().__init__(model_path, data_reader, task, providers)
 
@@ -188,6 +192,7 @@ class YoloV3Evaluator:
         self.providers = list(providers)
         self.prediction_result_list: list[dict[str, Any]] = []
         self._annotations = annotations
+        # The two exports of YOLOv3 differ in whether they contain the suppression of boxes.
         decoder = decoder or ("yolov3-nms" if chooses(self.model_path) else "yolov3")
         self._options: dict[str, Any] = {"decoder": decoder, "confidence": confidence, "iou": iou}
         self._options["class_file"] = onnx_object_class_file
@@ -205,6 +210,7 @@ class YoloV3Evaluator:
         """
         if self.data_reader is None:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
+        # The annotations give the images their numbers, so a new evaluator for each part is enough.
         part = DetectionEvaluator(
             self.model_path,
             self.data_reader,
@@ -222,7 +228,7 @@ class YoloV3Evaluator:
     def evaluate(self, prediction_result: Sequence[Mapping[str, Any]], annotations: str | Path) -> Mapping[str, float]:
         """Print COCO's box metrics over all annotated images, and return them as metric → value."""
         truth = load_annotations(Path(annotations))
-        return printed(score_results(truth, list(truth.images.values()), prediction_result, load_package()))
+        return print_metrics(score_results(truth, list(truth.images.values()), prediction_result, load_package()))
 
 
 class YoloV3VariantEvaluator(YoloV3Evaluator):
@@ -233,20 +239,23 @@ def _with_classes(task: Detection, class_file: Path) -> Detection:
     """Return the task with its classes taken from the names in a file, not from the order of the annotations."""
     names = {name: category for category, name in task.annotations.names.items()}
     order = [_SYNONYMS.get(line.strip(), line.strip()) for line in read_text(class_file).split("\n") if line]
+    # A class that is missing from the annotations would count as a wrong answer for every box.
     missing = next((name for name in order if name not in names), None)
     if missing is not None:
         raise DataError(f"{task.annotations.source} has no category {missing!r}", f"Correct {class_file}")
+    # The model's class numbers become positions in the list of the annotations.
     places = np.array([task.annotations.categories.index(names[name]) for name in order], np.int64)
 
-    read = task.decoder
-    if read is None:
+    decoder = task.decoder
+    if decoder is None:
         raise UsageError("detection needs a decoder", "Choose one with --decoder")
 
     def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
-        found = read(outputs, size)
-        if len(found) and found.classes.max() >= len(places):
+        detections = decoder(outputs, size)
+        # An index beyond the file would wrap around or fail without naming the file.
+        if len(detections) and detections.classes.max() >= len(places):
             raise DataError(f"{class_file} names {len(places)} classes", "List every class of the model")
-        return replace(found, classes=places[found.classes])
+        return replace(detections, classes=places[detections.classes])
 
     return replace(task, decoder=decode)
 
@@ -327,13 +336,16 @@ class ImageClassificationEvaluator:
         """
         scores = np.concatenate([outputs[0] for outputs in prediction_results])
         truth = np.asarray(self.synset_id).argmax(axis=1)
+        # A range of the reader that differs from that of the labels would shift all of them.
         if len(truth) != len(scores):
             raise DataError(f"{len(scores)} results for {len(truth)} labels", "Give the labels of the reader's range")
+        # A stable sort gives equal scores the same order on every machine.
         ranked = np.argsort(-scores, axis=1, kind="stable")
         hits = ranked[:, :5] == truth[:, None]
-        return printed({"top 1": float(hits[:, 0].mean()), "top 5": float(hits.any(axis=1).mean())})
+        return print_metrics({"top 1": float(hits[:, 0].mean()), "top 5": float(hits.any(axis=1).mean())})
 
 
+# These classes of the examples decode models that were never published.
 def __getattr__(name: str) -> Any:
     if name in ("YoloV3Variant2Evaluator", "YoloV3Variant3Evaluator", "YoloV3VisionEvaluator"):
         raise UsageError(

@@ -12,21 +12,10 @@ import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.calibration.ranges import Range
+from edgeq.compat._members import member, name_of_member, quant_type
+from edgeq.compat._result import Written, check_written
 from edgeq.compat.calibrators import CalibraterBase, CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
-from edgeq.compat.source import (
-    LOG,
-    ModelInput,
-    Written,
-    as_file,
-    as_given,
-    checked,
-    listed,
-    member,
-    name_of_member,
-    quant_type,
-    siblings,
-    warn_unknown_nodes,
-)
+from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.graph import clamps, name_of
@@ -85,7 +74,7 @@ _CALIBRATORS = {
 _SMOOTH = ("SmoothQuant", "SmoothQuantAlpha", "SmoothQuantFolding")
 
 
-def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_options(extra_options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a copy of the options.
 
     Unknown keys are ignored, as in the older functions, but a warning names each key.
@@ -94,34 +83,37 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
         UsageError: the options are not a mapping, or SmoothQuant is set. SmoothQuant needs a module that current
             releases of neural-compressor no longer contain.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
-    options = dict(given or {})
+    if extra_options is not None and not isinstance(extra_options, Mapping):
+        raise UsageError(
+            f"extra_options are given as {type(extra_options).__name__}", "Give a dict of names and values"
+        )
+    options = dict(extra_options or {})
     if options.get("SmoothQuant"):
         raise UsageError(
             "the extra option SmoothQuant needs a module of neural-compressor that its releases no longer have",
             "Leave it out; `edgeq tune` finds the layers to keep in float instead",
         )
-    known = WRITER | CALIBRATION | set(_SMOOTH)
-    for name in sorted(set(options) - known):
-        close = difflib.get_close_matches(name, known, n=1)
+    names = WRITER | CALIBRATION | set(_SMOOTH)
+    # The older functions ignored a misspelt option, so an error would break scripts that run today.
+    for name in sorted(set(options) - names):
+        close = difflib.get_close_matches(name, names, n=1)
         LOG.warning("unknown extra option %r is ignored%s", name, f"; did you mean {close[0]}?" if close else "")
     return options
 
 
 def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for the quantizer that writes the model. `None` means that an option is not set."""
-    chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
-    if "TensorQuantOverrides" in chosen:
+    selected = {name: value for name, value in options.items() if name in WRITER and value is not None}
+    if "TensorQuantOverrides" in selected:
         # The quantizer needs arrays instead of numpy scalars.
-        chosen["TensorQuantOverrides"] = {
+        selected["TensorQuantOverrides"] = {
             tensor: [
                 {key: np.asarray(value) if isinstance(value, np.generic) else value for key, value in override.items()}
                 for override in overrides
             ]
-            for tensor, overrides in chosen["TensorQuantOverrides"].items()
+            for tensor, overrides in selected["TensorQuantOverrides"].items()
         }
-    return chosen
+    return selected
 
 
 def quantize_static(
@@ -166,6 +158,7 @@ def quantize_static(
     del calibration_providers, optimize_model
     options = check_options(extra_options)
     types = quant_type(activation_type), quant_type(weight_type)
+    # The model would be written and checked, and then fail when it is opened.
     if [t.name for t in types] == ["QInt8", "QUInt8"]:
         raise UsageError("int8 activations with uint8 weights have no kernels", "Set weight_type to QuantType.QInt8")
     output = path_of(model_output, "output")
@@ -174,9 +167,11 @@ def quantize_static(
         scratch_folder("edgeq-static-") as folder,
         output_file(output, force=True, beside=siblings(model_input, output)) as draft,
     ):
+        # The factors of a Gemm are folded first, because ranges and names must fit the rewritten model.
         prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
         warn_unknown_nodes(prepared.model, included, excluded)
         cache = Path(calibration_cache_path) if calibration_cache_path is not None else None
+        # Ranges come first: a problem in the data should show before any file is written.
         ranges = _ranges(prepared, calibration_data_reader, calibrate_method, cache, options)
         arguments = {
             "quant_format": member("QuantFormat", quant_format),
@@ -191,25 +186,26 @@ def quantize_static(
             "fix_ranges": "The cache does not cover this tensor: delete it",
             "extra_options": writer_options(options),
         }
-        kept = {
+        float_nodes = {
             *excluded,
             *_kept_clamps(prepared.model, ranges, types[0], options),
             *gemms_with_factors(prepared.model),
         }
         notes = prepared.notes
         try:
-            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept, **arguments)
-            return checked(draft, output, notes)
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=float_nodes, **arguments)
+            return check_written(draft, output, notes)
         except RuntimeUnavailableError:
             # Some nodes, such as a dilated AveragePool, cannot run between the Q/DQ nodes that onnxruntime's quantizer
             # writes.
             predicted = predict_int8(prepared.model, int8_rules("cpu"))
-            float_only = {node.name for node in predicted if node.verdict == "float"} - kept
+            # Only nodes that can never be integers are given up. If there are none, the error stands.
+            float_only = {node.name for node in predicted if node.verdict == "float"} - float_nodes
             if not float_only:
                 raise
             LOG.warning("kept in float, because they have no integer form: %s", ", ".join(sorted(float_only)))
-            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept | float_only, **arguments)
-            return checked(draft, output, notes)
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=float_nodes | float_only, **arguments)
+            return check_written(draft, output, notes)
 
 
 def _kept_clamps(
@@ -220,10 +216,11 @@ def _kept_clamps(
     """
     dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()
-    free = {name: found for name, found in ranges.items() if name not in overridden}
-    before = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
-    kept = find_lasting_clamps(model.graph, range_params(free, dtype, symmetric=symmetric))
-    return kept | {str(node.name) for node in before}
+    # A scale that the user set need not cover the clamp's bounds, so such a clamp must stay.
+    free = {name: span for name, span in ranges.items() if name not in overridden}
+    overridden_clamps = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
+    lasting = find_lasting_clamps(model.graph, range_params(free, dtype, symmetric=symmetric))
+    return lasting | {str(node.name) for node in overridden_clamps}
 
 
 def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
@@ -256,8 +253,9 @@ def _ranges(
             "there is neither a calibration_data_reader nor a calibration_cache_path that exists", "Give one"
         )
     statistics = statistics_of(prepared, reader, stride=options.get("CalibStridedMinMax"))
-    given = {_CALIBRATORS[name]: value for name, value in options.items() if name in _CALIBRATORS}
-    ranges = ranges_of(statistics, method, CalibratorOptions.read(given))
+    calibrator_options = {_CALIBRATORS[name]: value for name, value in options.items() if name in _CALIBRATORS}
+    ranges = ranges_of(statistics, method, CalibratorOptions.parse(calibrator_options))
+    # onnxruntime's own writer, so that its tools can read the file too.
     if cache is not None:
         from onnxruntime.quantization import save_tensors_data
 
@@ -266,6 +264,7 @@ def _ranges(
 
 
 def _by_users_calibrator(prepared: PreparedModel, reader: Any, method: Any) -> dict[str, Range]:
+    # A class gets the five calls in the order of onnxruntime's documentation. An object is ready to collect.
     if isinstance(method, type):
         with scratch_folder("edgeq-calibrator-") as folder:
             augmented = Path(folder) / "augmented_model.onnx"
@@ -324,7 +323,7 @@ def quantize_dynamic(
     options = check_options(extra_options)
     for name in sorted(CALIBRATION & set(options)):
         LOG.warning("extra option %r has no effect on dynamic quantization", name)
-    chosen = quant_type(weight_type)
+    integer_type = quant_type(weight_type)
     output = path_of(model_output, "output")
     included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
     with (
@@ -340,12 +339,13 @@ def quantize_dynamic(
                 op_types_to_quantize=listed(op_types_to_quantize),
                 per_channel=per_channel,
                 reduce_range=reduce_range,
-                weight_type=chosen,
+                weight_type=integer_type,
                 nodes_to_quantize=included,
+                # onnxruntime's quantizer mistakes these nodes for its own operator of the same name.
                 nodes_to_exclude=[*excluded, *standard_attentions(prepared.model)],
                 extra_options=writer_options(options),
             )
-        return checked(draft, output, prepared.notes)
+        return check_written(draft, output, prepared.notes)
 
 
 _NAMES = {"QInt8": "int8", "QUInt8": "uint8"}
@@ -387,7 +387,7 @@ def quantize_qat(
 
     types, included, excluded = map(listed, (op_types_to_quantize, nodes_to_quantize, nodes_to_exclude))
 
-    def wanted(node: ir.Node) -> bool:
+    def is_requested(node: ir.Node) -> bool:
         """Return whether the arguments allow this node to be quantized."""
         return (
             (not types or node.op_type in types)
@@ -402,9 +402,10 @@ def quantize_qat(
             format="QOperator",
             activation_type=_integer(activation_type),
             weight_type=_integer(weight_type),
-            wanted=wanted,
+            wanted=is_requested,
             force=True,
         )
+    # What stayed in Q/DQ form runs as before, but scripts should see it in their log.
     for line in result.kept:
         LOG.warning("%s", line)
     return Written(result.output, {}, (*result.changes, *result.kept))
@@ -413,5 +414,6 @@ def quantize_qat(
 def _integer(value: Any) -> str | None:
     if value is None:
         return None
+    # Names that retarget does not know are passed on, so that its message lists the valid ones.
     name = str(quant_type(value).name)
     return _NAMES.get(name, name)

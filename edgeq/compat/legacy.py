@@ -21,7 +21,9 @@ import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
-from edgeq.compat.source import LOG, as_given, checked, member, warn_unknown_nodes
+from edgeq.compat._members import member
+from edgeq.compat._result import check_written
+from edgeq.compat.source import LOG, as_given, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.model.convert import from_proto, to_proto
 from edgeq.model.edit import Editor
@@ -55,35 +57,37 @@ def read_params(
     Raises:
         UsageError: a value is not a pair of zero point and scale, or a tensor has two different pairs.
     """
-    found: dict[str, tuple[NDArray[Any], np.float32]] = {}
-    for argument, given in (
+    params: dict[str, tuple[NDArray[Any], np.float32]] = {}
+    for argument, table in (
         ("quantization_params", both),
         ("input_quantization_params", inputs),
         ("output_quantization_params", outputs),
     ):
-        for name, value in (given or {}).items():
+        for name, value in (table or {}).items():
             pair = _pair(argument, name, value)
+            # A name without a tensor does no harm, so it is only reported.
             if name not in names:
                 LOG.warning("%s: the model has no tensor %r; it is ignored", argument, name)
-            elif name in found and found[name] != pair:
+            elif name in params and params[name] != pair:
                 raise UsageError(
-                    f"tensor {name!r} has {found[name]}, but {pair} in {argument}",
+                    f"tensor {name!r} has {params[name]}, but {pair} in {argument}",
                     "A tensor has one zero point and scale: give the same in both",
                 )
             else:
-                found[name] = pair
-    return found
+                params[name] = pair
+    return params
 
 
-def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, QuantParams]:
+def in_type(params: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, QuantParams]:
     """Return the same quantization with all integers of one type. Shifting integers and zero points by 128 changes no
     number that they represent.
     """
-    wanted = _TYPES[dtype]
+    target_type = _TYPES[dtype]
     shifted = {}
-    for name, (zero_point, scale) in given.items():
-        shift = LIMITS[wanted][0] - LIMITS[_TYPES.get(str(zero_point.dtype), wanted)][0]
-        shifted[name] = QuantParams(np.asarray(scale), np.asarray(int(zero_point) + shift), wanted)
+    for name, (zero_point, scale) in params.items():
+        # uint8 begins at 0 and int8 at -128, so the difference of the limits is the shift.
+        shift = LIMITS[target_type][0] - LIMITS[_TYPES.get(str(zero_point.dtype), target_type)][0]
+        shifted[name] = QuantParams(np.asarray(scale), np.asarray(int(zero_point) + shift), target_type)
     return shifted
 
 
@@ -103,14 +107,14 @@ def fold_clamps(
     merged, gone = dict(params), set()
     for node in reversed(list(clamps(model.graph))):
         source, result = name_of(node.inputs[0]), name_of(node.outputs[0])
-        chosen = merged.get(result, merged.get(source))
+        clamp_params = merged.get(result, merged.get(source))
         bounds = clamp_bounds(node)
-        if source not in quantized or chosen is None or bounds is None:
+        if source not in quantized or clamp_params is None or bounds is None:
             continue
-        low, high = chosen.range
-        slack = float(chosen.scale) / 2  # a bound between two levels would be rounded to one of them in any case
+        low, high = clamp_params.range
+        slack = float(clamp_params.scale) / 2  # a bound between two levels would be rounded to one of them in any case
         if low >= bounds[0] - slack and high <= bounds[1] + slack:
-            merged[source] = merged[result] = chosen
+            merged[source] = merged[result] = clamp_params
             gone.add(str(node.name))
     return merged, frozenset(gone)
 
@@ -127,6 +131,7 @@ def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float3
         ) from error
     if zero.dtype.kind not in "iu" or not (np.isfinite(number) and number > 0):
         raise UsageError(f"{argument} of {name!r} is {value!r}", "Give an integer zero point and a scale above 0")
+    # A plain Python integer becomes int64. Its sign tells which of the two types was meant.
     if str(zero.dtype) not in _TYPES:
         zero = zero.astype(np.int8 if zero < 0 else np.uint8)
     return zero, number
@@ -192,36 +197,38 @@ def quantize_model(
         _warn_of_conversion(model, opset_of(graph))
         ir.external_data.load_to_model(graph)  # the result is one ModelProto without files next to it
         warn_unknown_nodes(graph, nodes_to_quantize, nodes_to_exclude)
-        chosen = [
+        selected = [
             node
             for node in graph.graph
             if (not nodes_to_quantize or node.name in nodes_to_quantize)
             and node.name not in (nodes_to_exclude or ())
             and (not op_types_to_quantize or node.op_type in op_types_to_quantize)
         ]
-        if mode == "IntegerOps" and per_channel and any(node.op_type == "Conv" for node in chosen):
+        if mode == "IntegerOps" and per_channel and any(node.op_type == "Conv" for node in selected):
             raise UsageError(
                 "per_channel with IntegerOps: ConvInteger has one weight scale for all channels",
                 "Use QuantizationMode.QLinearOps, or per_channel=False",
             )
-        given = read_params(_tensors(graph), quantization_params, input_quantization_params, output_quantization_params)
+        user_params = read_params(
+            _tensors(graph), quantization_params, input_quantization_params, output_quantization_params
+        )
         weights = "int8" if symmetric_weight or asymmetric_input_types else "uint8"
         # There are no kernels for int8 activations with uint8 weights. uint8 activations represent the same numbers.
         # Activations that are measured at run time are also uint8: DynamicQuantizeLinear returns only uint8, and its
         # steps are finer.
         activations = "int8" if symmetric_activation and weights == "int8" and static else "uint8"
-        params = in_type(given, activations)
+        params = in_type(user_params, activations)
         if mode == "IntegerOps":
-            names = [str(node.name) for node in chosen if node.op_type in _INTEGER]
+            names = [str(node.name) for node in selected if node.op_type in _INTEGER]
             if not static:  # the quantizer then splits each plain Gemm into a MatMul of this name and an Add
-                names += [f"{node.name}_MatMul" for node in chosen if node.op_type == "Gemm"]
+                names += [f"{node.name}_MatMul" for node in selected if node.op_type == "Gemm"]
         else:
-            params, names = _qlinear_nodes(graph, chosen, params)
+            params, names = _qlinear_nodes(graph, selected, params)
         if static:
             _check_inputs(graph, names, params, quantized_outputs=mode == "QLinearOps")
         if not names:
             raise ModelError("nothing in the model can be quantized this way", "Choose other nodes or a float model")
-        quantized = _written(
+        quantized = _write_quantized(
             graph,
             mode=mode,
             static=static,
@@ -233,7 +240,7 @@ def quantize_model(
         )
         draft = Path(folder) / "quantized.onnx"
         save_model(from_proto(quantized), draft)
-        checked(draft, Path("the quantized model"), ())
+        check_written(draft, Path("the quantized model"), ())
     return quantized
 
 
@@ -241,37 +248,37 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
     """Log a warning if the model's opset has no quantized operators and the model was converted. The older function did
     the same.
     """
-    before = max(
+    original_opset = max(
         (imported.version for imported in model.opset_import if imported.domain in MAIN_DOMAINS), default=opset
     )
-    if before < _FIRST_QUANTIZED_OPSET:
+    if original_opset < _FIRST_QUANTIZED_OPSET:
         LOG.warning(
             "the model's opset is %d, and quantized operators exist from %d on: the quantized model has opset %d",
-            before,
+            original_opset,
             _FIRST_QUANTIZED_OPSET,
             opset,
         )
 
 
 def _qlinear_nodes(
-    model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
+    model: ir.Model, selected: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
     """Return the zero points and scales of the tensors, and the names of the nodes that can be quantized. If a Relu or
     Clip node is dropped, its input has the zero point and scale of its output.
     """
-    computing = [node for node in chosen if node.op_type in _COMPUTING]
-    products = [node for node in chosen if node.op_type in _PRODUCTS]
+    computing = [node for node in selected if node.op_type in _COMPUTING]
+    products = [node for node in selected if node.op_type in _PRODUCTS]
     makers = frozenset(name_of(node.outputs[0]) for node in [*products, *computing])
-    chosen_clamps = frozenset(str(node.name) for node in chosen if is_op(node, "Relu", "Clip"))
-    known = [node for node in computing if name_of(node.outputs[0]) in params]
+    chosen_clamps = frozenset(str(node.name) for node in selected if is_op(node, "Relu", "Clip"))
+    scaled = [node for node in computing if name_of(node.outputs[0]) in params]
     folded, gone = fold_clamps(model, params, makers)
-    for node in [*products, *known]:
+    for node in [*products, *scaled]:
         if name_of(node.outputs[0]) not in folded:
             raise UsageError(
                 f"QLinearOps needs the scale and zero point of {node.outputs[0].name!r}, the output of {node.name!r}",
                 "Add it to quantization_params, or leave the node out with nodes_to_exclude",
             )
-    names = [str(n.name) for n in chosen if n.op_type in _PRODUCTS or n.op_type in _HANDING_ON]
+    names = [str(n.name) for n in selected if n.op_type in _PRODUCTS or n.op_type in _HANDING_ON]
     names += [str(n.name) for n in computing if name_of(n.outputs[0]) in folded]
     return folded, [*names, *(gone & chosen_clamps)]
 
@@ -282,11 +289,13 @@ def _check_inputs(
     """Refuse a Conv or MatMul that has an input of unknown scale. A scale is known if it is given, or if a quantized
     node passes it on.
     """
-    taken = [node for node in model.graph if node.name in names]
-    known = {o for node in taken if quantized_outputs or node.op_type in _HANDING_ON for o in node.outputs}
-    for node in taken:
+    quantized_nodes = [node for node in model.graph if node.name in names]
+    scaled_values = {
+        o for node in quantized_nodes if quantized_outputs or node.op_type in _HANDING_ON for o in node.outputs
+    }
+    for node in quantized_nodes:
         for value in node.inputs[:2] if node.op_type in _PRODUCTS else ():
-            if name_of(value) not in params and not is_constant(value) and value not in known:
+            if name_of(value) not in params and not is_constant(value) and value not in scaled_values:
                 raise UsageError(
                     f"static quantization needs the scale and zero point of {name_of(value)!r}, an input of "
                     f"{node.name!r}",
@@ -294,7 +303,7 @@ def _check_inputs(
                 )
 
 
-def _written(
+def _write_quantized(
     model: ir.Model,
     *,
     mode: str,
@@ -355,14 +364,14 @@ def _take_biases(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[str, 
     """Remove the constant biases from the Conv nodes with these names, in place. Return the name and values of each
     bias, keyed by node name.
     """
-    taken = {}
+    biases = {}
     for node in model.graph:
         bias = node_input(node, 2) if is_op(node, "Conv") and node.name in names else None
         values = constant(bias)
         if bias is not None and values is not None:
-            taken[str(node.name)] = (str(bias.name), values)
+            biases[str(node.name)] = (str(bias.name), values)
             node.resize_inputs(2)
-    return taken
+    return biases
 
 
 def _with_biases(quantized: onnx.ModelProto, biases: Mapping[str, tuple[str, NDArray[Any]]]) -> onnx.ModelProto:
@@ -388,5 +397,5 @@ def _with_biases(quantized: onnx.ModelProto, biases: Mapping[str, tuple[str, NDA
 
 
 def _tensors(model: ir.Model) -> frozenset[str]:
-    made = [value for node in model.graph for value in node.outputs]
-    return frozenset(value.name for value in (*model.graph.inputs, *made) if value.name)
+    produced = [value for node in model.graph for value in node.outputs]
+    return frozenset(value.name for value in (*model.graph.inputs, *produced) if value.name)

@@ -13,6 +13,7 @@ from edgeq.compat.matmul_nbits_quantizer import MatMulNBitsQuantizer, main
 from edgeq.compat.source import ModelInput
 
 
+# The configurations kept their names when the module was renamed.
 def __getattr__(name: str) -> Any:
     return getattr(matmul_nbits_quantizer, name)
 
@@ -33,6 +34,7 @@ class MatMul4BitsQuantizer(MatMulNBitsQuantizer):
         quant_axes: Sequence[tuple[str, int]] | None = None,
         algo_config: Any = None,
     ) -> None:
+        # The second argument was the block size in these releases, so scripts that pass it by position still work.
         super().__init__(
             model,
             4,

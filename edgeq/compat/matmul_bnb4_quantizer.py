@@ -14,8 +14,9 @@ from typing import Any
 
 import onnx
 
-from edgeq.compat._command import ArgumentParser, run_printed, run_program
+from edgeq.compat._command import run_printed, run_program
 from edgeq.compat._names import find, quantization_tools
+from edgeq.compat._options import ArgumentParser
 from edgeq.compat.source import ModelInput, listed, siblings
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.convert import from_proto
@@ -48,6 +49,7 @@ class MatMulBnb4Quantizer:
     ) -> None:
         if quant_type not in (self.FP4, self.NF4):
             raise UsageError(f"quant_type is {quant_type!r}", "Give 0 for FP4, or 1 for NF4")
+        # A wrong size is refused here, with the valid sizes in the message.
         if not isinstance(block_size, int) or block_size < 16 or block_size & (block_size - 1):
             raise UsageError(f"block_size is {block_size!r}", "Give a power of two, 16 or more")
         if not isinstance(model, onnx.ModelProto):
@@ -64,6 +66,7 @@ class MatMulBnb4Quantizer:
         """
         with refusals("the model", "Keep the node in float with nodes_to_exclude"):
             self._quantizer.process()
+        # A model without such a matrix comes back unchanged.
         if not any(node.op_type == _OPERATOR for node in self.model.nodes()):
             raise ModelError(
                 "the model has no MatMul with a constant matrix", "Exclude fewer nodes, or quantize it statically"
@@ -84,16 +87,19 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Sequence[str]) -> str:
     """Run the command with the given arguments and return the line to print."""
-    chosen = parser().parse_args(arguments)
-    if chosen.output_model.exists():
-        raise UsageError(f"{chosen.output_model} exists", "Choose another --output_model, or remove it")
-    quantizer = MatMulBnb4Quantizer(chosen.input_model, chosen.quant_type, chosen.block_size, chosen.nodes_to_exclude)
+    options = parser().parse_args(arguments)
+    if options.output_model.exists():
+        raise UsageError(f"{options.output_model} exists", "Choose another --output_model, or remove it")
+    quantizer = MatMulBnb4Quantizer(
+        options.input_model, options.quant_type, options.block_size, options.nodes_to_exclude
+    )
     quantizer.process()
-    beside = siblings(chosen.input_model, chosen.output_model)
-    with output_file(chosen.output_model, force=True, beside=beside) as draft:
+    data_files = siblings(options.input_model, options.output_model)
+    with output_file(options.output_model, force=True, beside=data_files) as draft:
         save_model(from_proto(quantizer.model.model), draft)
+        # A file that onnxruntime cannot open is not written.
         open_session(draft, SessionSettings())
-    return f"{chosen.output_model}: {('FP4', 'NF4')[chosen.quant_type]}, blocks of {chosen.block_size}"
+    return f"{options.output_model}: {('FP4', 'NF4')[options.quant_type]}, blocks of {options.block_size}"
 
 
 main = partial(run_printed, run)

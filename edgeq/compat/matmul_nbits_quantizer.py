@@ -18,9 +18,12 @@ from typing import Any
 import onnx
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import ArgumentParser, run_printed, run_program
+from edgeq.compat._command import run_printed, run_program
+from edgeq.compat._members import member
 from edgeq.compat._names import find, quantization_tools
-from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, member, siblings, warn_unknown_nodes
+from edgeq.compat._options import ArgumentParser
+from edgeq.compat._result import Written, check_written
+from edgeq.compat.source import ModelInput, as_given, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.convert import from_proto
 from edgeq.model.load import load_model, save_model
@@ -72,12 +75,14 @@ class MatMulNBitsQuantizer:
         channel_wised_quantize: bool = False,
         algo_config: Any = None,
     ) -> None:
-        self._given = model
+        self._model_argument = model
+        # A configuration's own block size takes precedence over the argument, as in onnxruntime.
         size = getattr(algo_config, "block_size", block_size)
         if not isinstance(size, int) or size < 16 or size & (size - 1):
             raise UsageError(f"block_size is {size!r}", "Give a power of two, 16 or more")
         if not isinstance(model, onnx.ModelProto):
             model = load_model(path_of(model), external_data="all")
+        # Both forms are kept: the path for edgeq's own preparation, and the model for onnxruntime's quantizer.
         self._source = model
         if algo_config is None:
             algo_config = _theirs().DefaultWeightOnlyQuantConfig(
@@ -91,7 +96,7 @@ class MatMulNBitsQuantizer:
                 channel_wised_quantize=channel_wised_quantize,
             )
         self.algo_config = algo_config
-        self._how: dict[str, Any] = {
+        self._arguments: dict[str, Any] = {
             "bits": bits,
             "block_size": block_size,
             "is_symmetric": is_symmetric,
@@ -114,15 +119,18 @@ class MatMulNBitsQuantizer:
         if self._searches():
             with scratch_folder("edgeq-nbits-") as folder:
                 model = self._in_searched_blocks(Path(folder))
+            # `model` stays the object that a script already holds.
             self.model.model.CopyFrom(model)
-            others = set(self.algo_config.op_types_to_quantize) - {"MatMul"}
-            if not others and not self._how["nodes_to_include"]:
+            # What edgeq does not search, such as the tables of Gather, is left to onnxruntime's quantizer.
+            other_types = set(self.algo_config.op_types_to_quantize) - {"MatMul"}
+            if not other_types and not self._arguments["nodes_to_include"]:
                 return
         try:
-            named = "the model" if self._given is self._source else str(self._given)
+            named = "the model" if self._model_argument is self._source else str(self._model_argument)
             with refusals(named, "Keep the node in float with nodes_to_exclude, or choose other options"):
-                own = _theirs().MatMulNBitsQuantizer(model, **self._how)
-                own.process()
+                quantizer = _theirs().MatMulNBitsQuantizer(model, **self._arguments)
+                quantizer.process()
+        # Some algorithms live in packages that onnxruntime does not install.
         except ImportError as error:
             algorithm = self.algo_config.algorithm
             raise RuntimeUnavailableError(
@@ -130,7 +138,7 @@ class MatMulNBitsQuantizer:
             ) from error
         except (AssertionError, NotImplementedError) as error:
             raise UsageError(f"onnxruntime's quantizer: {error}", "Choose other options") from error
-        self.model = own.model
+        self.model = quantizer.model
 
     def _searches(self) -> bool:
         """Return whether edgeq, and not onnxruntime's quantizer, quantizes the matrix products with these options."""
@@ -139,30 +147,33 @@ class MatMulNBitsQuantizer:
             config.algorithm in _SEARCHED
             and config.quant_format.name == "QOperator"
             and "MatMul" in config.op_types_to_quantize
-            and self._chosen("bits") in WEIGHT_BITS
-            and self._chosen("block_size") in BLOCK_SIZES
+            and self._option_value("bits") in WEIGHT_BITS
+            and self._option_value("block_size") in BLOCK_SIZES
             and not any(getattr(config, name, None) for name in _OWN_WAYS)
+            # The search works along axis 0 alone.
             and dict(config.quant_axes or ()).get("MatMul", 0) == 0
+            # 16-bit models are left to onnxruntime's own quantizer.
             and all(tensor.data_type not in _HALVES for tensor in self._source.graph.initializer)
             and any(node.op_type == "MatMul" for node in self._source.graph.node)
         )
 
-    def _chosen(self, option: str) -> Any:
+    def _option_value(self, option: str) -> Any:
         """Return the value of an option from the configuration. If the configuration does not have the option, return
         the argument's value.
         """
-        return getattr(self.algo_config, option, self._how[option])
+        return getattr(self.algo_config, option, self._arguments[option])
 
     def _in_searched_blocks(self, folder: Path) -> onnx.ModelProto:
-        prepared, level = as_given(self._given, folder), self._chosen("accuracy_level")
-        warn_unknown_nodes(prepared.model, self._how["nodes_to_exclude"])
+        prepared, level = as_given(self._model_argument, folder), self._option_value("accuracy_level")
+        warn_unknown_nodes(prepared.model, self._arguments["nodes_to_exclude"])
         scheme = Scheme(
             mode="weight-only",
-            weight_bits=self._chosen("bits"),
-            block_size=self._chosen("block_size"),
-            weight_symmetric=self._chosen("is_symmetric"),
+            weight_bits=self._option_value("bits"),
+            block_size=self._option_value("block_size"),
+            weight_symmetric=self._option_value("is_symmetric"),
             op_types=("MatMul",),
-            exclude=tuple(self._how["nodes_to_exclude"]),
+            exclude=tuple(self._arguments["nodes_to_exclude"]),
+            # Level 4 computes the products in int8. Every other level must keep all of them in float.
             float_compute=() if level == INT8_LEVEL else (ALL_NODES,),
         )
         write_weight_only(prepared, scheme, folder / "blocks.onnx")
@@ -173,10 +184,11 @@ def _with_level(model: onnx.ModelProto, level: int | None) -> onnx.ModelProto:
     """Set the accuracy level of all products and return `model`. With None, the kernels choose the level."""
     for node in model.graph.node:
         if node.op_type == OPERATOR:
-            others = [attribute for attribute in node.attribute if attribute.name != LEVEL]
-            chosen = [] if level is None else [onnx.helper.make_attribute(LEVEL, level)]
+            other_attributes = [attribute for attribute in node.attribute if attribute.name != LEVEL]
+            level_attributes = [] if level is None else [onnx.helper.make_attribute(LEVEL, level)]
+            # A protobuf list cannot be assigned, so it is emptied and filled again.
             del node.attribute[:]
-            node.attribute.extend([*others, *chosen])
+            node.attribute.extend([*other_attributes, *level_attributes])
     return model
 
 
@@ -194,7 +206,7 @@ def in_blocks(model: ModelInput, output: Path, **options: Any) -> Written:
         quantizer = MatMulNBitsQuantizer(model, **options)
         quantizer.process()
         save_model(from_proto(quantizer.model.model), draft)
-        return checked(draft, output, ())
+        return check_written(draft, output, ())
 
 
 def _theirs() -> Any:
@@ -231,10 +243,11 @@ def parser() -> ArgumentParser:
 
 
 def _boolean(text: str) -> bool:
-    known = {"true": True, "1": True, "false": False, "0": False}
-    if text.lower() not in known:
+    # As text, "False" would count as true.
+    values = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
-    return known[text.lower()]
+    return values[text.lower()]
 
 
 def _axis(text: str) -> tuple[str, int]:
@@ -246,35 +259,37 @@ def _axis(text: str) -> tuple[str, int]:
 
 def run(arguments: Sequence[str]) -> str:
     """Run the command with the given arguments and return the line to print."""
-    chosen = parser().parse_args(arguments)
-    if chosen.quant_method not in _METHODS:
+    options = parser().parse_args(arguments)
+    # The parser knows these names, so that the user learns what to type instead.
+    if options.quant_method not in _METHODS:
         raise UsageError(
-            f"--quant_method {chosen.quant_method} needs calibration samples, which this command does not take",
-            f"Type `edgeq quantize {chosen.input_model} --weight-only 4 --recover weight-rounding "
-            f"--data SAMPLES -o {chosen.output_model}`",
+            f"--quant_method {options.quant_method} needs calibration samples, which this command does not take",
+            f"Type `edgeq quantize {options.input_model} --weight-only 4 --recover weight-rounding "
+            f"--data SAMPLES -o {options.output_model}`",
         )
-    if chosen.output_model.exists():
-        raise UsageError(f"{chosen.output_model} exists", "Choose another --output_model, or remove it")
-    types = tuple(chosen.op_types_to_quantize or ("MatMul",))
-    given: dict[str, Any] = {"op_types_to_quantize": types}
-    if chosen.quant_method in ("default", "hqq"):
-        given |= {"block_size": chosen.block_size, "bits": chosen.bits}
-        given["quant_axes"] = tuple(chosen.quant_axes) if chosen.quant_axes else None
-    if chosen.quant_method == "default":
-        given |= {"is_symmetric": chosen.symmetric, "accuracy_level": chosen.accuracy_level}
-        given["quant_format"] = member("QuantFormat", chosen.quant_format)
-    written = in_blocks(
-        chosen.input_model,
-        chosen.output_model,
-        bits=chosen.bits,
-        block_size=chosen.block_size,
-        is_symmetric=chosen.symmetric,
-        accuracy_level=chosen.accuracy_level,
-        nodes_to_exclude=chosen.nodes_to_exclude,
-        nodes_to_include=chosen.nodes_to_include,
-        algo_config=getattr(_theirs(), _METHODS[chosen.quant_method])(**given),
+    if options.output_model.exists():
+        raise UsageError(f"{options.output_model} exists", "Choose another --output_model, or remove it")
+    # The configurations of the other algorithms do not accept all options, and an unknown one raises TypeError.
+    types = tuple(options.op_types_to_quantize or ("MatMul",))
+    config: dict[str, Any] = {"op_types_to_quantize": types}
+    if options.quant_method in ("default", "hqq"):
+        config |= {"block_size": options.block_size, "bits": options.bits}
+        config["quant_axes"] = tuple(options.quant_axes) if options.quant_axes else None
+    if options.quant_method == "default":
+        config |= {"is_symmetric": options.symmetric, "accuracy_level": options.accuracy_level}
+        config["quant_format"] = member("QuantFormat", options.quant_format)
+    result = in_blocks(
+        options.input_model,
+        options.output_model,
+        bits=options.bits,
+        block_size=options.block_size,
+        is_symmetric=options.symmetric,
+        accuracy_level=options.accuracy_level,
+        nodes_to_exclude=options.nodes_to_exclude,
+        nodes_to_include=options.nodes_to_include,
+        algo_config=getattr(_theirs(), _METHODS[options.quant_method])(**config),
     )
-    return f"{written.output}: {chosen.bits} bits, blocks of {chosen.block_size}"
+    return f"{result.output}: {options.bits} bits, blocks of {options.block_size}"
 
 
 main = partial(run_printed, run)

@@ -20,17 +20,20 @@ from typing import Any
 import click
 from edgeq_device.measure.bench import BenchSettings
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, OneOf, PrintedProgress, run_program, say
-from edgeq.data.samples import first, open_samples
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, OneOf
+from edgeq.compat._printing import PrintedProgress, say
+from edgeq.data.samples import open_samples, take_first
 from edgeq.errors import OutputError, UsageError
 from edgeq.measure.bench import BenchData, bench
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import TaskOptions
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
+from edgeq.util.device_errors import device_errors
 from edgeq.util.outputs import output_file, read_object, shown
 from edgeq.util.records import toml_table
-from edgeq.util.registry import DECODERS, device_errors
+from edgeq.util.registry import DECODERS
 
 SCENARIOS = {
     "SingleStream": "single-stream",
@@ -42,10 +45,12 @@ VAL_MAP = "val_map.txt"
 """Name of the benchmark's file of ImageNet labels, which is next to the images. Each line has a file name and a
 class.
 """
+# The benchmark's models and data sets are data, so a new one needs no code.
 _TABLES = toml_table(Path(__file__).with_suffix(".toml"), UsageError, "Install edgeq again")
 DATASETS: Mapping[str, Mapping[str, Any]] = _TABLES["datasets"]
 PROFILES: Mapping[str, str] = _TABLES["profiles"]
 FILES: Mapping[str, str] = _TABLES["files"]
+# The words that run_local.sh passes and that have only one possible value here.
 BACKEND = "onnxruntime"
 DEVICE = "cpu"
 
@@ -110,6 +115,7 @@ def run(
     words: Sequence[str],
 ) -> dict[str, Any]:
     """Measure with these options and return the results in the form of results.json."""
+    # The words of run_local.sh choose the model, but an explicit option still wins.
     named = _named(words)
     if named is not None:
         profile = f"{named}-{BACKEND}"
@@ -120,9 +126,10 @@ def run(
             "there is no model, or no data set", "Give --model and --dataset-path, or type `onnxruntime resnet50 cpu`"
         )
     name = dataset or PROFILES[profile]
-    known = DATASETS[name]
-    chosen = preprocess or known.get("preprocess")
-    if chosen is None:
+    table = DATASETS[name]
+    steps = preprocess or table.get("preprocess")
+    # COCO's models differ in their preprocessing, so a guess would measure a wrong accuracy.
+    if steps is None:
         raise UsageError(
             f"--dataset {name} has no preprocessing for its images",
             f"Add --preprocess (`edgeq preprocess list`), --decoder ({', '.join(DECODERS.names())}) and "
@@ -131,35 +138,43 @@ def run(
     result: dict[str, Any] = {"model": str(model), "dataset": name, "scenario": scenario}
     if accuracy:
         options = {"class_offset": class_offset, "decoder": decoder, "output": outputs}
-        given = {**known.get("options", {}), **{key: value for key, value in options.items() if value is not None}}
+        # The user's options override those of the data set, and None means that an option was not given.
+        task_options = {
+            **table.get("options", {}),
+            **{key: value for key, value in options.items() if value is not None},
+        }
         labels: str | None = None
-        if known["task"] == "classification":
-            beside = dataset_path / VAL_MAP
-            labels = dataset_list or (str(beside) if beside.is_file() else None)
+        if table["task"] == "classification":
+            val_map = dataset_path / VAL_MAP
+            # The file next to the images is used only if it exists: class folders are another way to give labels.
+            labels = dataset_list or (str(val_map) if val_map.is_file() else None)
+        # For detection, the list is COCO's instances file, not a list of labels.
         elif dataset_list is not None:
-            given["annotations"] = Path(dataset_list)
-        samples = open_samples(str(dataset_path), model_signature(model), preprocess=chosen, labels=labels, model=model)
+            task_options["annotations"] = Path(dataset_list)
+        samples = open_samples(str(dataset_path), model_signature(model), preprocess=steps, labels=labels, model=model)
         request = EvalRequest(
             model,
-            first(samples, count) if count is not None else samples,
-            known["task"],
-            TaskOptions(**given),
+            take_first(samples, count) if count is not None else samples,
+            table["task"],
+            TaskOptions(**task_options),
             settings=SessionSettings(intra_op_threads=threads),
         )
-        found = run_evaluation(request, progress=PrintedProgress())
-        assert found.accuracy is not None, "there is a task"
-        result |= {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.samples}}
+        evaluation = run_evaluation(request, progress=PrintedProgress())
+        assert evaluation.accuracy is not None, "there is a task"
+        result |= {"metrics": dict(evaluation.accuracy.metrics), "figures": {"total": evaluation.samples}}
     else:
         settings = BenchSettings(
             scenarios=(SCENARIOS[scenario],),
             min_duration_s=seconds,
             batch=max_batchsize,
             target_qps=qps,
+            # MLPerf states latencies in seconds, edgeq in milliseconds.
             latency_bound_ms=1000 * max_latency if max_latency is not None else None,
             threads=threads,
         )
-        result["figures"] = _speed(model, BenchData(str(dataset_path), chosen, count), settings)
+        result["figures"] = _speed(model, BenchData(str(dataset_path), steps, count), settings)
     if folder is not None:
+        # Only earlier results may be replaced, never another file of that name.
         _check_results(folder / "results.json")
         with output_file(folder / "results.json", force=True) as draft:
             draft.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -170,15 +185,16 @@ def _named(words: Sequence[str]) -> str | None:
     """Return the model's name from the words that run_local.sh passes: backend, model and device, in any order. Return
     None if there are no words.
     """
-    found = [word for word in words if word in FILES]
-    other = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
-    if other is not None or (words and len(found) != 1):
-        model = found[0] if found else next(iter(FILES))
+    matches = [word for word in words if word in FILES]
+    unknown = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
+    # A second model would be ignored silently otherwise.
+    if unknown is not None or (words and len(matches) != 1):
+        model = matches[0] if matches else next(iter(FILES))
         raise UsageError(
-            f"unknown word {other!r}" if other is not None else "these words do not name exactly one model",
+            f"unknown word {unknown!r}" if unknown is not None else "these words do not name exactly one model",
             f"Type {BACKEND} {model} {DEVICE}; models: {', '.join(FILES)}",
         )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _folder(variable: str, option: str) -> Path:
@@ -190,14 +206,15 @@ def _folder(variable: str, option: str) -> Path:
 
 def _check_results(place: Path) -> None:
     """Refuse to replace anything but earlier results."""
-    kept = read_object(place)
-    if place.exists() and (kept is None or not {"model", "dataset", "scenario"} <= kept.keys()):
+    earlier = read_object(place)
+    if place.exists() and (earlier is None or not {"model", "dataset", "scenario"} <= earlier.keys()):
         raise OutputError(f"{shown(place)} does not contain earlier results", "Move it, or choose another --output")
 
 
 def line_of(result: Mapping[str, Any]) -> str:
     """Return the last line of main.py's output."""
     figures = ", ".join(f"{k}={v:.4g}" for k, v in result["figures"].items())
+    # Without accuracy, main.py's last line has this form.
     if "metrics" not in result:
         return f"TestScenario.{result['scenario']} {figures}"
     metrics = ", ".join(f"{name}={100 * value:.3f}%" for name, value in result["metrics"].items())
@@ -207,9 +224,10 @@ def line_of(result: Mapping[str, Any]) -> str:
 def _speed(model: Path, data: BenchData, settings: BenchSettings) -> dict[str, float]:
     """Measure a model in one scenario and return the measured values."""
     with device_errors():
+        # Contradicting options fail here, before the model is opened.
         settings.check()
-    found = bench(model, data=data, settings=settings, progress=PrintedProgress())
-    latency = found.latency(list(found.models)[-1], settings.scenarios[0])
+    measurement = bench(model, data=data, settings=settings, progress=PrintedProgress())
+    latency = measurement.latency(list(measurement.models)[-1], settings.scenarios[0])
     return {key: value for key, value in latency.items() if isinstance(value, int | float)}
 
 

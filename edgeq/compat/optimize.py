@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, say, switch
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, switch
+from edgeq.compat._printing import PrintedProgress, say
 from edgeq.compat.preprocess import quant_pre_process
 
 
@@ -19,6 +21,7 @@ from edgeq.compat.preprocess import quant_pre_process
 @switch("--replace_gemm", help="Accepted: a Gemm is quantized as it is.")
 def command(source: Path, output: Path, replace_gemm: bool) -> None:
     """Fold constants and BatchNormalization to prepare a model for calibrate."""
+    # edgeq quantizes a Gemm without splitting it into MatMul and Add.
     del replace_gemm
     quant_pre_process(source, output, skip_symbolic_shape=True, progress=PrintedProgress())
     say(f"{output}: next, python -m edgeq.compat.calibrate --model_path {output} --dataset_path FOLDER")

@@ -22,7 +22,9 @@ import click
 import onnx
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, ArgumentParser, OneLineCommand, PrintedProgress, run_program, say
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, ArgumentParser
+from edgeq.compat._printing import PrintedProgress, say
 from edgeq.compat.preprocess import quant_pre_process
 from edgeq.compat.source import as_file
 from edgeq.data.samples import open_samples
@@ -42,6 +44,7 @@ LEAST_SQNR_DB = 40.0
 """The minimum SQNR of the outputs in dB. Outputs need not be identical, because fused operators add in a different
 order and may approximate Gelu differently.
 """
+# float16 has 11 significant bits, and a transformer adds up many rounded products.
 _HALF_SQNR_DB = 25.0
 _SIZE = 8
 """The size of every free axis in the generated inputs."""
@@ -61,6 +64,7 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
     """
     with scratch_folder("edgeq-optimizer-") as folder:
         path = as_file(input, Path(folder))
+        # A damaged model should fail with edgeq's own error, not inside the optimizer.
         read_model(path)
         source, level = _prepared(path, model_type, options.get("opt_level"), Path(folder))
         with _failures(path), quiet():
@@ -78,16 +82,18 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
 
     if model_type not in MODEL_TYPES:
         raise UsageError(f"unknown model type {model_type!r}", f"Known: {', '.join(sorted(MODEL_TYPES))}")
-    wanted = MODEL_TYPES[model_type][2] if level is None else level
-    if wanted > 1 and find_spec("torch") is None:
+    target_level = MODEL_TYPES[model_type][2] if level is None else level
+    # Only ONNX Runtime's own optimisation needs PyTorch, and edgeq replaces no more than its basic level.
+    if target_level > 1 and find_spec("torch") is None:
         raise RuntimeUnavailableError(
-            f"onnxruntime's optimizer needs torch for level {wanted}", "pip install torch, or use level 0 or 1"
+            f"onnxruntime's optimizer needs torch for level {target_level}", "pip install torch, or use level 0 or 1"
         )
-    if wanted == 1 and find_spec("torch") is None:
+    if target_level == 1 and find_spec("torch") is None:
         basic = folder / "basic.onnx"
         quant_pre_process(path, basic, skip_symbolic_shape=True, skip_onnx_shape=True)
         path, level = basic, 0
     model = read_model(path)
+    # The optimizer refers to nodes by their names.
     name_nodes(model)
     if split_unsqueezes(model):
         save_model(model, folder / "split.onnx")
@@ -108,7 +114,9 @@ def _failures(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_DB, progress: Progress = SILENT) -> None:
+def check_same(
+    original: Path, optimized: Path, *, least_sqnr_db: float = LEAST_SQNR_DB, progress: Progress = SILENT
+) -> None:
     """Compare the outputs of an optimised model with those of the original model on a generated input.
 
     The models are not compared if their inputs differ (`--input_int32`) or if the original does not accept generated
@@ -118,30 +126,32 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         ModelError: the optimised model does not load.
         CheckFailedError: the outputs differ.
     """
-    load_model(after, external_data="none")
+    # This tells a damaged file from one that this machine's provider cannot run.
+    load_model(optimized, external_data="none")
     try:
-        sessions = {"before": open_session(before), "after": open_session(after)}
+        sessions = {"before": open_session(original), "after": open_session(optimized)}
     except RuntimeUnavailableError as error:
         raise ModelError(error.problem, "Run it on the provider that it was optimised for") from error
-    signature = model_signature(before)
-    if signature.inputs != model_signature(after).inputs:
+    signature = model_signature(original)
+    # `--input_int32` changes the types of the inputs, so one feed does not fit both models.
+    if signature.inputs != model_signature(optimized).inputs:
         progress.note("not compared with the original model: the inputs differ")
         return
 
-    feed = made_up_inputs(before, seed=0, free=_SIZE)
+    feed = made_up_inputs(original, seed=0, free=_SIZE)
     try:
-        found = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
+        agreement = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
     except (DataError, RuntimeUnavailableError) as error:
         progress.note(f"not compared with the original model: it refuses generated inputs ({error.problem})")
         return
-    if not found.compared and not any(output.mismatched for output in found.outputs):
+    if not agreement.compared and not any(output.mismatched for output in agreement.outputs):
         progress.note("not compared with the original model: its outputs are not numbers")
         return
-    if found.sqnr_db < least_sqnr_db or any(output.nonfinite or output.mismatched for output in found.outputs):
+    if agreement.sqnr_db < least_sqnr_db or any(output.nonfinite or output.mismatched for output in agreement.outputs):
         raise CheckFailedError(
-            f"the optimised model gives other outputs ({found.sqnr_db:.1f} dB)", "Disable fusions until they agree"
+            f"the optimised model gives other outputs ({agreement.sqnr_db:.1f} dB)", "Disable fusions until they agree"
         )
-    progress.note(f"same outputs as before: {found.sqnr_db:.0f} dB")
+    progress.note(f"same outputs as before: {agreement.sqnr_db:.0f} dB")
 
 
 @click.command("optimizer", cls=OneLineCommand, context_settings={**SETTINGS, "ignore_unknown_options": True})
@@ -155,30 +165,33 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Run the command with these options and return the line to print."""
-    before = load_model(source, external_data="none")
+    # Only the nodes are counted below, so the weights need not be read.
+    original = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (
         scratch_folder("edgeq-optimizer-") as folder,
         output_file(output, force=True, beside=data_names(output, source)) as draft,
     ):
-        read = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
-        read.add_argument("--opt_level", type=int)
-        read.add_argument("--model_type", default="bert")
-        chosen = read.parse_known_args(extra_arguments)[0]
-        start, level = _prepared(source, chosen.model_type, chosen.opt_level, Path(folder))
+        # Two options must be known here. All of them go to onnxruntime's own parser unchanged.
+        option_parser = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
+        option_parser.add_argument("--opt_level", type=int)
+        option_parser.add_argument("--model_type", default="bert")
+        options = option_parser.parse_known_args(extra_arguments)[0]
+        start, level = _prepared(source, options.model_type, options.opt_level, Path(folder))
         _theirs(start, draft, extra_arguments if level is None else [*extra_arguments, "--opt_level", str(level)])
         if not draft.is_file():
             raise ModelError(f"{source}: onnxruntime's optimizer wrote nothing", "Try another --model_type")
-        least = _HALF_SQNR_DB if "--float16" in extra_arguments else LEAST_SQNR_DB
-        check_same(source, draft, least_sqnr_db=least, progress=progress)
-        after = load_model(draft, external_data="none")
-    counts = Counter(node.op_type for node in after.graph.node if node.domain == "com.microsoft")
+        min_sqnr_db = _HALF_SQNR_DB if "--float16" in extra_arguments else LEAST_SQNR_DB
+        check_same(source, draft, least_sqnr_db=min_sqnr_db, progress=progress)
+        fused = load_model(draft, external_data="none")
+    counts = Counter(node.op_type for node in fused.graph.node if node.domain == "com.microsoft")
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
-    return f"{output}: {len(before.graph.node)} nodes → {len(after.graph.node)}; fused: {listed}"
+    return f"{output}: {len(original.graph.node)} nodes → {len(fused.graph.node)}; fused: {listed}"
 
 
 def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:
     """Run onnxruntime's own command in this process. The command parses its options itself."""
+    # onnxruntime's command reads its options from sys.argv, so they are put there and restored after it.
     arguments = sys.argv
     sys.argv = ["optimizer", "--input", str(source), "--output", str(draft), *extra_arguments]
     try:

@@ -15,8 +15,10 @@ import onnx
 import onnx_ir as ir
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, switch
+from edgeq.compat._command import OneLineCommand, run_program
 from edgeq.compat._names import find
+from edgeq.compat._options import SETTINGS, switch
+from edgeq.compat._printing import PrintedProgress
 from edgeq.compat.source import as_file
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.clean import tidy
@@ -33,6 +35,7 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, output_file
 from edgeq.util.paths import path_of
 
+# Exporters write this number for "to the end" in a Slice.
 _INT_MAX = 2**31 - 1
 
 
@@ -74,6 +77,7 @@ def quant_pre_process(
         ModelError: the model is damaged, or onnxruntime does not accept it.
         OutputError: the output cannot be written.
     """
+    # The argument was renamed in 2023, and scripts with either name run.
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
         raise UsageError("the model or the path of the result is missing", "Give input_model and output_model_path")
@@ -108,6 +112,7 @@ def load_model_with_shape_infer(model_path: str | Path) -> onnx.ModelProto:
     """
     with scratch_folder("edgeq-shapes-") as folder:
         inferred = Path(folder) / "model.onnx"
+        # Only onnx's own inference runs: the function promises shapes, not an optimised model.
         quant_pre_process(Path(model_path), inferred, skip_optimization=True, skip_symbolic_shape=True)
         return load_model(inferred, external_data="all")
 
@@ -134,7 +139,9 @@ def preprocessed(
         ModelError: the model is damaged, or onnxruntime does not accept it.
     """
     model = read_model(path)
+    # A damaged size is refused here, before the inferences compute with it.
     check_sizes(model, path)
+    # Later steps refer to nodes by name, and so do the user's lists for the quantizer.
     named = name_nodes(model)
     if named:
         progress.note(f"{named} nodes without a name got one")
@@ -167,8 +174,9 @@ def write(
         source: the model file. Neither it nor its data may be replaced.
         Other arguments: see `quant_pre_process`.
     """
-    kept = model_files(source)
-    check_apart(output, kept)
+    # The source may have its weights next to it, so more than one file must not be replaced.
+    protected = model_files(source)
+    check_apart(output, protected)
     folder = external_folder(model)
     with output_file(output, force=True) as draft:
         if save_as_external_data:
@@ -181,8 +189,9 @@ def write(
             )
         else:
             save_model(model, draft)
+        # The names of the data files are known only after writing.
         for file in draft.parent.iterdir():
-            check_apart(output.parent / file.name, kept)
+            check_apart(output.parent / file.name, protected)
 
 
 def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progress) -> None:
@@ -202,8 +211,10 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
         progress.note(f"16-bit floats widened to float32 ({widened} weights): int8 is made from float32")
     raw, optimized = workdir / "raw.onnx", workdir / "optimized.onnx"
     save_model(model, raw)
+    # A model above the limit of one protobuf needs its weights in a file of their own here too.
     optimize_basic(raw, optimized, source=source, external=weight_bytes(model) > INLINE_LIMIT)
     result = ir.load(optimized)
+    # ONNX Runtime leaves out the producer and the metadata, and lists the weights in the order of a hash table.
     normalise(result, model)
     return result
 

@@ -84,13 +84,13 @@ def collect_activations(
     settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")
     session = open_session(path, settings, options=session_options)
     samples = open_samples(input_reader, model_signature(path))
-    found: dict[str, list[Array]] = {}
+    activations: dict[str, list[Array]] = {}
     for _, outputs in run_samples({str(path): session}, samples):
         for name, array in outputs[str(path)].items():
             # A saved tensor takes precedence over the model's own output of the same name.
             if f"{name}{SAVED}" not in outputs[str(path)]:
-                found.setdefault(name.removesuffix(SAVED), []).append(array)
-    return found
+                activations.setdefault(name.removesuffix(SAVED), []).append(array)
+    return activations
 
 
 def create_activation_matching(
@@ -106,12 +106,12 @@ def create_activation_matching(
         name → dictionary with the keys "pre_qdq" and "post_qdq", and also "float" if `float_activations` has the
             tensor.
     """
-    found: dict[str, dict[str, Arrays]] = {}
-    for name, before, after in _pairs(qdq_activations):
-        found[name] = {"pre_qdq": qdq_activations[before], "post_qdq": qdq_activations[after]}
+    matching: dict[str, dict[str, Arrays]] = {}
+    for name, pre_tensor, post_tensor in _pairs(qdq_activations):
+        matching[name] = {"pre_qdq": qdq_activations[pre_tensor], "post_qdq": qdq_activations[post_tensor]}
         if float_activations is not None and name in float_activations:
-            found[name]["float"] = float_activations[name]
-    return found
+            matching[name]["float"] = float_activations[name]
+    return matching
 
 
 def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | Path) -> dict[str, dict[str, Array]]:
@@ -124,21 +124,23 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
         qdq_model_path: a model in QDQ or QOperator form, or a dynamically quantized one.
     """
     float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
-    found: dict[str, dict[str, Array]] = {}
+    matching: dict[str, dict[str, Array]] = {}
     for match in match_weights(float_graph, quantized):
+        # "dequantized" holds what the model computes with, whatever the format of the file.
         values, numbers = weight_values(float_graph, quantized, match)
-        found[match.name] = {"float": values, "dequantized": numbers}
-    return found
+        matching[match.name] = {"float": values, "dequantized": numbers}
+    return matching
 
 
 def compute_signal_to_quantization_noice_ratio(x: Array | Arrays, y: Array | Arrays) -> float:
     """Return 20 log10(|x| / |x - y|) in dB over all arrays. A norm below the epsilon of a double is replaced by that
     epsilon, so that the result is finite. The misspelt name is that of the older tool.
     """
-    left, right = _in_a_row(x), _in_a_row(y)
-    if left.size != right.size:
-        raise UsageError(f"{left.size} values cannot be compared with {right.size}", "Give the same tensors")
-    signal, noise = (max(float(np.linalg.norm(v)), sys.float_info.epsilon) for v in (left, left - right))
+    x_row, y_row = _in_a_row(x), _in_a_row(y)
+    if x_row.size != y_row.size:
+        raise UsageError(f"{x_row.size} values cannot be compared with {y_row.size}", "Give the same tensors")
+    # The epsilon keeps the logarithm finite for equal tensors and for tensors of zeros.
+    signal, noise = (max(float(np.linalg.norm(v)), sys.float_info.epsilon) for v in (x_row, x_row - y_row))
     return 20 * math.log10(signal / noise)
 
 
@@ -158,28 +160,29 @@ def compute_activation_error(
     compares the activation before and after rounding. "xmodel_err" compares the two models, if the float model's
     activation is given.
     """
-    found: dict[str, dict[str, float]] = {}
+    errors: dict[str, dict[str, float]] = {}
     for name, match in activations_match.items():
-        found[name] = {"qdq_err": err_func(match["pre_qdq"], match["post_qdq"])}
+        errors[name] = {"qdq_err": err_func(match["pre_qdq"], match["post_qdq"])}
         if "float" in match:
-            found[name]["xmodel_err"] = err_func(match["float"], match["post_qdq"])
-    return found
+            errors[name]["xmodel_err"] = err_func(match["float"], match["post_qdq"])
+    return errors
 
 
 def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.Value, ir.DataType]:
     """Return the tensors that nodes read and produce, with their element types, in the order of the graph."""
     inferred = infer_shapes(model)[0]
-    found: dict[ir.Value, ir.DataType] = {}
+    tensors: dict[ir.Value, ir.DataType] = {}
     for node in model.graph:
         if op_types is not None and node.op_type not in op_types:
             continue
         for value in (*node.inputs, *node.outputs):
             if value is None or value.is_initializer():
                 continue
+            # Inference may fail for custom operators, and then the tensor is left out.
             dtype = value.dtype or inferred.get(value.name or "", value).dtype
             if dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-                found[value] = dtype
-    return found
+                tensors[value] = dtype
+    return tensors
 
 
 def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> None:
@@ -198,7 +201,7 @@ def _pairs(activations: Mapping[str, Arrays]) -> Iterator[tuple[str, str, str]]:
     """Yield (activation, tensor before rounding, tensor after rounding) once for each activation. All three are
     names.
     """
-    seen: set[str] = set()
+    yielded: set[str] = set()
     for name in activations:
         if name.endswith(_QUANTIZED_INPUT):
             # For a graph output, the tensor after DequantizeLinear keeps the original name.
@@ -207,8 +210,8 @@ def _pairs(activations: Mapping[str, Arrays]) -> Iterator[tuple[str, str, str]]:
             pair = (match["name"], match["name"], name)
         else:
             continue
-        if pair[0] not in seen and pair[1] in activations and pair[2] in activations:
-            seen.add(pair[0])
+        if pair[0] not in yielded and pair[1] in activations and pair[2] in activations:
+            yielded.add(pair[0])
             yield pair
 
 
@@ -216,4 +219,5 @@ def _in_a_row(arrays: Array | Arrays) -> NDArray[np.float64]:
     parts = [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
     if not parts:
         raise UsageError("there are no arrays to compare", "Collect activations first")
+    # float64, because float32 sums over millions of values lose the small errors that are measured here.
     return np.concatenate([np.asarray(part, np.float64).reshape(-1) for part in parts])

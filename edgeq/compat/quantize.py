@@ -14,10 +14,11 @@ import onnx
 
 from edgeq.compat._callable import make_callable
 from edgeq.compat._names import find
+from edgeq.compat._result import Written
 from edgeq.compat.files import quantize_dynamic, quantize_static
 from edgeq.compat.legacy import quantize_model
 from edgeq.compat.matmul_nbits_quantizer import in_blocks
-from edgeq.compat.source import ModelInput, Written
+from edgeq.compat.source import ModelInput
 from edgeq.errors import UsageError
 from edgeq.util.paths import path_of
 
@@ -30,6 +31,7 @@ def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
     per_channel=False, nbits=8, quantization_mode=…, static=False, …)` accepts and returns a ModelProto; see
     `edgeq.compat.legacy.quantize_model`.
     """
+    # The second positional argument was a boolean until 2020, and is the path of the output since 2022.
     names_output = len(arguments) > 1 and isinstance(arguments[1], str | os.PathLike)
     if names_output or "model_output" in options or "quant_config" in options:
         return quantize_with_config(*arguments, **options)
@@ -39,6 +41,7 @@ def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
             f"quantize takes a ModelProto here, not {type(model).__name__}",
             "Load it with onnx.load, or give model_output and quant_config",
         )
+    # All that is left is the form of 2019, which takes a model in memory.
     return quantize_model(*arguments, **options)
 
 
@@ -48,6 +51,7 @@ def quantize_with_config(model_input: ModelInput, model_output: str | Path, quan
     Raises:
         UsageError: the object is not a configuration. For other errors, see quantize_static and quantize_dynamic.
     """
+    # onnxruntime's configurations have no common base class, so their attributes tell them apart.
     if hasattr(quant_config, "algorithm"):
         return in_blocks(model_input, path_of(model_output, "output"), algo_config=quant_config)
     if not hasattr(quant_config, "nodes_to_quantize"):

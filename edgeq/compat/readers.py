@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
-from edgeq.data.samples import Samples, first, open_samples, rebatch
+from edgeq.data.sample import Sample
+from edgeq.data.samples import Samples, open_samples, rebatch, take_first
 from edgeq.errors import UsageError
 from edgeq.measure.task_inputs import read_integer_labels
 from edgeq.model.load import model_signature
@@ -31,6 +31,7 @@ RESNET50 = "preprocess_method2"
 """The preprocessing of the CPU example: resize to the size of the model's input, use RGB, and subtract the mean
 colour.
 """
+# The preprocessing of the TensorRT example: resize the short side, crop the centre, normalize.
 IMAGENET = "imagenet"
 CLASSES = 1000
 
@@ -78,6 +79,7 @@ class DataReader:
         self.model_path = Path(model_path)
         self.batch_size = batch_size
         signature = model_signature(self.model_path)
+        # Inputs that never change are no part of the samples, so they are removed from the signature.
         self.constants = self._constants(signature)
         inputs = tuple(spec for spec in signature.inputs if spec.name not in self.constants)
         self._signature = replace(signature, inputs=inputs)
@@ -95,7 +97,8 @@ class DataReader:
             raise UsageError(
                 f"the range of samples from {start_index} to {end_index} is empty", "Give a larger end_index, or 0"
             )
-        opened = open_samples(
+        # Opening reads only names and headers, so a range can be changed at any time.
+        samples = open_samples(
             self._dataset,
             self._signature,
             preprocess=self._preprocess,
@@ -103,7 +106,7 @@ class DataReader:
             start=start_index,
             model=self.model_path,
         )
-        self.samples: Samples = first(opened, end_index - start_index) if end_index else opened
+        self.samples: Samples = take_first(samples, end_index - start_index) if end_index else samples
         self.rewind()
 
     def get_next(self) -> Feed | None:
@@ -111,6 +114,7 @@ class DataReader:
         sample = next(self._runs, None)
         if sample is None:
             return None
+        # An older calibrator counts every row, so rows that only fill up a batch would count twice.
         return dict(self.unfilled(sample).inputs)
 
     def rewind(self) -> None:
@@ -150,6 +154,7 @@ class DataReader:
 
     def __next__(self) -> Feed:
         feed = self.get_next()
+        # The older readers were iterators too, so a finished reader must be rewound before it is used again.
         if feed is None:
             raise StopIteration
         return feed
@@ -193,6 +198,7 @@ class ImageNetDataReader(DataReader):
         labels: Any = None,
     ) -> None:
         del width, height, input_name
+        # The example's data set had its images in val/, but scripts pass either folder.
         below = Path(image_folder) / "val" if isinstance(image_folder, str | Path) else None
         super().__init__(
             below if below is not None and below.is_dir() else image_folder,
@@ -213,11 +219,12 @@ class ImageNetDataReader(DataReader):
             UsageError: the reader has no labels.
         """
         del image_folder, offset, dataset_size
+        # Without labels, every row would be wrong without an error.
         if self._labels is None:
             raise UsageError("the reader has no labels", "Give it labels='val_map.txt', lines of file name and class")
         classes = np.concatenate([read_integer_labels(sample) for sample in self.samples])
-        found: NDArray[np.float32] = np.eye(CLASSES, dtype=np.float32)[classes]
-        return found
+        one_hot: NDArray[np.float32] = np.eye(CLASSES, dtype=np.float32)[classes]
+        return one_hot
 
 
 class YoloDataReader(DataReader):
@@ -254,6 +261,7 @@ class YoloDataReader(DataReader):
         augmented_model_path: str | Path | None = None,
     ) -> None:
         del is_evaluation
+        # The example's function read a whole folder at once, which no longer fits a reader of single images.
         if preprocess_func is not None:
             raise UsageError(
                 "a preprocess_func for a whole folder is not supported", "Give preprocess='file.py:function'"
@@ -272,9 +280,11 @@ class YoloDataReader(DataReader):
 
     def _constants(self, signature: Signature) -> Feed:
         named = [spec for spec in signature.inputs if spec.name == "image_shape"]
+        # With the size of the input as the image's size, the boxes stay in pixels of the input.
         return {spec.name: np.array([self._size], spec.dtype) for spec in named}
 
 
+# The name of this reader in the example.
 YoloV3DataReader = YoloDataReader
 
 

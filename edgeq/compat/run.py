@@ -11,7 +11,10 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, images_or_arrays, run_program, says, switch
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS, switch
+from edgeq.compat._preprocessing import images_or_arrays
+from edgeq.compat._printing import PrintedProgress, says
 from edgeq.compat.readers import RESNET50
 from edgeq.data.open_source import Data
 from edgeq.jobs.quantize import quantize
@@ -43,6 +46,7 @@ def command(
     profile: str,
 ) -> list[str]:
     """Calibrate, quantize and time an image classifier."""
+    # Arrays need no preprocessing, so the default applies only to images.
     data = Data(calibrate_dataset, preprocess or images_or_arrays(calibrate_dataset, RESNET50))
     with quiet():
         result = quantize(
@@ -52,6 +56,7 @@ def command(
             target=profile,
             overrides={"mode": "static", "format": quant_format, "per_channel": per_channel},
             effort=None,
+            # The older command always replaced its output.
             force=True,
             progress=PrintedProgress(),
         )

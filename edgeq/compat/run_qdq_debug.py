@@ -13,7 +13,10 @@ import click
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.compat import qdq_loss_debug as debug
-from edgeq.compat._command import SETTINGS, OneLineCommand, images_or_arrays, run_program, says
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS
+from edgeq.compat._preprocessing import images_or_arrays
+from edgeq.compat._printing import says
 from edgeq.compat.readers import RESNET50, DataReader
 
 
@@ -40,9 +43,11 @@ def command(
     preprocess = preprocess or images_or_arrays(calibrate_dataset, RESNET50)
     activations = []
     with scratch_folder("edgeq-debug-") as folder:
+        # The order is that of the arguments of `create_activation_matching`.
         for model in (qdq_model, float_model):
             augmented = Path(folder) / "augmented.onnx"
             debug.modify_model_output_intermediate_tensors(model, augmented)
+            # A new reader starts at the first sample, so both models get the same inputs.
             reader = DataReader(calibrate_dataset, model, preprocess=preprocess, end_index=count)
             activations.append(debug.collect_activations(augmented, reader))
     yield "Activations: float model against quantized model, and before against after rounding:"

@@ -1,83 +1,24 @@
-"""Accept onnxruntime's enumerations by member or by name, because scripts of several eras and packages mix them."""
+"""Accept a model as the older functions did: by its path or in memory, with the names of its nodes unchanged."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.model.convert import from_proto
 from edgeq.model.files import data_names
-from edgeq.model.graph import MAIN_DOMAINS
-from edgeq.model.load import is_quantized, read_model, save_model
+from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.quantization.float_guard import fit_to_runtime
-from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.paths import path_of
-
-METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
-"""CalibrationMethod that gives ranges for integers → edgeq's method."""
-
-
-def member(enumeration: str, value: Any) -> Any:
-    """Return a member of `onnxruntime.quantization.<enumeration>`. `value` is the member or its name.
-
-    Raises:
-        UsageError: the enumeration does not have this member.
-    """
-    import onnxruntime.quantization
-
-    known = getattr(onnxruntime.quantization, enumeration)
-    name = name_of_member(value)
-    if name not in known.__members__:
-        raise UsageError(f"{enumeration} has no {name!r}", f"It can be {', '.join(known.__members__)}")
-    return known[name]
-
-
-def name_of_member(value: Any) -> str:
-    """Return the name of an enumeration's member. `value` is the member or its name."""
-    return str(getattr(value, "name", value))
-
-
-def quant_type(value: Any) -> Any:
-    """Return an integer QuantType. `value` is the member or its name.
-
-    Raises:
-        UsageError: the type is unknown or is a float type.
-    """
-    found = member("QuantType", value)
-    if "FLOAT" in found.name:
-        raise UsageError(f"{found.name} has no kernels on the CPU", "Choose an integer QuantType")
-    return found
-
 
 LOG = logging.getLogger("edgeq.compat")
 ModelInput = str | os.PathLike[str] | onnx.ModelProto
 """The type of `model_input` in the documentation."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """Report what an older function wrote. The functions of onnxruntime returned None, so scripts may ignore this
-    value.
-
-    Attributes:
-        output: the quantized model.
-        session_options: session configuration entries to set when the model runs. Without them, ONNX Runtime's
-            optimiser may make the model slower or less accurate.
-        notes: changes to the model, and other facts that are useful to know.
-    """
-
-    output: Path
-    session_options: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def as_given(model: ModelInput, folder: Path) -> PreparedModel:
@@ -90,13 +31,15 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
     Args:
         folder: a private folder.
     """
+    # `simplify` would fold nodes that the user's lists name.
     return prepare_model(as_file(model, folder), folder / "prepared", simplify=False)
 
 
 def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
-    """For a model that is given by its path, return the result of `edgeq.model.files.data_names`. For a model in
+    """For a model that is given by its path, return the result of `edgeq.model.load.data_beside`. For a model in
     memory, which always fits in one file, return an empty tuple.
     """
+    # Weights in other files exist only next to a file.
     return () if isinstance(model, onnx.ModelProto) else data_names(output, path_of(model))
 
 
@@ -108,47 +51,11 @@ def as_file(model: ModelInput, folder: Path) -> Path:
     """
     if not isinstance(model, onnx.ModelProto):
         return path_of(model)
+    # The steps that follow read files, so all models become one.
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
     save_model(from_proto(model), path)
     return path
-
-
-def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
-    """Check a written model against the rules of the ONNX format and in ONNX Runtime, and find the session options that
-    it needs.
-
-    Args:
-        draft: the file to check.
-        output: the path to which the file will be moved, for messages.
-        notes: notes of the earlier steps.
-
-    Raises:
-        ModelError: the checker rejects the model.
-        RuntimeUnavailableError: ONNX Runtime cannot open the model.
-    """
-    model = read_model(draft)
-    missing = sorted({node.domain for node in model.graph} - {*model.opset_imports, *MAIN_DOMAINS})
-    if missing:
-        raise ModelError(
-            f"{output} uses operators of {missing[0]!r} without importing that domain", "Please report this"
-        )
-    if not is_quantized(model):
-        raise ModelError(
-            f"{output}: nothing in it was quantized",
-            "Choose operator types and nodes of the model. For convolutions, use static quantization",
-        )
-    options, why, changed = fit_to_runtime(model, guard=False)
-    if changed:
-        save_model(model, draft)
-    try:
-        open_session(draft, SessionSettings(config=options))
-    except RuntimeUnavailableError as error:
-        problem = error.problem.replace(str(draft), str(output))
-        raise RuntimeUnavailableError(problem, "Choose other types, operators or nodes") from error
-    for note in why:
-        LOG.warning("%s: %s", output, note)
-    return Written(output, options, (*notes, *why))
 
 
 def listed(names: str | Iterable[str] | None) -> list[str]:
@@ -158,7 +65,8 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
 
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:
     """Log a warning for each name that matches no node of the model. The older functions silently ignored them."""
-    known = {node.name for node in model.graph}
+    node_names = {node.name for node in model.graph}
+    # Each name once, in the order of the user's lists.
     for name in dict.fromkeys(name for names in lists for name in names or ()):
-        if name not in known:
+        if name not in node_names:
             LOG.warning("no node is named %r; it is ignored", name)

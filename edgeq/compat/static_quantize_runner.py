@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.compat._command import ArgumentParser, run_printed, run_program
+from edgeq.compat._command import run_printed, run_program
 from edgeq.compat._names import find
+from edgeq.compat._options import ArgumentParser
 from edgeq.compat.files import quantize_static
 from edgeq.errors import UsageError
 from edgeq.util.records import json_object
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
+# "distribution" gives float ranges and is refused later, with the reason.
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
 _FORMATS = {"qdq": "QDQ", "qoperator": "QOperator"}
 # Flag → the extra option that it sets.
@@ -72,6 +74,7 @@ def parser() -> ArgumentParser:
         metavar=("OP_TYPE", "AXIS"),
         help="Channel axis of an operator type's weights.",
     )
+    # These flags only set extra options, so the table is their whole definition.
     for flag, option in _FLAGS.items():
         options.add_argument(f"--{flag}", action="store_true", help=f"The extra option {option}.")
     return options
@@ -79,29 +82,30 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Sequence[str]) -> str:
     """Run the command with the given arguments and return the line to print."""
-    chosen = parser().parse_args(arguments)
-    extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
+    options = parser().parse_args(arguments)
+    extra: dict[str, Any] = {option: getattr(options, flag) for flag, option in _FLAGS.items()}
     extra |= {
-        "QuantizeBias": not chosen.disable_quantize_bias,
-        "MinimumRealRange": chosen.minimum_real_range,
-        "OpTypesToExcludeOutputQuantization": chosen.op_types_to_exclude_output_quantization,
-        "QDQOpTypePerChannelSupportToAxis": {name: int(axis) for name, axis in chosen.op_per_channel_axis},
-        "TensorQuantOverrides": _overrides(chosen.tensor_quant_overrides),
+        "QuantizeBias": not options.disable_quantize_bias,
+        "MinimumRealRange": options.minimum_real_range,
+        "OpTypesToExcludeOutputQuantization": options.op_types_to_exclude_output_quantization,
+        "QDQOpTypePerChannelSupportToAxis": {name: int(axis) for name, axis in options.op_per_channel_axis},
+        "TensorQuantOverrides": _overrides(options.tensor_quant_overrides),
     }
-    written = quantize_static(
-        chosen.input_model_path,
-        chosen.output_quantized_model_path,
-        chosen.input_model_path.absolute().parent,
-        quant_format=_FORMATS[chosen.quant_format],
-        activation_type=_INTEGERS[chosen.activation_type],
-        weight_type=_INTEGERS[chosen.weight_type],
-        calibrate_method=_METHODS[chosen.calibration_method],
-        per_channel=chosen.per_channel,
-        nodes_to_quantize=chosen.nodes_to_quantize,
-        nodes_to_exclude=chosen.nodes_to_exclude,
+    # The samples are in folders next to the model, as in the original command.
+    result = quantize_static(
+        options.input_model_path,
+        options.output_quantized_model_path,
+        options.input_model_path.absolute().parent,
+        quant_format=_FORMATS[options.quant_format],
+        activation_type=_INTEGERS[options.activation_type],
+        weight_type=_INTEGERS[options.weight_type],
+        calibrate_method=_METHODS[options.calibration_method],
+        per_channel=options.per_channel,
+        nodes_to_quantize=options.nodes_to_quantize,
+        nodes_to_exclude=options.nodes_to_exclude,
         extra_options=extra,
     )
-    return f"{written.output}: {chosen.quant_format} {chosen.activation_type} {chosen.weight_type}"
+    return f"{result.output}: {options.quant_format} {options.activation_type} {options.weight_type}"
 
 
 def _overrides(path: Path | None) -> dict[str, Any]:
@@ -114,6 +118,7 @@ def _overrides(path: Path | None) -> dict[str, Any]:
             tensor: [
                 {
                     **entry,
+                    # JSON has only one type of numbers, and the quantizer checks the dtype of these arrays.
                     "scale": np.array(entry["scale"], np.float32),
                     "zero_point": np.array(entry["zero_point"]),
                 }

@@ -12,7 +12,9 @@ from typing import Any
 import click
 from edgeq_device.system.places import scratch_folder
 
-from edgeq.compat._command import SETTINGS, OneLineCommand, PrintedProgress, run_program, says
+from edgeq.compat._command import OneLineCommand, run_program
+from edgeq.compat._options import SETTINGS
+from edgeq.compat._printing import PrintedProgress, says
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
@@ -42,6 +44,7 @@ def command(
             onnx_shapes=False,
             progress=PrintedProgress(),
         )
+        # Without an output, the command only tells which shapes are missing.
         if output is not None:
             write(model, output, source=source, **saved)
         unknown = unknown_shapes(model)

@@ -13,11 +13,15 @@ import numpy as np
 
 from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays, read_tensor
 from edgeq.data.files import decode_bytes
-from edgeq.data.fit import LABEL_KEYS, SplitPlan, first_input, match_names, plan_prepared
-from edgeq.data.records import Hash, Record, Rows, SourceOptions, check_size, place, spans, update_with_file
+from edgeq.data.input_names import LABEL_KEYS, choose_input, match_names
+from edgeq.data.limits import check_size
+from edgeq.data.records import Hash, Record, Rows, describe_file, split_indices, update_with_file
+from edgeq.data.source_options import SourceOptions
+from edgeq.data.split import SplitPlan, plan_prepared
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
+# One note per file would flood the screen for a folder of thousands of files.
 _MOST_NOTES = 3
 
 
@@ -73,22 +77,24 @@ class ArrayFiles:
             return ()
         return [entry.path.relative_to(self.root).parts[0] for entry in self.entries for _ in range(entry.plan.count)]
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the records at `indices`. Only one slice of one file is in memory at a time."""
-        for number, local in spans([entry.plan.count for entry in self.entries], indices):
+        for number, local in split_indices([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
-            context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
+            # Labels inside a file take precedence over the name of its folder.
+            context, label = describe_file(entry.path, self.root, {} if entry.label is not None else self.classes)
             for record in _read_entry(entry, local):
-                own = label if entry.label is None else record.label
-                yield replace(record, label=own, context={**context, **record.context})
+                record_label = label if entry.label is None else record.label
+                yield replace(record, label=record_label, context={**context, **record.context})
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """For each file that contains records at `indices`, hash the file's name, its bytes and the range of those
         records.
         """
-        for number, local in spans([entry.plan.count for entry in self.entries], indices):
+        for number, local in split_indices([entry.plan.count for entry in self.entries], indices):
             path = self.entries[number].path
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
+            # Two selections of one file have the same bytes, so the indices are part of the digest.
             digest.update(repr(local).encode())
 
 
@@ -114,15 +120,16 @@ def open_array_files(
     entries = []
     for path in files:
         headers = read_arrays(path)
-        read = _prepared if prepared else _raw
-        entry = read(path, headers, signature, options)
+        # Only headers are read here. Opening a data set of any size takes the same time per file.
+        choose_format = _describe_prepared if prepared else _describe_raw
+        entry = choose_format(path, headers, signature, options)
         entries.append(entry)
-        beside = [key for key in LABEL_KEYS if key in headers and key not in (entry.label, *entry.arrays.values())]
-        if beside and entry.label is None and options.label is None and len(notes) < _MOST_NOTES:
-            shape = list(headers[beside[0]].shape)
+        label_keys = [key for key in LABEL_KEYS if key in headers and key not in (entry.label, *entry.arrays.values())]
+        if label_keys and entry.label is None and options.label is None and len(notes) < _MOST_NOTES:
+            shape = list(headers[label_keys[0]].shape)
             notes = (
                 *notes,
-                f"{path}: {beside[0]!r} of shape {shape} does not have one label per sample and is left out",
+                f"{path}: {label_keys[0]!r} of shape {shape} does not have one label per sample and is left out",
             )
     return ArrayFiles(root, tuple(entries), prepared, classes or {}, notes)
 
@@ -133,7 +140,7 @@ def holds_key(path: Path, options: SourceOptions) -> bool:
     return any(key is not None and key in headers for key in (options.key, options.encoded))
 
 
-def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
+def find_image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
     """Return the key of the images and the key of their labels, which is None if there are no labels. If the file does
     not contain images, return None instead of the two keys.
 
@@ -141,18 +148,22 @@ def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None
     array that it may contain is an array of labels with one number per image.
     """
     images = [key for key, array in headers.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
-    others = [key for key in headers if key not in images]
-    if len(images) != 1 or headers[images[0]].shape[-1] not in (1, 3) or len(others) > 1:
+    other_keys = [key for key in headers if key not in images]
+    # A second byte array could be masks or depth. Then the user must name the images.
+    if len(images) != 1 or headers[images[0]].shape[-1] not in (1, 3) or len(other_keys) > 1:
         return None
     shape = headers[images[0]].shape
     count = shape[0] if len(shape) == 4 else 1
-    numbers = [key for key in others if headers[key].dtype.kind in "iu" and math.prod(headers[key].shape) == count]
-    if len(numbers) < len(others):
+    numbers = [key for key in other_keys if headers[key].dtype.kind in "iu" and math.prod(headers[key].shape) == count]
+    # The other array is not one number per image, so the file is not a plain set of labelled images.
+    if len(numbers) < len(other_keys):
         return None
     return images[0], numbers[0] if numbers else None
 
 
-def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
+def _describe_prepared(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
+) -> ArrayFormat:
     arrays = match_names([key for key in headers if key != options.label], signature, str(path))
     shapes = {name: headers[key].shape for name, key in arrays.items()}
     plan = plan_prepared(shapes, signature, str(path), options.stack)
@@ -165,18 +176,22 @@ def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options
     """
     if options.label is not None:
         return options.label if options.label in headers and options.label not in arrays.values() else None
-    images = image_arrays(headers)
+    images = find_image_arrays(headers)
     if images is not None and images[1] is not None and images[0] in arrays.values():
         return images[1]
-    beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
+    candidates = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
     # An array with this name may contain something else, such as the boxes in each image.
-    return next((key for key in beside if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None)
+    return next(
+        (key for key in candidates if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None
+    )
 
 
-def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
+def _describe_raw(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
+) -> ArrayFormat:
     if options.encoded is not None and options.encoded in headers:
-        return _encoded(path, headers, signature, options)
-    arrays = _raw_names(path, headers, signature, options)
+        return _describe_encoded(path, headers, signature, options)
+    arrays = _match_raw_names(path, headers, signature, options)
     label = _label_key(headers, arrays, options)
     counts = set()
     shapes = {}
@@ -187,7 +202,8 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
         if not shape:  # one value that all samples share
             shapes[name] = shape
             continue
-        colours = 3 if image_arrays(headers) is not None else len(shape) - 1
+        # Without a layout, the first axis counts the items, except in a file of images, which may contain one image.
+        colours = 3 if find_image_arrays(headers) is not None else len(shape) - 1
         rank = len(options.layout) if options.layout is not None else colours
         if len(shape) < rank:
             raise DataError(
@@ -195,6 +211,7 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
                 "Correct source.layout",
             )
         split = len(shape) - rank
+        # All leading axes count items, so they are joined to one.
         shapes[name] = (math.prod(shape[:split]), *shape[split:])
         counts.add(shapes[name][0])
     if not counts:
@@ -207,10 +224,10 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
     return ArrayFormat(path, arrays, shapes, SplitPlan("items", counts.pop(), True), label)
 
 
-def _raw_names(
+def _match_raw_names(
     path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
 ) -> Mapping[str, str]:
-    target = first_input(signature, options.input)
+    target = choose_input(signature, options.input)
     if list(headers) == [""]:
         return {target: ""}
     if options.key is not None:
@@ -218,7 +235,8 @@ def _raw_names(
             raise DataError(f"{path} holds no array {options.key!r}", f"It holds {', '.join(headers)}; correct the key")
         return {target: options.key}
     inputs = {spec.name for spec in signature.inputs}
-    if options.label is None and (images := image_arrays(headers)) is not None and target:
+    # Images are found by their type, so the arrays need no names of their own.
+    if options.label is None and (images := find_image_arrays(headers)) is not None and target:
         return {target: images[0]}
     labels = {options.label} if options.label is not None else set(LABEL_KEYS) - inputs
     items = [key for key in headers if key not in labels]
@@ -227,15 +245,18 @@ def _raw_names(
     return match_names(items, signature, str(path))
 
 
-def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> ArrayFormat:
+def _describe_encoded(
+    path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
+) -> ArrayFormat:
     assert options.encoded is not None
     assert options.offsets is not None
     images, offsets = headers[options.encoded], headers.get(options.offsets)
+    # n images need n + 1 positions, because the last one ends the last image.
     if offsets is None or len(offsets.shape) != 1 or offsets.dtype.kind not in "iu" or offsets.shape[0] < 2:
         raise DataError(f"{path} has no offsets {options.offsets!r} of whole numbers", "Store n + 1 of them")
     if images.dtype != np.uint8 or len(images.shape) != 1:
         raise DataError(f"{path}[{options.encoded}] is not bytes", "Store the image files end to end as uint8")
-    target = first_input(signature, options.input)
+    target = choose_input(signature, options.input)
     plan = SplitPlan("items", offsets.shape[0] - 1, True)
     arrays = {target: options.encoded}
     label = _label_key(headers, arrays, options)
@@ -256,8 +277,9 @@ def _read_entry(entry: ArrayFormat, local: Sequence[int]) -> Iterator[Record]:
             records = _read_encoded(file, entry, local)
         else:
             slices = {name: file.slices(key, entry.shapes[name]) for name, key in entry.arrays.items()}
-            taken = {name: entry.plan if shape else SplitPlan("whole", 1, True) for name, shape in entry.shapes.items()}
-            records = ((i, {name: _take(s, taken[name], i) for name, s in slices.items()}) for i in local)
+            # A number without axes belongs to every sample, so it is read whole each time.
+            plans = {name: entry.plan if shape else SplitPlan("whole", 1, True) for name, shape in entry.shapes.items()}
+            records = ((i, {name: _take(s, plans[name], i) for name, s in slices.items()}) for i in local)
         for index, raw in records:
             name = f"{entry.path}[{index}]" if entry.plan.count > 1 else str(entry.path)
             yield Record(name, raw, labels[index] if labels else None, {"index": index})
@@ -265,7 +287,7 @@ def _read_entry(entry: ArrayFormat, local: Sequence[int]) -> Iterator[Record]:
 
 def _take(slices: Slices, plan: SplitPlan, index: int) -> Any:
     if plan.kind in ("whole", "single"):
-        return slices.whole()
+        return slices.load_all()
     return slices.take(index)[None] if plan.kind == "rows" else slices.take(index)
 
 
@@ -279,11 +301,12 @@ def _read_encoded(file: ArrayFile, entry: ArrayFormat, local: Sequence[int]) -> 
     total = file.headers[key].shape[0]
     for index in local:
         start, stop = int(offsets[index]), int(offsets[index + 1])
-        where = f"{entry.path}[{index}]"
+        location = f"{entry.path}[{index}]"
+        # Offsets are untrusted: a negative or huge one would read outside the array.
         if not 0 <= start < stop <= total:
-            raise DataError(f"{where}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
-        check_size(stop - start, f"{where} must be read as a whole", "Correct the offsets")
-        yield index, {name: decode_bytes(file.read_bytes(key, start, stop), where)}
+            raise DataError(f"{location}: offsets {start}..{stop} of {total} bytes", "Correct the offsets")
+        check_size(stop - start, f"{location} must be read as a whole", "Correct the offsets")
+        yield index, {name: decode_bytes(file.read_bytes(key, start, stop), location)}
 
 
 CASE = re.compile(r"test_data_set_(\d+)")
@@ -304,12 +327,13 @@ class Cases:
     def __len__(self) -> int:
         return len(self.cases)
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the tensors of each test case, keyed by input name."""
         inputs = [spec.name for spec in self.signature.inputs]
         for index in indices:
             files = self.cases[index]
             tensors = [read_tensor(path) for path in files]
+            # Some exporters store tensors without the names of the inputs. Then the number in the file's name decides.
             named = sorted(name for name, _ in tensors) == sorted(inputs)
             raw = {name if named else inputs[i]: array for i, (name, array) in enumerate(tensors)}
             folder = files[0].parent
@@ -328,8 +352,11 @@ def find_cases(root: Path) -> tuple[Path, ...]:
     """
     if (root / "input_0.pb").is_file():
         return (root,)
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()]
-    return tuple(path for _, path in sorted(found))
+    numbered_folders = [
+        (int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()
+    ]
+    # Sorting by number puts test_data_set_10 after test_data_set_9.
+    return tuple(path for _, path in sorted(numbered_folders))
 
 
 def open_cases(root: Path, folders: tuple[Path, ...], signature: Signature, *, prepared: bool) -> Cases:
@@ -371,6 +398,7 @@ def open_stacked(
         plan = SplitPlan("items", math.prod(shape[:split]), True) if split else SplitPlan("whole", 1, True)
         shape = (plan.count, *shape[split:]) if split else shape
     else:
+        # Older tools wrote a sample as one row of numbers, without its shape.
         if len(shape) == 1 and spec.shape is not None and len(spec.shape) > 1:
             sizes: list[Any] = [1 if axis == 0 and not isinstance(n, int) else n for axis, n in enumerate(spec.shape)]
             shape = tuple(sizes) if all(isinstance(n, int) for n in sizes) and math.prod(sizes) == shape[0] else shape

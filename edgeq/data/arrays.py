@@ -27,15 +27,19 @@ from edgeq_device.system.files import open_file, read_file
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
-from edgeq.data.records import Array, check_size
+from edgeq.data.images import Array
+from edgeq.data.limits import check_size
 from edgeq.errors import DataError
 from edgeq.util.records import is_longer
 
+# Each member of an archive costs a header in memory, and an archive of 1 GB may contain millions of empty ones.
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 30
 """Largest size of a TensorProto file in bytes."""
+# Skipping reads this much at a time, so it needs no more memory than this.
 _BLOCK = 1 << 20
 IDX_NAME = re.compile(r"[-.]idx\d", re.IGNORECASE)
+# The type codes of the format in which MNIST was published. Its numbers are big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 DAMAGE = (
     OSError,
@@ -71,7 +75,7 @@ class Slices(Protocol):
     def take(self, index: int) -> Array:
         """Return a copy of slice `index` of the first axis."""
 
-    def whole(self) -> Array:
+    def load_all(self) -> Array:
         """Return all values."""
 
 
@@ -107,6 +111,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         tensor.ParseFromString(data)
     except DecodeError as error:
         raise DataError(f"{path} is not a TensorProto", "It is damaged, truncated or of another kind") from error
+    # A path in an untrusted file could name any file of the user.
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise DataError(f"{path} keeps its values in another file", "Store the values inside")
     if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
@@ -134,7 +139,7 @@ class ArrayFile:
         self._tensor: Array | None = None
         try:
             with damage(path):
-                self._held = path.stat().st_size
+                self._file_size = path.stat().st_size
                 if path.suffix.lower() == ".npz":
                     self._open_archive()
                 elif path.suffix.lower() == ".pb":
@@ -142,7 +147,8 @@ class ArrayFile:
                     self.headers[""] = Header(self._tensor.dtype, self._tensor.shape, False, 0)
                 else:
                     with self._stream("") as stream:
-                        self.headers[""] = self._header(stream, self._held)
+                        self.headers[""] = self._read_header(stream, self._file_size)
+        # The caller gets no object to close, so the files that are already open are closed here.
         except DataError:
             self._stack.close()
             raise
@@ -161,29 +167,31 @@ class ArrayFile:
         view = replace(header, shape=shape) if shape is not None else header
         check_size(
             math.prod(view.shape[1:]) * view.dtype.itemsize,
-            f"{self._where(key)} claims samples of {header.dtype}{list(view.shape[1:])}",
+            f"{self._location(key)} claims samples of {header.dtype}{list(view.shape[1:])}",
             "The file is damaged, or its first axis does not count samples",
-            held=self._held,
+            allowance=self._file_size,
         )
         if self._tensor is not None:
             return _Loaded(self._tensor.reshape(view.shape))
+        # In column order, one slice of the first axis is spread over the whole array, so it is read at once.
         if header.fortran and len(header.shape) > 1:
             return _Loaded(self.load(key).reshape(view.shape))
         stream = self._stack.enter_context(self._stream(key))
-        return _Streamed(stream, view, self._where(key), self._held)
+        return _Streamed(stream, view, self._location(key), self._file_size)
 
     def load(self, key: str) -> Array:
         """Return the whole array, which must not be larger than a sample may be."""
         header = self.headers[key]
         check_size(
             header.nbytes,
-            f"{self._where(key)} must be read as a whole",
+            f"{self._location(key)} must be read as a whole",
             "Store it in C order, or in parts",
-            held=self._held,
+            allowance=self._file_size,
         )
         with self._stream(key) as stream:
-            whole = replace(header, shape=(1, math.prod(header.shape)))
-            flat = _Streamed(stream, whole, self._where(key), self._held).take(0)
+            # One slice that holds everything lets the same reader serve both cases.
+            flat_header = replace(header, shape=(1, math.prod(header.shape)))
+            flat = _Streamed(stream, flat_header, self._location(key), self._file_size).take(0)
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes:
@@ -193,11 +201,11 @@ class ArrayFile:
         if key not in self._open:
             self._open[key] = self._stack.enter_context(self._stream(key))
         stream = self._open[key]
-        with damage(self._where(key)):
+        with damage(self._location(key)):
             _move(stream, self.headers[key].start + start)
             data = stream.read(stop - start)
         if len(data) != stop - start:
-            raise DataError(f"{self._where(key)} ends early", "The file is truncated")
+            raise DataError(f"{self._location(key)} ends early", "The file is truncated")
         return data
 
     def describe(self) -> str:
@@ -205,7 +213,7 @@ class ArrayFile:
         some = [f"{key or 'one array'} {h.dtype}{list(h.shape)}" for key, h in list(self.headers.items())[:8]]
         return ", ".join(some) + (" …" if len(self.headers) > 8 else "")
 
-    def _where(self, key: str) -> str:
+    def _location(self, key: str) -> str:
         return f"{self.path}[{key}]" if key else str(self.path)
 
     def _open_archive(self) -> None:
@@ -216,7 +224,7 @@ class ArrayFile:
         for member in members:
             with self._archive.open(member) as stream:
                 key = member.filename.removesuffix(".npy")
-                self.headers[key] = self._header(stream, member.file_size)
+                self.headers[key] = self._read_header(stream, member.file_size)
 
     @contextmanager
     def _stream(self, key: str) -> Iterator[IO[bytes]]:
@@ -224,29 +232,31 @@ class ArrayFile:
             with self._archive.open(f"{key}.npy") as member:
                 yield member
         elif is_idx(self.path) and self.path.suffix.lower() == ".gz":
-            with open_file(self.path) as plain, gzip.open(plain) as packed:
+            with open_file(self.path) as file, gzip.open(file) as packed:
                 yield packed  # type: ignore[misc]  # GzipFile reads and seeks as any binary stream
         else:
-            with open_file(self.path) as plain:
-                yield plain
+            with open_file(self.path) as file:
+                yield file
 
-    def _header(self, stream: IO[bytes], size: int) -> Header:
+    def _read_header(self, stream: IO[bytes], size: int) -> Header:
+        # A gzip file does not know its unpacked size, so its values are checked only when they are read.
         if is_idx(self.path) and self._archive is None:
-            header = _idx_header(stream)
-            known = size if self.path.suffix.lower() != ".gz" else header.start + header.nbytes
+            header = _read_idx_header(stream)
+            expected_size = size if self.path.suffix.lower() != ".gz" else header.start + header.nbytes
         else:
-            header = npy_header(stream)
-            known = size
+            header = read_npy_header(stream)
+            expected_size = size
+        # numpy cannot hold or index a larger array, so its error would not name the file.
         if max(header.nbytes, *header.shape, 0) > sys.maxsize:
             raise ValueError(f"shape {[*header.shape][:16]} is larger than any array")
         if header.dtype.hasobject:
             raise DataError(f"{self.path} holds pickled Python objects, which are never loaded", "Save numeric arrays")
         if header.dtype.kind not in "biuf" + "US":
             raise DataError(f"{self.path} holds an array of {header.dtype}", "Save plain numeric arrays")
-        if header.start + header.nbytes != known:
+        if header.start + header.nbytes != expected_size:
             raise DataError(
                 f"{self.path} claims {header.dtype}{list(header.shape)} ({header.nbytes} bytes) "
-                f"but holds {max(0, known - header.start)}",
+                f"but holds {max(0, expected_size - header.start)}",
                 "The file is damaged or truncated",
             )
         return header
@@ -269,32 +279,32 @@ def _move(stream: IO[bytes], position: int) -> None:
 
 
 class _Streamed:
-    def __init__(self, stream: IO[bytes], header: Header, where: str, held: int) -> None:
-        self.stream, self.header, self.where, self.held = stream, header, where, held
+    def __init__(self, stream: IO[bytes], header: Header, location: str, file_size: int) -> None:
+        self.stream, self.header, self.location, self.file_size = stream, header, location, file_size
 
     def take(self, index: int) -> Array:
         """Return a copy of slice `index` of the first axis."""
         shape, dtype = self.header.shape[1:], self.header.dtype
         size = math.prod(shape) * dtype.itemsize
-        with damage(self.where):
+        with damage(self.location):
             _move(self.stream, self.header.start + index * size)
             data = self.stream.read(size)
         if len(data) != size:
-            raise DataError(f"{self.where} ends in sample {index}", "The file is truncated")
+            raise DataError(f"{self.location} ends in sample {index}", "The file is truncated")
         # bytearray, because users' own preprocessings expect writable arrays
         array = np.frombuffer(bytearray(data), dtype).reshape(shape)
         return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
-    def whole(self) -> Array:
+    def load_all(self) -> Array:
         """Return all values."""
         check_size(
             self.header.nbytes,
-            f"{self.where} must be read as a whole",
+            f"{self.location} must be read as a whole",
             "Store samples in smaller files",
-            held=self.held,
+            allowance=self.file_size,
         )
         flat = replace(self.header, shape=(1, math.prod(self.header.shape)))
-        return _Streamed(self.stream, flat, self.where, self.held).take(0).reshape(self.header.shape)
+        return _Streamed(self.stream, flat, self.location, self.file_size).take(0).reshape(self.header.shape)
 
 
 class _Loaded:
@@ -305,7 +315,7 @@ class _Loaded:
         """Return a copy of slice `index` of the first axis."""
         return np.array(self.array[index])
 
-    def whole(self) -> Array:
+    def load_all(self) -> Array:
         """Return all values."""
         return self.array
 
@@ -313,6 +323,7 @@ class _Loaded:
 def load_labels(file: ArrayFile, key: str) -> list[Any]:
     """Return a one-axis array as a list of plain Python values."""
     header = file.headers[key]
+    # Other axes may have size 1: the values are still one list.
     if math.prod(header.shape) != max(header.shape, default=0):
         raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label per sample")
     # The limit is low because each label becomes a Python object.
@@ -327,7 +338,7 @@ def read_arrays(path: Path) -> Mapping[str, Header]:
         return file.headers
 
 
-def npy_header(stream: IO[bytes]) -> Header:
+def read_npy_header(stream: IO[bytes]) -> Header:
     """Return the header of an .npy stream. Afterwards, the stream is at the first value.
 
     Raises:
@@ -340,7 +351,7 @@ def npy_header(stream: IO[bytes]) -> Header:
     return Header(dtype, tuple(shape), bool(fortran), stream.tell())
 
 
-def _idx_header(stream: IO[bytes]) -> Header:
+def _read_idx_header(stream: IO[bytes]) -> Header:
     zero, kind, rank = struct.unpack(">HBB", stream.read(4))
     if zero != 0 or kind not in _IDX_TYPES or rank == 0:
         raise ValueError("not an IDX file")

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.data.records import read_text
+from edgeq.data.limits import read_text
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
 FORMS = 'one name per line in the order of the scores, or JSON: {"NAME": INDEX}'
-BESIDE = (
+# They are tried in this order, and the first file that names every folder decides.
+LIST_NAMES = (
     "class_to_idx.json",
     "class_indices.json",
     "imagenet_class_index.json",
@@ -42,12 +43,15 @@ BESIDE = (
 """Names that tools give to files with classes. edgeq looks for these files next to class folders and next to
 the model.
 """
+# A WordNet synset is the letter n and eight digits. A ninth digit means that it is another number.
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
 _WORD = re.compile(r"[\s_\-]+")
 _NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
 _JSON_KEYS = ("class_to_idx", "label2id", "id2label")
+# "__background__" has the key " background ", because `_make_key` turns each run of underscores into a space.
 _BACKGROUND = frozenset({"background", " background ", "dummy"})
 _IMAGENET = 1000
+# One entry with a huge number in an untrusted file must not allocate a tuple of that length.
 _MOST_NAMES = 1_000_000
 
 
@@ -58,7 +62,7 @@ class Classes:
     Attributes:
         source: the origin of the list, for messages.
         count: number of the model's scores that the list covers, including gaps and scores that are not a class.
-        numbers: name in the form that `_key` returns → number, or None if two classes have that name.
+        numbers: name in the form that `_make_key` returns → number, or None if two classes have that name.
         names: names of the classes for people, in the order of the scores; "" for a number that is not in the list.
     """
 
@@ -72,8 +76,9 @@ class Classes:
         class's synset, or a name after a number.
         """
         synset = _SYNSET.search(name)
+        # The full name goes first, because a synset or number inside a name may belong to another class of the list.
         parts = (name, synset[0] if synset else name, _NUMBERED.sub("", name))
-        return next((found for part in parts if (found := self.numbers.get(_key(part))) is not None), None)
+        return next((number for part in parts if (number := self.numbers.get(_make_key(part))) is not None), None)
 
     def number(self, name: str) -> int:
         """Return the number of a class by its name.
@@ -81,43 +86,44 @@ class Classes:
         Raises:
             DataError: the list contains no class of that name, or several.
         """
-        found = self.find(name)
-        if found is None:
-            problem = "several classes" if _key(name) in self.numbers else "no class"
+        number = self.find(name)
+        if number is None:
+            problem = "several classes" if _make_key(name) in self.numbers else "no class"
             raise DataError(
                 f"{self.source} has {problem} named {name!r}", "Name every class once, with the names in the data"
             )
-        return found
+        return number
 
 
-def _key(name: str) -> str:
+def _make_key(name: str) -> str:
     return _WORD.sub(" ", name.strip().strip("\"'")).casefold()
 
 
-def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
+def _build_classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
     """Return the list of classes made from pairs of a name and a number. A line's full text has priority over the names
     in it.
     """
     numbers: dict[str, int | None] = {}
     parts: dict[str, int | None] = {}
-    shown: dict[int, str] = {}
+    display_names: dict[int, str] = {}
     for text, number in pairs:
         synset = _SYNSET.match(text)
         name = text[synset.end() :].strip() if synset else text
-        shown[number] = shown.get(number) or name
-        for table, names in ((numbers, [text]), (parts, _names_in(text))):
-            for key in {_key(name) for name in names}:
+        display_names[number] = display_names.get(number) or name
+        for table, names in ((numbers, [text]), (parts, _split_names(text))):
+            for key in {_make_key(name) for name in names}:
+                # A name of two classes belongs to none: guessing would give wrong labels without an error.
                 table[key] = number if table.get(key, number) == number else None
-    count = max(shown, default=-1) + 1
-    ordered = tuple(shown.get(i, "") for i in range(count)) if count <= _MOST_NAMES else ()
+    count = max(display_names, default=-1) + 1
+    ordered = tuple(display_names.get(i, "") for i in range(count)) if count <= _MOST_NAMES else ()
     return Classes(source, count, {**parts, **numbers}, ordered)
 
 
-def _names_in(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     """Return the names in a line: a synset, the text after it, and the parts between commas."""
     synset = _SYNSET.match(text)
-    rest = text[synset.end() :] if synset else text
-    return [*([synset[0]] if synset else []), *filter(str.strip, [rest, *rest.split(",")])]
+    phrase = text[synset.end() :] if synset else text
+    return [*([synset[0]] if synset else []), *filter(str.strip, [phrase, *phrase.split(",")])]
 
 
 @functools.cache
@@ -125,15 +131,17 @@ def imagenet() -> Classes:
     """Return the classes of ImageNet-1k, by synset and by WordNet's names."""
     lines = Path(__file__).with_name("imagenet_classes.txt").read_text(encoding="utf-8").split("\n")
     names = [line for line in lines if line and not line.startswith("#")]
-    return _classes("ImageNet-1k", zip(names, range(_IMAGENET), strict=True))
+    # `strict` refuses a damaged file: one missing line would shift all later classes.
+    return _build_classes("ImageNet-1k", zip(names, range(_IMAGENET), strict=True))
 
 
-def without_background(classes: Classes, scores: int | None) -> Classes:
+def drop_background(classes: Classes, scores: int | None) -> Classes:
     """Return the list without its first class, the background, if the model has one score fewer than the list has
     classes. Otherwise return `classes`.
     """
-    first = {name for name, number in classes.numbers.items() if number == 0}
-    if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
+    first_names = {name for name, number in classes.numbers.items() if number == 0}
+    # Both signs are needed. The count alone could be a list with an unused class.
+    if scores is None or classes.count != scores + 1 or not first_names & _BACKGROUND:
         return classes
     numbers = {name: None if number is None else number - 1 for name, number in classes.numbers.items() if number != 0}
     return Classes(classes.source, scores, numbers, classes.names[1:])
@@ -151,9 +159,10 @@ def score_names(classes: Classes | None, folders: Mapping[str, int], scores: int
     """
     names = classes.names if classes is not None else ()
     if classes is None and folders:
-        known, ordered = imagenet(), sorted(folders, key=folders.__getitem__)
-        if all(known.find(name) == number for name, number in folders.items()):
-            names = known.names
+        imagenet_classes, ordered = imagenet(), sorted(folders, key=folders.__getitem__)
+        # The folders may hold only some of ImageNet's classes, but the model still scores all of them.
+        if all(imagenet_classes.find(name) == number for name, number in folders.items()):
+            names = imagenet_classes.names
         elif [folders[name] for name in ordered] == list(range(len(ordered))):
             names = tuple(ordered)
     if scores is not None and len(names) + 1 == scores:
@@ -161,18 +170,18 @@ def score_names(classes: Classes | None, folders: Mapping[str, int], scores: int
     return names if scores in (None, len(names)) else ()
 
 
-def load_classes(given: Any) -> Classes:
-    """Return the list of classes that `given` describes: a file, names in the order of the scores, or names with
+def load_classes(source: Any) -> Classes:
+    """Return the list of classes that `source` describes: a file, names in the order of the scores, or names with
     numbers.
 
     Raises:
         DataError: the list cannot be read, or has an unknown form.
     """
-    if isinstance(given, Classes):
-        return given
-    if not isinstance(given, str | Path):
-        return _classes("the list of classes", _pairs(given, "the list of classes"))
-    path = Path(given)
+    if isinstance(source, Classes):
+        return source
+    if not isinstance(source, str | Path):
+        return _build_classes("the list of classes", _parse_pairs(source, "the list of classes"))
+    path = Path(source)
     if not path.is_file():
         raise DataError(f"classes: {path} is not a file", f"Give {FORMS}")
     text = read_text(path, "Keep only the names")
@@ -181,29 +190,31 @@ def load_classes(given: Any) -> Classes:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
-        return _classes(str(path), _pairs(value, str(path)))
-    return _classes(str(path), _lines(text, str(path)))
+        return _build_classes(str(path), _parse_pairs(value, str(path)))
+    return _build_classes(str(path), _parse_lines(text, str(path)))
 
 
-def _pairs(value: Any, where: str) -> list[tuple[str, int]]:
+def _parse_pairs(value: Any, location: str) -> list[tuple[str, int]]:
     """Return names with numbers from plain data. The data may map names to numbers or numbers to names."""
     if isinstance(value, Mapping):
+        # config.json files of transformers have many keys, and the classes are below one of these.
         value = next((value[key] for key in _JSON_KEYS if isinstance(value.get(key), Mapping | list)), value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = dict(enumerate(value))
-    found: list[tuple[str, int]] = []
-    for key, held in value.items() if isinstance(value, Mapping) else ():
-        if isinstance(held, int) and not isinstance(held, bool) and held >= 0:
-            found.append((str(key), held))
+    pairs: list[tuple[str, int]] = []
+    for key, content in value.items() if isinstance(value, Mapping) else ():
+        if isinstance(content, int) and not isinstance(content, bool) and content >= 0:
+            pairs.append((str(key), content))
         elif str(key).isascii() and str(key).isdigit():
-            names = held if isinstance(held, list) else [held]
-            found += [(name, int(key)) for name in names if isinstance(name, str)]
-    if not found or len({number for _, number in found}) < 2:
-        raise DataError(f"{where} lists no classes", f"Give {FORMS}")
-    return found
+            names = content if isinstance(content, list) else [content]
+            pairs += [(name, int(key)) for name in names if isinstance(name, str)]
+    # A list of fewer than two classes is most likely another file with a familiar name.
+    if not pairs or len({number for _, number in pairs}) < 2:
+        raise DataError(f"{location} lists no classes", f"Give {FORMS}")
+    return pairs
 
 
-def _lines(text: str, where: str) -> list[tuple[str, int]]:
+def _parse_lines(text: str, location: str) -> list[tuple[str, int]]:
     """Return names with numbers from lines. If every line has a number before or after the name, that number is the
     class's number.
     """
@@ -212,19 +223,21 @@ def _lines(text: str, where: str) -> list[tuple[str, int]]:
         (re.compile(r"(\d{1,9})[\s,:]+(.+)"), 1, 2),
         (re.compile(r"(.*[^\s,:])[\s,:]+(\d{1,9})"), 2, 1),
     ):
-        found = [match for line in lines if (match := pattern.fullmatch(line))]
-        if len(found) == len(lines) and len({int(match[number]) for match in found}) == len(lines) > 1:
-            return [(match[name], int(match[number])) for match in found]
+        matches = [match for line in lines if (match := pattern.fullmatch(line))]
+        # All lines must agree, and no number may occur twice. Otherwise, the numbers are part of the names.
+        if len(matches) == len(lines) and len({int(match[number]) for match in matches}) == len(lines) > 1:
+            return [(match[name], int(match[number])) for match in matches]
     if len(lines) < 2:
-        raise DataError(f"{where} lists {len(lines)} classes", f"Give {FORMS}")
+        raise DataError(f"{location} lists {len(lines)} classes", f"Give {FORMS}")
     return [(line, index) for index, line in enumerate(lines)]
 
 
-def score_count(signature: Signature) -> int | None:
+def count_scores(signature: Signature) -> int | None:
     """Return the number of a model's class scores, from the shape [N, C] or [N, C, 1, 1] of its only float output.
     Return None if the number is not known.
     """
     shapes = [spec.shape for spec in signature.outputs if spec.dtype.kind == "f"]
+    # With several float outputs, edgeq cannot tell which holds the scores.
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) < 2 or any(size != 1 for size in shapes[0][2:]):
         return None
     size = shapes[0][1]
@@ -246,13 +259,13 @@ class ClassFolders:
     notes: tuple[str, ...] = ()
 
 
-def class_folders(
+def number_folders(
     root: Path,
     files: Sequence[Path],
     *,
     classes: Classes | None = None,
     scores: int | None = None,
-    beside: Sequence[Path] = (),
+    model_folders: Sequence[Path] = (),
 ) -> ClassFolders:
     """Return the labels of sub-folders, if every file is in one of at least two folders below `root`.
 
@@ -260,7 +273,7 @@ def class_folders(
 
     - `classes`, if given;
     - folder names that are numbers;
-    - a list of classes that is stored in the data folder, above it, or in one of the folders `beside`, and that
+    - a list of classes that is stored in the data folder, above it, or in one of the folders `model_folders`, and that
       contains every folder's name;
     - the names of ImageNet, if the model has scores for all its classes;
     - the sorted order of the folders. Folders that contain none of `files` also count, so a class without samples keeps
@@ -272,47 +285,55 @@ def class_folders(
     parts = [path.relative_to(root).parts for path in files]
     if not parts or min(map(len, parts)) < 2:
         return ClassFolders({})
-    found = sorted({part[0] for part in parts})
-    if len(found) < 2 and classes is None:
+    folders = sorted({part[0] for part in parts})
+    # One folder is most likely the data set itself, not a class.
+    if len(folders) < 2 and classes is None:
         return ClassFolders({})
-    numbered = all(name.isascii() and name.isdigit() for name in found) and len({int(n) for n in found}) == len(found)
+    numbered = all(name.isascii() and name.isdigit() for name in folders) and len({int(n) for n in folders}) == len(
+        folders
+    )
     if classes is not None:
-        classes = without_background(classes, scores)
-        known = [name for name in found if classes.find(name) is not None]
-        if len(known) == len(found) or not numbered:
-            return ClassFolders({name: classes.number(name) for name in found})
+        classes = drop_background(classes, scores)
+        listed = [name for name in folders if classes.find(name) is not None]
+        # If names are numbers and the list does not know all of them, the numbers are labels by themselves.
+        if len(listed) == len(folders) or not numbered:
+            return ClassFolders({name: classes.number(name) for name in folders})
     if numbered:
-        return ClassFolders({name: int(name) for name in found})
-    for path in (folder / name for folder in (root, root.parent, *beside) for name in BESIDE):
-        numbers = _numbers(found, path, scores)
+        return ClassFolders({name: int(name) for name in folders})
+    # A list next to the data describes the data, so it comes before one next to the model.
+    for path in (folder / name for folder in (root, root.parent, *model_folders) for name in LIST_NAMES):
+        numbers = _read_numbers(folders, path, scores)
         if numbers:
             return ClassFolders(numbers, notes=(f"labels: the class folders, numbered by {path}",))
+    # Folders such as "tench" mean ImageNet only if the model can score it. Some models have an extra background score.
     if scores is None or scores >= _IMAGENET:
-        numbers = _fitting(found, imagenet())
-        if numbers and (all(_SYNSET.search(name) for name in found) or scores in (_IMAGENET, _IMAGENET + 1)):
+        numbers = _match_folders(folders, imagenet())
+        if numbers and (all(_SYNSET.search(name) for name in folders) or scores in (_IMAGENET, _IMAGENET + 1)):
             return ClassFolders(numbers, notes=("labels: the class folders, numbered as ImageNet-1k's classes",))
+    # A class without samples in this selection still takes a number, or all later classes would shift.
     empty = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
-    return ClassFolders({name: index for index, name in enumerate(sorted({*found, *empty}))}, sorted_names=True)
+    return ClassFolders({name: index for index, name in enumerate(sorted({*folders, *empty}))}, sorted_names=True)
 
 
-def _numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
+def _read_numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
     """Return the numbers that the list of classes at `path` gives to the folders. Return nothing if the file is not a
     list of classes or if the list lacks a folder.
     """
     if not path.is_file():
         return {}
     try:
-        return _fitting(folders, without_background(load_classes(path), scores))
+        return _match_folders(folders, drop_background(load_classes(path), scores))
     except DataError:  # a file of this name may list something else
         return {}
 
 
-def _fitting(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
+def _match_folders(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
     numbers = {name: number for name in folders if (number := classes.find(name)) is not None}
+    # Two folders with one number would merge two classes.
     return numbers if len(numbers) == len(folders) == len(set(numbers.values())) else {}
 
 
-def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int]) -> tuple[str, ...]:
+def empty_class_note(root: Path, files: Sequence[Path], classes: Mapping[str, int]) -> tuple[str, ...]:
     """Return a note on the class folders that contain none of the files. Return nothing if there are no such
     folders.
     """
@@ -325,13 +346,13 @@ def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int])
     return (f"{root}: no samples of {len(empty)} of {len(classes)} class folders ({some}); they keep their numbers",)
 
 
-def strays(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
+def stray_note(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
     """Return a note on stray files, or nothing if there are none. Stray files are next to folders that would be class
     folders if these files were not there.
     """
-    beside = [path.name for path in files if path.parent == root]
+    stray_names = [path.name for path in files if path.parent == root]
     within = {path.relative_to(root).parts[0] for path in files if root not in (path, path.parent)}
-    if not beside or len(within) < 2:
+    if not stray_names or len(within) < 2:
         return ()
-    others = f" and {len(beside) - 1} more" if len(beside) > 1 else ""
-    return (f"{root}: the sub-folders give no labels, because {beside[0]}{others} is in none of them",)
+    remainder = f" and {len(stray_names) - 1} more" if len(stray_names) > 1 else ""
+    return (f"{root}: the sub-folders give no labels, because {stray_names[0]}{remainder} is in none of them",)

@@ -18,7 +18,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from edgeq.data.records import MAX_PIXELS, FileList, Picture, Rows, check_size
+from edgeq.data.images import Picture
+from edgeq.data.limits import MAX_PIXELS, check_size
+from edgeq.data.records import FileList, Rows
 from edgeq.errors import DataError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -39,7 +41,7 @@ _OF_A_BYTE = 64
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error)
 
 
-def decode(stream: IO[bytes] | Path, where: str) -> Picture:
+def decode(stream: IO[bytes] | Path, location: str) -> Picture:
     """Decode an image (the first frame) to RGB. Transparency is dropped, and EXIF rotation is not applied.
 
     Raises:
@@ -48,9 +50,9 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
     try:
         if isinstance(stream, Path):
             check_file(stream)
-            held = stream.stat().st_size
+            file_size = stream.stat().st_size
         else:
-            held = stream.seek(0, io.SEEK_END)
+            file_size = stream.seek(0, io.SEEK_END)
             stream.seek(0)
         with warnings.catch_warnings():
             # Pillow warns of large images and odd metadata. This code checks the size itself and does not use the
@@ -59,31 +61,31 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
             with Image.open(stream, formats=_FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise DataError(
-                        f"{where} is an image of {image.width}x{image.height} pixels, more than {MAX_PIXELS}",
+                        f"{location} is an image of {image.width}x{image.height} pixels, more than {MAX_PIXELS}",
                         "Give fewer pixels",
                     )
                 check_size(
-                    _BYTES_A_PIXEL * _pixels(image),
-                    f"{where} is an image of {image.width}x{image.height} pixels in {held} bytes",
+                    _BYTES_A_PIXEL * _count_pixels(image),
+                    f"{location} is an image of {image.width}x{image.height} pixels in {file_size} bytes",
                     "Give fewer pixels",
-                    held=_OF_A_BYTE * held,
+                    allowance=_OF_A_BYTE * file_size,
                 )
                 if image.mode not in _EIGHT_BIT or _is_deep(image):
                     raise DataError(
-                        f"{where} is an image whose values are not 8 bits per channel (Pillow's mode {image.mode})",
+                        f"{location} is an image whose values are not 8 bits per channel (Pillow's mode {image.mode})",
                         "Convert it, or store it as an array",
                     )
                 return Picture(np.asarray(image.convert("RGB")))
     except Image.DecompressionBombError as error:
-        raise DataError(f"{where} is an image of more than {MAX_PIXELS} pixels", "Give fewer pixels") from error
+        raise DataError(f"{location} is an image of more than {MAX_PIXELS} pixels", "Give fewer pixels") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{where} is not an image that can be read", "Replace or remove the file") from error
+        raise DataError(f"{location} is not an image that can be read", "Replace or remove the file") from error
     except _DAMAGED as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{where} cannot be decoded: {text}", "Replace or remove the file") from error
+        raise DataError(f"{location} cannot be decoded: {text}", "Replace or remove the file") from error
 
 
-def _pixels(image: Image.Image) -> int:
+def _count_pixels(image: Image.Image) -> int:
     """Return the number of pixels that the decoder must hold, according to the header. A TIFF tile may be larger than
     its image.
     """
@@ -108,11 +110,11 @@ def _is_deep(image: Image.Image) -> bool:
     return False
 
 
-def decode_bytes(data: bytes, where: str) -> Picture:
-    """Decode an image and return it as uint8 [H, W, 3], red first. `where` names the image in messages. See
+def decode_bytes(data: bytes, location: str) -> Picture:
+    """Decode an image and return it as uint8 [H, W, 3], red first. `location` names the image in messages. See
     `decode`.
     """
-    return decode(io.BytesIO(data), where)
+    return decode(io.BytesIO(data), location)
 
 
 @dataclass(frozen=True)

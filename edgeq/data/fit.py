@@ -1,37 +1,19 @@
-"""Fit arrays to a model's signature: names, dtypes, shapes, finite values, and the meaning of a file's first axis."""
+"""Fit arrays to a model's signature: dtypes, shapes and finite values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from edgeq.data.records import Array, check_size
+from edgeq.data.images import Array
+from edgeq.data.limits import check_size
 from edgeq.errors import DataError
 from edgeq.signature import Dimension, Signature, TensorSpec
 
 Shape = tuple[int, ...]
-Kind = Literal["whole", "rows", "items", "single"]
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """Describe how a file of prepared arrays splits into samples.
-
-    Attributes:
-        kind: "whole": the arrays are one sample as they are; "rows": each slice of the first axis is one sample, with
-            that axis kept as a batch of 1; "items": each slice is a complete sample, batch included; "single": one
-            sample that lacks the batch axis.
-        count: number of samples in the file.
-        one_row: whether a sample is one row of the batch.
-    """
-
-    kind: Kind
-    count: int
-    one_row: bool
 
 
 def fixed_batch(signature: Signature) -> int | None:
@@ -45,101 +27,17 @@ def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool 
     """Return whether shapes match the inputs: the ranks and the fixed sizes are the same, and each symbol has the same
     size everywhere.
     """
-    return _misfit(shapes, signature, free_batch=free_batch) is None
+    return find_misfit(shapes, signature, free_batch=free_batch) is None
 
 
-def plan_prepared(
-    shapes: Mapping[str, Shape], signature: Signature, where: str, stack: bool | None = None
-) -> SplitPlan:
-    """Decide what the first axis means in stored arrays that are already preprocessed.
-
-    If arrays have exactly the model's shape, they are one sample, unless the first axis is symbolic in the model. If it
-    is symbolic, every row is a sample. `stack` overrides this rule: with True, the first axis counts samples; with
-    False, it does not. An array without axes belongs to every sample.
-
-    Raises:
-        DataError: no interpretation fits (the message names the first input whose array does not fit), or an array is
-            empty.
-    """
-    # If there are several inputs, one of them may be empty, such as the cache of a decoder before its first step.
-    if all(0 in shape for shape in shapes.values()) or any(shape[:1] == (0,) for shape in shapes.values()):
-        raise DataError(f"{where} holds an empty array", "Leave the file out")
-    specs = {spec.name: spec for spec in signature.inputs}
-    leads = {shape[0] for shape in shapes.values() if shape}
-    lead = next(iter(leads)) if len(leads) == 1 else None
-    whole = fits(shapes, signature)
-    rows = lead is not None and fits(
-        {name: shape and (1, *shape[1:]) for name, shape in shapes.items()}, signature, free_batch=True
-    )
-    symbolic = all(specs[name].shape is not None and not _fixed_lead(specs[name]) for name in shapes)
-    if whole and stack is not True and not (rows and symbolic and stack is None):
-        return SplitPlan("whole", 1, lead == 1 or not leads)
-    if rows and stack is not False:
-        assert lead is not None
-        return SplitPlan("rows", lead, True)
-    if lead is not None and stack is not False:
-        inner = {name: shape[1:] for name, shape in shapes.items()}
-        if fits(inner, signature):
-            return SplitPlan("items", lead, all(shape[:1] in ((1,), ()) for shape in inner.values()))
-    single = {name: shape if specs[name].shape == () else (1, *shape) for name, shape in shapes.items()}
-    if stack is not True and fits(single, signature, free_batch=True):
-        return SplitPlan("single", 1, True)
-    unstacked = {name: shape[1:] for name, shape in shapes.items()}
-    if len(leads) > 1 and (fits(shapes, signature, free_batch=True) or fits(unstacked, signature)):
-        raise DataError(
-            f"{where}: the arrays disagree on the number of samples "
-            f"({', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())})",
-            f"Store the same number for every input, in shapes that fit {_list(signature)}",
-        )
-    added = _missing_step({name: shape[1:] for name, shape in shapes.items()}, signature)
-    raise DataError(
-        f"{where}: {_misfit(shapes, signature)}",
-        "Store the model's shape, or name a --preprocess" + (f" with {added} in it" if added else ""),
-    )
-
-
-def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
-    """Return model input → key in the file. A key is the input's name. numpy's unnamed keys (arr_0 …), and the key ""
-    of a single array, are matched by the order of the inputs.
-
-    Raises:
-        DataError: an input has no array, or an array has no input and does not look like labels.
-    """
-    inputs = [spec.name for spec in signature.inputs]
-    by_position = [f"arr_{i}" for i in range(len(inputs))]
-    if keys == [""] and len(inputs) == 1:
-        return {inputs[0]: ""}
-    if sorted(keys) == sorted(by_position) and not set(keys) & set(inputs):
-        return dict(zip(inputs, by_position, strict=True))
-    missing = [name for name in inputs if name not in keys]
-    extra = [key for key in keys if key not in inputs and key not in LABEL_KEYS]
-    held = ", ".join(key or "one unnamed array" for key in keys)
-    if missing:
-        raise DataError(
-            f"{where} has no array for the model input {missing[0]!r} (it holds {held}; "
-            f"the model takes {', '.join(inputs)})",
-            "Rename the arrays, or name them: --preprocess 'key=NAME,label=NAME,…'",
-        )
-    if extra:
-        raise DataError(
-            f"{where} holds {extra[0]!r}, which is not an input of the model ({', '.join(inputs)})",
-            "Remove or rename it",
-        )
-    return {name: name for name in inputs}
-
-
-LABEL_KEYS = ("label", "labels")
-"""Names of arrays in prepared files. Arrays with these names are labels even if no option names them."""
-
-
-def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
+def fit_inputs(location: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
     """Return inputs for `session.run`, in the model's order.
 
     A missing batch axis is added. If the model takes a scalar, the axes of a single value are dropped. A dtype is
     converted if the conversion loses nothing but precision.
 
     Args:
-        where: name of the sample in messages.
+        location: name of the sample in messages.
         inputs: arrays by input name.
         prepared: whether the arrays are as the user stored them. If so, integers for a floating input are refused,
             because they are most likely raw data without preprocessing.
@@ -152,146 +50,135 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
     for name in inputs:
         if not name:
             raise DataError(
-                f"{where} is one array, the model takes {len(names)}",
+                f"{location} is one array, the model takes {len(names)}",
                 f"Give a dict of {', '.join(names)}, or a tuple in that order",
             )
         if name not in names:
-            raise DataError(f"{where}: {name!r} is not an input of the model", f"The inputs are {', '.join(names)}")
+            raise DataError(f"{location}: {name!r} is not an input of the model", f"The inputs are {', '.join(names)}")
     result = {}
     for spec in signature.inputs:
         if spec.name not in inputs:
-            raise DataError(f"{where} has nothing for the model input {spec.name!r}", "Give every input")
+            raise DataError(f"{location} has nothing for the model input {spec.name!r}", "Give every input")
         if isinstance(inputs[spec.name], str | Path):
-            raise DataError(f"{where}: input {spec.name!r} is text or a path", "Name the --preprocess that reads it")
+            raise DataError(f"{location}: input {spec.name!r} is text or a path", "Name the --preprocess that reads it")
         array = np.asarray(inputs[spec.name])
+        # Most users store one item without the batch axis that the model's input has.
         if spec.shape is not None and array.ndim == len(spec.shape) - 1:
             array = array[None]
+        # numpy stores a lone number as an array of one element.
         elif spec.shape == () and array.shape == (1,):
             array = array[0]
-        others = [] if prepared else [name for name in names if name != spec.name]
-        result[spec.name] = _convert(where, array, spec, prepared=prepared, others=others)
+        other_inputs = [] if prepared else [name for name in names if name != spec.name]
+        result[spec.name] = _convert(location, array, spec, prepared=prepared, other_inputs=other_inputs)
     return result
 
 
-def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) -> None:
+def check_shapes(location: str, inputs: Mapping[str, Array], signature: Signature) -> None:
     """Raise a DataError that names the first input whose shape the model cannot take.
 
     If all inputs fix the same batch size, that size is not checked, because rows are gathered into batches later.
     """
     shapes = {name: array.shape for name, array in inputs.items()}
-    wrong = _misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
+    wrong = find_misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
     if wrong is not None:
-        added = _missing_step(shapes, signature)
+        added = find_missing_step(shapes, signature)
         fix = f"Add {added} to --preprocess" if added else "Correct the data or its preprocessing"
-        raise DataError(f"{where}: {wrong}", fix)
+        raise DataError(f"{location}: {wrong}", fix)
 
 
-def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, others: Sequence[str]) -> Array:
+def _convert(location: str, array: Array, spec: TensorSpec, *, prepared: bool, other_inputs: Sequence[str]) -> Array:
     if spec.dtype.hasobject and (array.dtype.kind in "SU" or all(isinstance(text, str) for text in array.flat)):
         return array.astype(str)  # texts in a dtype that files can store
+    # Objects would be pickled or converted one by one, and structured arrays have no numeric value.
     if array.dtype.kind in "OV" and array.dtype != spec.dtype:
-        raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
+        raise DataError(f"{location}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")
     if array.dtype != spec.dtype:
         number = array.dtype.kind in "biuf" and spec.dtype.kind in "biuf"
+        # Integers for a float input are most likely pixels that nobody normalised.
         raw = prepared and array.ndim and array.dtype.kind != "f" and spec.dtype.kind == "f"
         if not number or raw or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
             # Steps convert the arrays of all inputs to float unless the steps are limited to one input.
-            other = f"; if the steps are for another input, name it: input={others[0]}" if others else ""
+            hint = f"; if the steps are for another input, name it: input={other_inputs[0]}" if other_inputs else ""
             storable = "Store that dtype" if spec.dtype.isbuiltin == 1 else "Export the model with inputs of float32"
-            fix = "Name a --preprocess (none, if the values are right)" if raw else storable + other
-            raise DataError(f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}", fix)
+            fix = "Name a --preprocess (none, if the values are right)" if raw else storable + hint
+            raise DataError(f"{location}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}", fix)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        what = "NaN" if np.isnan(array).any() else "infinity"
-        raise DataError(f"{where}: input {spec.name!r} holds {what}", "Remove the sample or correct its data")
+        flaw = "NaN" if np.isnan(array).any() else "infinity"
+        raise DataError(f"{location}: input {spec.name!r} holds {flaw}", "Remove the sample or correct its data")
     if array.dtype == spec.dtype:
         return np.asarray(array, order="C")
-    check_size(array.size * spec.dtype.itemsize, f"{where}: input {spec.name!r}", "Give smaller samples")
+    check_size(array.size * spec.dtype.itemsize, f"{location}: input {spec.name!r}", "Give smaller samples")
+    # Overflow is found below, in the values, and reported with the sample's name.
     with np.errstate(over="ignore"):
         converted = array.astype(spec.dtype)
     lossless = spec.dtype.kind == "f" or bool((converted == array).all())
     if not lossless or (spec.dtype.kind == "f" and not np.isfinite(converted).all()):
         raise DataError(
-            f"{where}: input {spec.name!r} has values that do not fit into {spec.dtype}", "Correct the data"
+            f"{location}: input {spec.name!r} has values that do not fit into {spec.dtype}", "Correct the data"
         )
     return np.asarray(converted, order="C")
 
 
-def _fixed_lead(spec: TensorSpec) -> bool:
-    return bool(spec.shape) and isinstance(spec.shape[0], int)  # type: ignore[index]
-
-
-def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
+def find_misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> str | None:
     sizes: dict[str, tuple[int, str]] = {}
     for spec in signature.inputs:
         if spec.name not in shapes or spec.shape is None:
             continue
         shape = shapes[spec.name]
+        # `fit_inputs` drops the axis of such an array later.
         single_value = spec.shape == () and shape == (1,)
         wrong = len(shape) != len(spec.shape) and not single_value
         for axis, (have, want) in enumerate(zip(shape, spec.shape, strict=False)):
             wrong = wrong or (isinstance(want, int) and want != have and not (axis == 0 and free_batch))
         if wrong:
             return f"input {spec.name!r} has shape {list(shape)}, the model takes {spec}"
+        # Symbols are compared only after all fixed sizes match, so that the message names the simpler error.
         for axis, (have, want) in enumerate(zip(shape, spec.shape, strict=False)):
             if isinstance(want, str) and not (axis == 0 and free_batch):
-                size, first = sizes.setdefault(want, (have, spec.name))
+                size, first_name = sizes.setdefault(want, (have, spec.name))
                 if size != have:
                     return (
-                        f"the model's size {want!r} is both {size} (input {first!r}) and {have} (input {spec.name!r} "
-                        f"of shape {list(shape)}); give independent sizes different names in the model"
+                        f"the model's size {want!r} is both {size} (input {first_name!r}) and {have} "
+                        f"(input {spec.name!r} of shape {list(shape)}); "
+                        "give independent sizes different names in the model"
                     )
     return None
 
 
-def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
+def find_missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
     """Return the preprocessing step that gives an item the model's shape, or "" if there is none. The step adds an axis
     (grey images may lack the channel axis) or moves the channels to the correct axis.
     """
     for spec in signature.inputs:
-        item, wanted = items.get(spec.name, ()), (spec.shape or ())[1:]
-        for axis in range(len(wanted) if len(item) == len(wanted) - 1 else 0):
-            if wanted[axis] == 1 and _equal((*item[:axis], 1, *item[axis:]), wanted):
+        item, expected = items.get(spec.name, ()), (spec.shape or ())[1:]
+        for axis in range(len(expected) if len(item) == len(expected) - 1 else 0):
+            if expected[axis] == 1 and _has_sizes((*item[:axis], 1, *item[axis:]), expected):
                 return f"expand={axis}"
-        if len(wanted) == 3 and len(item) in (3, 4):
+        if len(expected) == 3 and len(item) in (3, 4):
+            # Both orders of the channels are tried, because the message should name the exact step to add.
             rows, columns, channels = item[-3:]
-            if _equal((channels, rows, columns), wanted):
+            if _has_sizes((channels, rows, columns), expected):
                 return "layout=NCHW"
             channels, rows, columns = item[-3:]
-            if _equal((rows, columns, channels), wanted):
+            if _has_sizes((rows, columns, channels), expected):
                 return "layout=NHWC"
     return ""
 
 
-def _equal(sizes: Shape, wanted: Sequence[Dimension]) -> bool:
+def _has_sizes(sizes: Shape, expected: Sequence[Dimension]) -> bool:
     """Return whether `sizes` agree with all the sizes that the model fixes. Return False if the model fixes none."""
-    return any(isinstance(want, int) for want in wanted) and all(
-        have == want for have, want in zip(sizes, wanted, strict=True) if isinstance(want, int)
+    return any(isinstance(want, int) for want in expected) and all(
+        have == want for have, want in zip(sizes, expected, strict=True) if isinstance(want, int)
     )
 
 
-def _list(signature: Signature) -> str:
-    return "; ".join(str(spec) for spec in signature.inputs)
-
-
-def first_input(signature: Signature, wanted: str | None) -> str:
-    """Return the input that single raw items feed: the input `wanted`, or else the only input. Return "" if `wanted` is
-    None and the model has several inputs.
-
-    Raises:
-        DataError: `wanted` is not an input.
-    """
-    names = [spec.name for spec in signature.inputs]
-    if wanted is not None and wanted not in names:
-        raise DataError(f"source.input = {wanted!r} is not an input of the model", f"The inputs are {', '.join(names)}")
-    return wanted or (names[0] if len(names) == 1 else "")
-
-
-def rows_of(inputs: Mapping[str, Any]) -> int:
+def count_rows(inputs: Mapping[str, Any]) -> int:
     """Return the size of the first axis, which must be the same for all inputs.
 
     Raises:
         DataError: the sizes differ.
     """
+    # Scalars have no rows and fit any batch.
     sizes = {array.shape[0] for array in inputs.values() if array.ndim}
     if len(sizes) != 1:
         raise DataError(f"the inputs have batches of {sorted(sizes)}", "Give every input the same number of rows")

@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 
 from edgeq.data.arrays import ArrayFile, damage, is_idx, load_labels
-from edgeq.data.records import FileList, Hash, Record, Rows, plain_label, read_text
+from edgeq.data.limits import read_text
+from edgeq.data.records import FileList, Hash, Record, Rows
+from edgeq.data.sample import plain_label
 from edgeq.errors import DataError
 
 
@@ -38,11 +40,11 @@ class Labels:
     """Hold labels together with the classes that they name.
 
     Attributes:
-        where: source of the labels, as in `load_labels_from`, or None to use the labels that come with the data.
+        source: source of the labels, as in `load_labels_from`, or None to use the labels that come with the data.
         classes: list of classes, as in `edgeq.data.classes.load_classes`.
     """
 
-    where: Any = None
+    source: Any = None
     classes: Any = None
 
 
@@ -68,25 +70,27 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
         DataError: the form is unknown, the file cannot be read, or the number of labels differs from `count`.
     """
     if isinstance(labels, str) and labels == "folder":
-        return _by_folder
+        return _label_by_folder
     if isinstance(labels, str) and labels == "none":
         return lambda index, record: None
+    # Python's own values need no file and no search, so they come before any text is read as a path.
     if isinstance(labels, Mapping):
-        return _by_name({str(name): label for name, label in labels.items()}, "the labels")
+        return _label_by_name({str(name): label for name, label in labels.items()}, "the labels")
     if isinstance(labels, Sequence | np.ndarray) and not isinstance(labels, str):
-        return _by_position([plain_label(value) for value in labels], count, "the labels")
+        return _label_by_position([plain_label(value) for value in labels], count, "the labels")
     text = str(labels)
     if text.startswith("name:"):
-        return _by_pattern(text.removeprefix("name:"))
+        return _label_by_pattern(text.removeprefix("name:"))
     with damage(f"labels: {text[:100]}"):  # a name may be longer than file systems allow
         path = _label_path(text, folder, inside=inside)
-        known = path.is_file()
-    return _from_file(path, count, known=known)
+        is_file = path.is_file()
+    return _load_file(path, count, is_file=is_file)
 
 
 def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
     path = Path(text)
     if inside:
+        # The data folder may come from somebody else, so its own settings must not reach files outside it.
         if folder is None or path.is_absolute() or not (folder / path).resolve().is_relative_to(folder.resolve()):
             raise DataError(f"labels = {text!r} points outside the data folder", "Put the labels into it, or pass them")
         return folder / path
@@ -95,8 +99,8 @@ def _label_path(text: str, folder: Path | None, *, inside: bool) -> Path:
     return path
 
 
-def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
-    if not known:
+def _load_file(path: Path, count: int, *, is_file: bool) -> LabelOf:
+    if not is_file:
         raise DataError(
             f"labels: {path} is a folder" if path.is_dir() else f"labels: {path} does not exist",
             "Give none, folder, name:PATTERN with {label}, or a .csv, .txt, .json, .npy or IDX file",
@@ -104,20 +108,21 @@ def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
     kind = path.suffix.lower()
     if kind == ".npy" or is_idx(path):
         with ArrayFile(path) as file:
-            return _by_position(load_labels(file, ""), count, str(path))
+            return _label_by_position(load_labels(file, ""), count, str(path))
     text = read_text(path, "Keep only names and labels")
     if kind == ".json":
-        return _by_name(_from_json(text, path), str(path))
+        return _label_by_name(_parse_json(text, path), str(path))
     if kind in (".csv", ".txt", ".tsv"):
-        rows = _rows(text, path, kind)
+        rows = _read_rows(text, path, kind)
+        # A file with only numbers gives the labels by position. One name among them means that it is another list.
         alone = [plain_label(row[0]) for row in rows if len(row) == 1]
         if rows and len(alone) == len(rows) and not any(isinstance(value, str) for value in alone):
-            return _by_position(alone, count, str(path))
-        return _by_name(_named(rows, path), str(path))
+            return _label_by_position(alone, count, str(path))
+        return _label_by_name(_pair_rows(rows, path), str(path))
     raise DataError(f"labels: {path} is of no known kind", "Give .csv, .txt, .json, .npy or IDX")
 
 
-def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
+def _read_rows(text: str, path: Path, kind: str) -> list[list[str]]:
     """Return the cells of every line that is not empty: either one cell, or name and label. A header line only sets the
     order of the cells.
 
@@ -129,8 +134,9 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
     # A name may contain a comma or a space. In a .csv file, the separator is a comma if the file contains any comma. In
     # a .txt file, it is a comma only if every line contains one.
     if kind == ".tsv" or commas == len(lines) or (kind == ".csv" and commas):
-        rows = table_rows(text, path, "\t" if kind == ".tsv" else ",")
+        rows = read_table(text, path, "\t" if kind == ".tsv" else ",")
     else:
+        # The last word is the label, so that a file name may contain spaces.
         rows = [line.rsplit(maxsplit=1) for line in lines]
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     label = next((place for place, cell in enumerate(header) if cell in _LABEL_COLUMNS), None)
@@ -141,13 +147,13 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
                     f"{path}: row {number} has {len(row)} cells", "Keep name,label, or call the column 'label' on top"
                 )
         return rows
-    others = [place for place in range(len(header)) if place != label]
-    name = next((place for place in others if header[place] in _NAME_COLUMNS), others[0] if others else None)
-    kept = (label,) if name is None else (name, label)
-    return [[row[place] for place in kept if place < len(row)] for row in rows[1:]]
+    columns = [place for place in range(len(header)) if place != label]
+    name = next((place for place in columns if header[place] in _NAME_COLUMNS), columns[0] if columns else None)
+    order = (label,) if name is None else (name, label)
+    return [[row[place] for place in order if place < len(row)] for row in rows[1:]]
 
 
-def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
+def read_table(text: str, path: Path, delimiter: str) -> list[list[str]]:
     """Return the rows of a table in text. A quoted cell may contain line breaks. Rows without text are left out.
 
     Raises:
@@ -163,30 +169,30 @@ def is_header(row: Sequence[str], column: int) -> bool:
     return -len(row) <= column < len(row) and row[column].strip().lower() in _LABEL_COLUMNS
 
 
-def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
+def _pair_rows(rows: list[list[str]], path: Path) -> dict[str, Any]:
     for number, row in enumerate(rows, 1):
         if len(row) < 2:
             raise DataError(f"{path}: row {number} has no label", "Write name,label in every row, or numbers alone")
-    return _table(((row[0].strip(), plain_label(row[1])) for row in rows), path)
+    return _merge_pairs(((row[0].strip(), plain_label(row[1])) for row in rows), path)
 
 
-def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
+def _merge_pairs(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
     """Return a dictionary of name → label.
 
     Raises:
         DataError: a name has two labels.
     """
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for name, label in pairs:
-        if name in found and found[name] != label:
-            raise DataError(f"{path}: {name!r} has two labels, {found[name]!r} and {label!r}", "Keep the right one")
-        found[name] = label
-    return found
+        if name in table and table[name] != label:
+            raise DataError(f"{path}: {name!r} has two labels, {table[name]!r} and {label!r}", "Keep the right one")
+        table[name] = label
+    return table
 
 
-def _from_json(text: str, path: Path) -> dict[str, Any]:
+def _parse_json(text: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _table(pairs, path))
+        value = json.loads(text, object_pairs_hook=lambda pairs: _merge_pairs(pairs, path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
     if isinstance(value, dict) and "annotations" in value and "images" in value:
@@ -198,11 +204,13 @@ def _from_json(text: str, path: Path) -> dict[str, Any]:
     if isinstance(value, list) and all(isinstance(row, dict) and "label" in row for row in value):
         names = [row.get("name", row.get("file")) for row in value]
         if all(isinstance(name, str) for name in names):
-            return _table(((str(n), plain_label(row["label"])) for n, row in zip(names, value, strict=True)), path)
+            return _merge_pairs(
+                ((str(n), plain_label(row["label"])) for n, row in zip(names, value, strict=True)), path
+            )
     raise DataError(f"{path} has another form", 'Write {"name": label, …} or [{"name": …, "label": …}, …]')
 
 
-def _by_folder(index: int, record: Record) -> Any:
+def _label_by_folder(index: int, record: Record) -> Any:
     if "class" not in record.context:
         raise DataError(
             f"{record.name} is in no class folder", "Put every sample into one of at least two sub-folders of the data"
@@ -210,34 +218,37 @@ def _by_folder(index: int, record: Record) -> Any:
     return record.label
 
 
-def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:
+def _label_by_position(values: Sequence[Any], count: int, location: str) -> LabelOf:
     if len(values) != count:
         raise DataError(
-            f"{where}: {len(values)} labels for {count} samples", "Give one label per sample, in their order"
+            f"{location}: {len(values)} labels for {count} samples", "Give one label per sample, in their order"
         )
     return lambda index, record: values[index]
 
 
-def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
-    first: dict[str, str] = {}
+def _label_by_name(table: Mapping[str, Any], location: str) -> LabelOf:
+    paths_by_name: dict[str, str] = {}
 
     def label_of(index: int, record: Record) -> Any:
         """Return the label that is listed for the record's path, its file name, or its file name without the suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
+        # The longest name is tried first, because two folders may contain files of the same name.
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
-                if first.setdefault(name, path) != path:
+                # Without this, one label would silently count for both files.
+                if paths_by_name.setdefault(name, path) != path:
                     raise DataError(
-                        f"{where}: the label of {name!r} can belong to {first[name]} or to {path}",
+                        f"{location}: the label of {name!r} can belong to {paths_by_name[name]} or to {path}",
                         "Name both by their paths below the data folder",
                     )
                 return table[name]
-        raise DataError(f"{where}: no label for {path or file}", "Add it, or leave the sample out")
+        raise DataError(f"{location}: no label for {path or file}", "Add it, or leave the sample out")
 
     return label_of
 
 
-def _by_pattern(pattern: str) -> LabelOf:
+def _label_by_pattern(pattern: str) -> LabelOf:
+    # The search takes time proportional to the pattern, so its length is bounded too.
     if pattern.count("{label}") != 1 or len(pattern) > 200:
         raise DataError(
             f"labels = 'name:{pattern}'", "Write {label} once at the place of the label, as in name:{label}_*"
@@ -246,16 +257,16 @@ def _by_pattern(pattern: str) -> LabelOf:
     def label_of(index: int, record: Record) -> Any:
         """Return the part of the record's file name that matches {label}."""
         file = str(record.context.get("file", record.name))
-        stem, whole = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
-        found = whole if stem is None else stem
-        if found is None:
+        stem, full_name = _find_label(PurePosixPath(file).stem, pattern), _find_label(file, pattern)
+        label = full_name if stem is None else stem
+        if label is None:
             raise DataError(f"{record.name} does not match the label pattern {pattern!r}", "Correct the pattern")
-        return plain_label(found)
+        return plain_label(label)
 
     return label_of
 
 
-def _label_in(text: str, pattern: str) -> str | None:
+def _find_label(text: str, pattern: str) -> str | None:
     """Return the part of `text` that matches {label}, or None if `text` does not match `pattern`. From left to right,
     each * matches as little text as possible.
 
@@ -268,9 +279,10 @@ def _label_in(text: str, pattern: str) -> str | None:
     for part in reversed(parts):
         behind = fits[-1]
         if part in ("*", "{label}"):
-            least = part != "*"
+            min_length = part != "*"
+            # For each position, whether the rest of the pattern fits there or anywhere later.
             later = list(itertools.accumulate(reversed(behind), operator.or_))[::-1]
-            fits.append([*later[least:], *[False] * least])
+            fits.append([*later[min_length:], *[False] * min_length])
         else:
             size = len(part)
             fits.append([text.startswith(part, i) and behind[i + size] for i in range(len(text) + 1)])
@@ -305,7 +317,7 @@ class TextFile:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the lines (or the rows of a .csv file) at `indices`, with labels from the label column."""
         for index in indices:
             line = self.lines[index]
@@ -335,7 +347,8 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
     if kind == ".txt":
         lines = [line for line in text.split("\n") if line.strip()]
     else:
-        lines = table_rows(text, path, "," if kind == ".csv" else "\t")
+        lines = read_table(text, path, "," if kind == ".csv" else "\t")
+        # Without a named column there are no labels, so the first row is a sample like any other.
         if column is not None and lines and is_header(lines[0], column):
             lines = lines[1:]
     if not lines:

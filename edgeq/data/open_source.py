@@ -18,22 +18,24 @@ from typing import Any, Literal, NoReturn
 from edgeq.data.array_files import (
     ArrayFiles,
     find_cases,
+    find_image_arrays,
     holds_key,
-    image_arrays,
     open_array_files,
     open_cases,
     open_stacked,
 )
 from edgeq.data.arrays import is_idx, read_arrays
-from edgeq.data.classes import Classes, class_folders, empty_classes, score_count, strays
+from edgeq.data.classes import Classes, count_scores, empty_class_note, number_folders, stray_note
 from edgeq.data.files import SUFFIXES, ImageFiles
-from edgeq.data.fit import first_input
+from edgeq.data.input_names import choose_input
 from edgeq.data.labels import SUFFIXES as TEXTS
 from edgeq.data.labels import Paths, open_text
-from edgeq.data.parts import Role, part_of
+from edgeq.data.limits import MAX_FILES
+from edgeq.data.parts import Role, choose_part
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, load_preprocess
 from edgeq.data.python_items import open_python
-from edgeq.data.records import MAX_FILES, FileList, Source, SourceOptions
+from edgeq.data.records import FileList, Source
+from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
 from edgeq.util.display import Displayed
@@ -44,7 +46,7 @@ READABLE = (
     "images (.jpg, .png, .bmp, .webp, .gif, .tif, .ppm), .npy, .npz, IDX files, test_data_set_N/input_M.pb or one .pb"
 )
 _ANY_DEPTH = "**"
-_OWN = ("preprocess.toml",)
+_SIDECARS = ("preprocess.toml",)
 _FOLDER_KINDS: tuple[Kind, ...] = ("images", "arrays", "pb")
 
 
@@ -104,11 +106,11 @@ def _open(
 ) -> OpenedSource:
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
-        wanted = named.source.input if named is not None else None
-        prepared = named is None or _only_stack(named)
+        input_name = named.source.input if named is not None else None
+        prepared = named is None or _has_only_stack(named)
         # Steps do not accept text, so a text can only be the path of an image.
         files = named is not None and not prepared and (named.spec is not None or named.reads == "path")
-        items = open_python(source, signature, prepared=prepared, wanted=wanted, files=files)
+        items = open_python(source, signature, prepared=prepared, input_name=input_name, files=files)
         return OpenedSource(f"Python {type(source).__name__}", items, named, items.notes)
     if not str(source):
         raise DataError("the path of the data is empty", "Give a file, a folder or a pattern")
@@ -117,32 +119,36 @@ def _open(
     notes: list[str] = []
     sidecar = named is None
     if named is None:
-        named = _with_the_data(Path(source), notes)
+        named = _find_with_data(Path(source), notes)
     pattern = named.source.pattern if named is not None else None
-    found = _cases(source, named) or find_files(source, pattern, paths=named is not None and named.reads == "path")
-    if found.kind in ("images", "arrays", "other") and Path(source).is_dir():
-        root, chosen, parted = part_of(found.root, found.files, role)
-        found = replace(found, root=root, files=chosen)
+    file_set = _find_cases(source, named) or find_files(
+        source, pattern, paths=named is not None and named.reads == "path"
+    )
+    if file_set.kind in ("images", "arrays", "other") and Path(source).is_dir():
+        root, part_files, parted = choose_part(file_set.root, file_set.files, role)
+        file_set = replace(file_set, root=root, files=part_files)
         notes.extend([parted] if parted else [])
     if named is None:
-        named = _with_the_data(found.root, notes) or _with_the_model(found, model, notes)
-    if found.ignored:
-        notes.append(f"{source}: {found.ignored} files of other kinds{' or names' if pattern else ''} ignored")
-    beside = [model.absolute().parent] if model is not None else []
-    held = found.files if found.kind in ("images", "arrays", "other") else ()
-    folders = class_folders(found.root, held, classes=classes, scores=score_count(signature), beside=beside)
-    records = _reader(source, found, signature, named, folders.numbers)
+        named = _find_with_data(file_set.root, notes) or _find_with_model(file_set, model, notes)
+    if file_set.ignored:
+        notes.append(f"{source}: {file_set.ignored} files of other kinds{' or names' if pattern else ''} ignored")
+    model_folders = [model.absolute().parent] if model is not None else []
+    sample_files = file_set.files if file_set.kind in ("images", "arrays", "other") else ()
+    folders = number_folders(
+        file_set.root, sample_files, classes=classes, scores=count_scores(signature), model_folders=model_folders
+    )
+    records = _choose_reader(source, file_set, signature, named, folders.numbers)
     if named is not None and not records.prepared:
         notes.insert(0, f"preprocessing: {named.name}")
     elif not isinstance(records, ImageFiles):
         notes.insert(0, "preprocessing: none named; the arrays are taken as model inputs")
     unsure = len(folders.numbers) if folders.sorted_names else 0
     return OpenedSource(
-        str(source), records, named, (*notes, *folders.notes, *records.notes), found.root, sidecar, unsure
+        str(source), records, named, (*notes, *folders.notes, *records.notes), file_set.root, sidecar, unsure
     )
 
 
-def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
+def _find_cases(source: str | Path, named: Preprocess | None) -> FileSet | None:
     """Return the test_data_set_N folders in a folder, or the folder itself if it contains input_0.pb. Return None for
     other sources.
     """
@@ -151,34 +157,34 @@ def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
         return None
 
     folders = find_cases(path)
-    return Found(path, folders, "pb", 0) if folders else None
+    return FileSet(path, folders, "pb", 0) if folders else None
 
 
-def _with_the_data(folder: Path, notes: list[str]) -> Preprocess | None:
-    near = find_sidecar([folder])
-    if near is None:
+def _find_with_data(folder: Path, notes: list[str]) -> Preprocess | None:
+    sidecar = find_sidecar([folder])
+    if sidecar is None:
         return None
-    notes.append(f"preprocessing: {near} (found with the data)")
-    return load_preprocess(near)
+    notes.append(f"preprocessing: {sidecar} (found with the data)")
+    return load_preprocess(sidecar)
 
 
-def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Preprocess | None:
-    beside = find_sidecar([model.absolute().parent]) if model is not None else None
-    if beside is None:
+def _find_with_model(file_set: FileSet, model: Path | None, notes: list[str]) -> Preprocess | None:
+    sidecar = find_sidecar([model.absolute().parent]) if model is not None else None
+    if sidecar is None:
         return None
-    loaded = load_preprocess(beside)
+    loaded = load_preprocess(sidecar)
     # Arrays may already be prepared. So a preprocessing file next to the model applies to them only if it names the
     # array that they contain.
-    applies = found.kind in ("images", "text") or (
-        found.kind == "arrays" and any(holds_key(path, loaded.source) for path in found.files[:1])
+    applies = file_set.kind in ("images", "text") or (
+        file_set.kind == "arrays" and any(holds_key(path, loaded.source) for path in file_set.files[:1])
     )
     if not applies:
         return None
-    notes.append(f"preprocessing: {beside} (found next to the model)")
+    notes.append(f"preprocessing: {sidecar} (found next to the model)")
     return loaded
 
 
-def _only_stack(named: Preprocess) -> bool:
+def _has_only_stack(named: Preprocess) -> bool:
     """Return whether a preprocessing only sets how prepared arrays are stacked and labelled. If so, its spec has no
     steps and names no array of items.
     """
@@ -187,48 +193,48 @@ def _only_stack(named: Preprocess) -> bool:
     return named.spec is not None and not named.spec.steps and unnamed
 
 
-def _reader(
-    source: str | Path, found: Found, signature: Signature, named: Preprocess | None, classes: Mapping[str, int]
+def _choose_reader(
+    source: str | Path, file_set: FileSet, signature: Signature, named: Preprocess | None, classes: Mapping[str, int]
 ) -> Source:
     options = named.source if named is not None else SourceOptions()
-    prepared = named is None or _only_stack(named)
-    target = first_input(signature, options.input)
-    notes = (*empty_classes(found.root, found.files, classes), *strays(found.root, found.files))
+    prepared = named is None or _has_only_stack(named)
+    target = choose_input(signature, options.input)
+    notes = (*empty_class_note(file_set.root, file_set.files, classes), *stray_note(file_set.root, file_set.files))
     if named is not None and named.reads == "path":
-        return Paths(found.root, found.files, target, classes, notes)
-    if found.kind == "images":
+        return Paths(file_set.root, file_set.files, target, classes, notes)
+    if file_set.kind == "images":
         if named is None:
             raise NoPreprocessingError(
                 f"{source} holds images, no preprocessing is named and there is no preprocess.toml", choices()
             )
-        return ImageFiles(found.root, found.files, target, classes, notes)
-    if found.kind == "arrays":
-        if named is None and target and signature.inputs[0].dtype.kind == "f" and _holds_images(found.files[0]):
+        return ImageFiles(file_set.root, file_set.files, target, classes, notes)
+    if file_set.kind == "arrays":
+        if named is None and target and signature.inputs[0].dtype.kind == "f" and _holds_images(file_set.files[0]):
             raise NoPreprocessingError(f"{source} holds arrays of images, and no preprocessing is named", choices())
         return open_array_files(
-            found.root, found.files, signature, options, prepared=prepared, classes=classes, notes=notes
+            file_set.root, file_set.files, signature, options, prepared=prepared, classes=classes, notes=notes
         )
-    if found.kind == "pb":
-        if found.files[0].is_dir():
-            return open_cases(found.root, found.files, signature, prepared=prepared)
-        if len(found.files) > 1:
+    if file_set.kind == "pb":
+        if file_set.files[0].is_dir():
+            return open_cases(file_set.root, file_set.files, signature, prepared=prepared)
+        if len(file_set.files) > 1:
             raise DataError(
-                f"{source} holds {len(found.files)} .pb files but neither input_0.pb nor test_data_set_0",
+                f"{source} holds {len(file_set.files)} .pb files but neither input_0.pb nor test_data_set_0",
                 "Name one file, or arrange them as test_data_set_N/input_M.pb",
             )
-        return open_stacked(found.files[0], signature, options.layout, options.stack, prepared=prepared)
-    if found.kind == "text":
+        return open_stacked(file_set.files[0], signature, options.layout, options.stack, prepared=prepared)
+    if file_set.kind == "text":
         if named is None or named.reads != "text":
             raise DataError(
                 f"{source} is text, which needs a preprocessing function", "Pass --preprocess file.py:function"
             )
-        return open_text(found.files[0], target, options.label)
+        return open_text(file_set.files[0], target, options.label)
     raise DataError(f"{source} is of no known kind", f"Give {READABLE}")
 
 
 def _holds_images(path: Path) -> bool:
     """Return whether a file of arrays contains images as bytes."""
-    return image_arrays(read_arrays(path)) is not None
+    return find_image_arrays(read_arrays(path)) is not None
 
 
 @dataclass(frozen=True)
@@ -260,11 +266,11 @@ class Data(Displayed):
         )
 
 
-def as_data(given: Any) -> Data | None:
-    """Return `given` as Data, or None if it is None. `given` may also be only a source, such as a path, a list or a
+def as_data(source: Any) -> Data | None:
+    """Return `source` as Data, or None if it is None. `source` may also be plain data, such as a path, a list or a
     CalibrationDataReader.
     """
-    return given if given is None or isinstance(given, Data) else Data(given)
+    return source if source is None or isinstance(source, Data) else Data(source)
 
 
 def check_selection(start: int, stride: int, count: int | None) -> None:
@@ -306,7 +312,7 @@ def find_sidecar(folders: Sequence[Path]) -> Path | None:
     return next((f / "preprocess.toml" for f in folders if (f / "preprocess.toml").is_file()), None)
 
 
-def matching_files(pattern: str) -> list[Path]:
+def find_matching_files(pattern: str) -> list[Path]:
     """Return the files that `pattern` matches by the rules of Python's `glob`, sorted. If `**` reaches a file by
     several paths, the file appears only once, if possible under a path without links.
 
@@ -319,13 +325,13 @@ def matching_files(pattern: str) -> list[Path]:
     fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
     root, below = Path(*parts[:fixed]), parts[fixed:]
     hidden = any(part.startswith(".") for part in below)
-    found = [
-        path for path in _FileSearch(pattern, hidden).files(root, ()) if _fits(path.relative_to(root).parts, below)
+    paths = [
+        path for path in _FileSearch(pattern, hidden).files(root, ()) if _matches(path.relative_to(root).parts, below)
     ]
-    place = {parent: os.path.realpath(parent) for parent in {path.parent for path in found}}
-    found.sort(key=lambda path: (place[path.parent] != os.path.abspath(path.parent), path))  # noqa: PTH100  # links stay
+    place = {parent: os.path.realpath(parent) for parent in {path.parent for path in paths}}
+    paths.sort(key=lambda path: (place[path.parent] != os.path.abspath(path.parent), path))  # noqa: PTH100  # links stay
     once: dict[tuple[str, str], Path] = {}
-    for path in found:
+    for path in paths:
         once.setdefault((place[path.parent], path.name), path)
     return sorted(once.values())
 
@@ -347,6 +353,7 @@ class _FileSearch:
         reached.
         """
         real = os.path.realpath(folder)
+        # A link to a folder above would be entered again and again.
         if real in above:
             return
         self._entered += 1
@@ -361,14 +368,14 @@ class _FileSearch:
             if entry.name.startswith(".") and not self._hidden:
                 continue
             path = folder / entry.name
-            known = path if entry.is_symlink() else entry  # checking a directory entry does not access the disk again
-            if known.is_dir():
+            probe = path if entry.is_symlink() else entry  # checking a directory entry does not access the disk again
+            if probe.is_dir():
                 yield from self.files(path, (*above, real))
-            elif known.is_file():
+            elif probe.is_file():
                 yield path
 
 
-def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     # Keep the numbers of names that the parts so far can match. A recursion would try each division of the names, and
     # their number grows exponentially with the number of `**`.
     matched = {0}
@@ -391,7 +398,7 @@ def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class FileSet:
     """Hold the files that contain the samples.
 
     Attributes:
@@ -419,7 +426,7 @@ def kind_of(path: Path) -> Kind:
     return "text" if suffix in TEXTS else "other"
 
 
-def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = False) -> Found:
+def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = False) -> FileSet:
     """Return the files that a path or a pattern with * and ? names. A path is a file, or a folder whose sub-folders are
     also searched.
 
@@ -431,24 +438,24 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
         DataError: there are no such files, or the files are of several kinds.
     """
     path = Path(source)
-    found = check_there(source)
-    if found:
-        root = Path(os.path.commonpath([p.parent for p in found]))
+    candidates = check_source(source)
+    if candidates:
+        root = Path(os.path.commonpath([p.parent for p in candidates]))
     else:
-        found, root = (_walk(path), path) if path.is_dir() else ([path], path.parent)
-    found = [p for p in found if p.name not in _OWN]
-    fitting = tuple(p for p in found if pattern is None or p.match(pattern))
+        candidates, root = (_walk(path), path) if path.is_dir() else ([path], path.parent)
+    candidates = [p for p in candidates if p.name not in _SIDECARS]
+    fitting = tuple(p for p in candidates if pattern is None or p.match(pattern))
     if not fitting and pattern is not None:
         raise DataError(f"{source} holds no file that matches {pattern!r}", "Correct source.pattern")
     if paths and not fitting:
         raise DataError(f"{source} holds no files", "Check the path")
     if paths:
-        return Found(root, fitting, "other", len(found) - len(fitting))
-    chosen, kind = _by_kind(source, root, fitting)
-    return Found(root, chosen, kind, len(found) - len(chosen))
+        return FileSet(root, fitting, "other", len(candidates) - len(fitting))
+    sample_files, kind = _choose_kind(source, root, fitting)
+    return FileSet(root, sample_files, kind, len(candidates) - len(sample_files))
 
 
-def check_there(source: str | Path) -> list[Path]:
+def check_source(source: str | Path) -> list[Path]:
     """Check that a source exists. If it is a pattern, return the files that the pattern matches. If it is a file or a
     folder, return nothing, without reading the content.
 
@@ -457,10 +464,10 @@ def check_there(source: str | Path) -> list[Path]:
     """
     path = Path(source)
     if not path.exists() and glob.has_magic(str(source)):
-        found = matching_files(str(source))
-        if not found:
+        matches = find_matching_files(str(source))
+        if not matches:
             raise DataError(f"{source} matches no file", "Correct the pattern")
-        return found
+        return matches
     if not path.exists():
         raise DataError(f"{path} does not exist", "Check the path of the data")
     if not path.is_file() and not path.is_dir():
@@ -477,11 +484,11 @@ def _walk(folder: Path) -> list[Path]:
     for start in starts:
         for parent, folders, names in os.walk(start, onerror=_refuse):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            known = _identity(parent)
-            if known in entered:
+            identity = _identify(parent)
+            if identity in entered:
                 folders.clear()
                 continue
-            entered.add(known)
+            entered.add(identity)
             starts.extend(path for name in folders if (path := Path(parent, name)).is_symlink())
             files.extend(Path(parent, name) for name in names if not name.startswith("."))
             if len(files) > MAX_FILES:
@@ -489,13 +496,13 @@ def _walk(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def _identity(folder: str) -> tuple[int, int]:
+def _identify(folder: str) -> tuple[int, int]:
     """Return the device and inode of a folder, which are the same whichever path leads to it."""
     try:
-        known = os.stat(folder)  # noqa: PTH116  # os.walk gives text
+        status = os.stat(folder)  # noqa: PTH116  # os.walk gives text
     except OSError as error:
         _refuse(error)
-    return known.st_dev, known.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _refuse(error: OSError) -> NoReturn:
@@ -504,23 +511,23 @@ def _refuse(error: OSError) -> NoReturn:
     ) from error
 
 
-def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[tuple[Path, ...], Kind]:
-    """Return the files among `found` that contain samples. All of them must be of one kind."""
-    if len(found) == 1 and Path(source).is_file():
-        return found, kind_of(found[0])
-    counts = Counter(kind_of(path) for path in found)
+def _choose_kind(source: str | Path, root: Path, files: tuple[Path, ...]) -> tuple[tuple[Path, ...], Kind]:
+    """Return the files among `files` that contain samples. All of them must be of one kind."""
+    if len(files) == 1 and Path(source).is_file():
+        return files, kind_of(files[0])
+    counts = Counter(kind_of(path) for path in files)
     kinds = [kind for kind in _FOLDER_KINDS if counts[kind]]
     if not kinds:
-        other = f" ({len(found)} other files)" if found else ""
-        raise DataError(f"{source} holds no samples{other}", f"Put samples there: {READABLE}")
+        note = f" ({len(files)} other files)" if files else ""
+        raise DataError(f"{source} holds no samples{note}", f"Put samples there: {READABLE}")
     if len(kinds) > 1:
-        held = ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
-        first = next(path for path in found if kind_of(path) == kinds[0])
+        contents = ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
+        first_path = next(path for path in files if kind_of(path) == kinds[0])
         # IDX files may have no suffix, and the suffix pattern "*" would match files of all kinds.
-        nested = "**" if len(first.relative_to(root).parts) > 1 else ""
-        one_kind = Path(glob.escape(str(root)), nested, f"*{first.suffix or glob.escape(first.name)}")
-        raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{one_kind}'")
-    return tuple(path for path in found if kind_of(path) == kinds[0]), kinds[0]
+        nested = "**" if len(first_path.relative_to(root).parts) > 1 else ""
+        one_kind = Path(glob.escape(str(root)), nested, f"*{first_path.suffix or glob.escape(first_path.name)}")
+        raise DataError(f"{source} holds several kinds of data ({contents})", f"Name one kind, as '{one_kind}'")
+    return tuple(path for path in files if kind_of(path) == kinds[0]), kinds[0]
 
 
 def in_role(data: Data, role: Role) -> Data:
@@ -533,7 +540,7 @@ def has_parts(data: Data) -> bool:
     if not isinstance(data.source, str | Path) or not Path(data.source).is_dir() or data.role is not None:
         return False
     try:
-        found = find_files(data.source)
+        file_set = find_files(data.source)
     except DataError:  # the error is reported when the samples are opened
         return False
-    return found.kind in ("images", "arrays") and bool(part_of(found.root, found.files, "validation")[2])
+    return file_set.kind in ("images", "arrays") and bool(choose_part(file_set.root, file_set.files, "validation")[2])

@@ -24,20 +24,24 @@ from typing import Any, Literal
 import numpy as np
 from edgeq_device.system.files import read_file
 
+from edgeq.data.axes import ItemState, assumed_axes
 from edgeq.data.files import decode
-from edgeq.data.records import Array, ImageGeometry, ItemState, Picture, SourceOptions, assumed_axes, check_size
+from edgeq.data.images import Array, ImageGeometry, Picture
+from edgeq.data.limits import check_size
+from edgeq.data.source_options import SourceOptions
 from edgeq.data.step import SEE_LIST, Step
 from edgeq.data.steps import REGISTRY, build_step, is_step, parse_step
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 from edgeq.util.records import is_toml, plain, toml_table
-from edgeq.util.registry import describe, load_function, names_function
+from edgeq.util.user_code import describe_error, load_function, names_function
 
+# Other spellings of the preprocessing that changes nothing.
 ALIASES = {"raw": "none", "None": "none"}
 
 
 @cache
-def _listed() -> Mapping[str, dict[str, Any]]:
+def _load_table() -> Mapping[str, dict[str, Any]]:
     return toml_table(Path(__file__).with_name("preprocessings.toml"), DataError, "Install edgeq again")
 
 
@@ -45,7 +49,7 @@ def _listed() -> Mapping[str, dict[str, Any]]:
 def shipped() -> Mapping[str, dict[str, Any]]:
     """Return the preprocessings that ship with edgeq by name, in the form that `parse_spec` reads."""
     about = ("legacy", "tasks")
-    return {name: {key: v for key, v in spec.items() if key not in about} for name, spec in _listed().items()}
+    return {name: {key: v for key, v in spec.items() if key not in about} for name, spec in _load_table().items()}
 
 
 def candidates(task: str | None = None) -> list[str]:
@@ -54,9 +58,10 @@ def candidates(task: str | None = None) -> list[str]:
     These are the preprocessings that users registered and the shipped ones. Older names of shipped preprocessings are
     left out. With `task`, names that only other tasks use are left out, and names that only this task uses come first.
     """
-    known = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
-    fitting = [name for name, tasks in known.items() if task in (None, *tasks)]
-    return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _listed()[name])]
+    # A preprocessing without tasks is for any task, so it counts as one for the task that was asked for.
+    tasks_by_name = {name: spec.get("tasks", [task]) for name, spec in _load_table().items() if "legacy" not in spec}
+    fitting = [name for name, tasks in tasks_by_name.items() if task in (None, *tasks)]
+    return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _load_table()[name])]
 
 
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:
@@ -72,6 +77,7 @@ def parse_source(value: Mapping[str, Any]) -> SourceOptions:
     return SourceOptions(**value)
 
 
+# A text of steps becomes part of messages and records. A longer one belongs in a file.
 LONGEST_TEXT = 4096
 """Largest number of characters in a line of steps."""
 
@@ -86,19 +92,19 @@ class Spec:
 
     def __record__(self) -> dict[str, Any]:
         """Return plain data from which `parse_spec` makes an equal value."""
-        found: dict[str, Any] = {"steps": self.steps}
+        table: dict[str, Any] = {"steps": self.steps}
         if self.title:
-            found["title"] = self.title
+            table["title"] = self.title
         if options := plain(self.source):
-            found["source"] = options
-        return found
+            table["source"] = options
+        return table
 
 
-def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
+def parse_spec(value: Mapping[str, Any], location: str) -> Spec:
     """Read a spec from plain data.
 
     Raises:
-        DataError: the data is not a spec; the message names `where`, the step and the field.
+        DataError: the data is not a spec; the message names `location`, the step and the field.
     """
     try:
         unknown = sorted(set(value) - {"title", "steps", "source"})
@@ -109,7 +115,8 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
             raise DataError("title must be a string and source a table", SEE_LIST)
         options = parse_source(source)
         if isinstance(steps, str):
-            text = parse_text(steps, where)
+            # The one-line form is also accepted inside TOML, because users copy it from a command line.
+            text = parse_text(steps, location)
             if plain(text.source):
                 raise DataError("source options are among the steps", "Put them in the [source] table")
             return Spec(text.steps, title, options)
@@ -117,33 +124,35 @@ def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
             raise DataError("steps is neither a list nor text", SEE_LIST)
         return Spec(tuple(build_step(step) for step in steps), title, options)
     except DataError as error:
-        raise DataError(f"{where}: {error.problem}", error.fix) from error
+        raise DataError(f"{location}: {error.problem}", error.fix) from error
 
 
-def parse_text(text: str, where: str = "--preprocess") -> Spec:
+def parse_text(text: str, location: str = "--preprocess") -> Spec:
     """Read a spec from "step=value,step=value". A value consists of parts joined by ":". Source options may appear
     between the steps.
     """
     if len(text) > LONGEST_TEXT:
-        raise DataError(f"{where[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
+        raise DataError(f"{location[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
     steps: list[Step] = []
     source: dict[str, Any] = {}
+    # "layout" and "channels" are also names of steps, so as source options they need their prefix.
     names = {f.name for f in fields(SourceOptions)} - {"layout", "channels"}
     try:
+        # A comma inside [0.1,0.2] does not end a step.
         for part in re.split(r",(?![^\[]*\])", text):
             name, _, value = (piece.strip() for piece in part.partition("="))
             if name.startswith("source."):
-                source[name.removeprefix("source.")] = _boolean(value)
+                source[name.removeprefix("source.")] = _parse_boolean(value)
             elif name in names:
-                source[name] = _boolean(value)
+                source[name] = _parse_boolean(value)
             else:
                 steps.append(parse_step(name, value))
         return Spec(tuple(steps), "", parse_source(source))
     except DataError as error:
-        raise DataError(f"{where}: {error.problem}", error.fix) from error
+        raise DataError(f"{location}: {error.problem}", error.fix) from error
 
 
-def _boolean(value: str) -> str | bool:
+def _parse_boolean(value: str) -> str | bool:
     return {"true": True, "false": False}.get(value, value)
 
 
@@ -204,15 +213,18 @@ class Preprocess:
             raise DataError(f"preprocessing {self.name} takes images and arrays", "Use a function of your own for text")
         if isinstance(raw, np.ndarray) and raw.dtype.kind not in "biuf":
             raise DataError(f"preprocessing {self.name} takes numbers, not {raw.dtype}", "Use a function of your own")
-        items, batched = self._items(raw, spec)
-        done: list[ItemState] = []
+        items, batched = self._split_items(raw, spec)
+        states: list[ItemState] = []
         for item in items:
-            done.append(self._run(item, spec))
-            check_size(len(items) * done[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
-        context = done[0].geometry.context() if len(done) == 1 and done[0].geometry is not None else {}
-        if len(done) == 1 and not (batched and "N" not in done[0].axes):
-            return PreparedItem(np.asarray(done[0].array, order="C"), context)
-        rows = [state.array if "N" in state.axes else state.array[None] for state in done]
+            states.append(self._run(item, spec))
+            # After each item, the size of the whole batch is known well enough to stop before memory runs out.
+            check_size(len(items) * states[-1].array.nbytes, f"{len(items)} items", "Store fewer in one array")
+        # A batch has no single geometry, so only one image can map its boxes back.
+        context = states[0].geometry.context() if len(states) == 1 and states[0].geometry is not None else {}
+        # An array that was stored as a batch keeps its batch axis, even with one item.
+        if len(states) == 1 and not (batched and "N" not in states[0].axes):
+            return PreparedItem(np.asarray(states[0].array, order="C"), context)
+        rows = [state.array if "N" in state.axes else state.array[None] for state in states]
         if len({row.shape[1:] for row in rows}) > 1:
             raise DataError("the items of one array get different shapes", "Store one item per file")
         return PreparedItem(np.concatenate(rows), context)
@@ -244,29 +256,33 @@ class Preprocess:
             # arrays are read again later.
             result = self.function(value.copy() if isinstance(value, np.ndarray) else value)
         except Exception as error:  # reports any error in a user's code as one line about that code
-            text, fix = describe(error)
+            text, fix = describe_error(error)
             raise DataError(f"preprocessing {self.name} failed: {text}", fix) from error
+        # A function may feed several inputs, so the keys are names of inputs.
         if isinstance(result, Mapping):
             return PreparedItem({name: np.asarray(value) for name, value in result.items()})
         return PreparedItem(np.asarray(result))
 
-    def _items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[ItemState], bool]:
+    def _split_items(self, raw: Picture | Array, spec: TensorSpec | None) -> tuple[list[ItemState], bool]:
         if isinstance(raw, Picture):
             height, width = raw.pixels.shape[:2]
             return [ItemState(raw.pixels, "HWC", "RGB", ImageGeometry((width, height)))], False
         axes = self.source.layout
         if axes is None:
             axes = assumed_axes(raw.shape, spec).removeprefix("N")
+        # Without known axes, every axis belongs to the item.
         if not axes or raw.ndim == len(axes):
-            return [self._state(raw, axes)], False
+            return [self._start_state(raw, axes)], False
         if raw.ndim < len(axes):
             raise DataError(f"shape {list(raw.shape)} has fewer axes than the layout {axes}", "Correct source.layout")
         flat = raw.reshape((-1, *raw.shape[raw.ndim - len(axes) :]))
         if len(flat) == 0:
             raise DataError(f"shape {list(raw.shape)} holds no items", "Leave the file out")
-        return [self._state(item, axes) for item in flat], True
+        return [self._start_state(item, axes) for item in flat], True
 
-    def _state(self, array: Array, axes: str) -> ItemState:
+    def _start_state(self, array: Array, axes: str) -> ItemState:
+        # Only three channels have an order of colours. One channel is grey, and four have an alpha or something
+        # unknown.
         colour = "C" in axes and array.shape[axes.index("C")] == 3
         geometry = None
         if "H" in axes and "W" in axes:
@@ -315,7 +331,7 @@ def register(
     def decorate(function: UserFunction) -> UserFunction:
         """Register `function` and return it unchanged."""
         _REGISTERED[name] = Preprocess(
-            name, options, title, function=function, reads=reads, identity=_identity(function)
+            name, options, title, function=function, reads=reads, identity=_identify(function)
         )
         return function
 
@@ -324,8 +340,8 @@ def register(
 
 def names() -> dict[str, str]:
     """Return name → title of every named preprocessing."""
-    own = {name: str(spec["title"]) for name, spec in shipped().items()}
-    return {**own, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
+    titles = {name: str(spec["title"]) for name, spec in shipped().items()}
+    return {**titles, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
 
 
 def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -> Preprocess:
@@ -342,7 +358,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     if isinstance(value, Preprocess):
         return value
     if isinstance(value, Spec):
-        return _declared("steps", value)
+        return _build_declared("steps", value)
     if isinstance(value, Mapping):
         table = dict(value)
         name = table.pop("name", "steps")
@@ -351,23 +367,25 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
                 f"preprocessing {name} is a function, and plain data contains only its name",
                 "Pass file.py:function again",
             )
-        return _declared(str(name), parse_spec(table, f"preprocessing {name}"))
+        return _build_declared(str(name), parse_spec(table, f"preprocessing {name}"))
+    # A bare function has no name, so a bundle could not record which preprocessing made the ranges.
     if callable(value):
         raise DataError(
             "a preprocessing is given as a function", "Name it with edgeq.register_preprocess, or as file.py:function"
         )
     text = str(value)
+    # Names go before files: a file in the working directory must not change the meaning of a known name.
     if text in _REGISTERED:
         return _REGISTERED[text]
     if (name := ALIASES.get(text, text)) in shipped():
-        return _declared(name, parse_spec(shipped()[name], name))
+        return _build_declared(name, parse_spec(shipped()[name], name))
     if names_function(text):
-        return _from_python(text)
+        return _load_python(text)
     if is_toml(text):
         table = toml_table(Path(text), DataError, "Give the path of a preprocessing, a short TOML file")
-        return _declared(Path(text).stem, parse_spec(table, text))
+        return _build_declared(Path(text).stem, parse_spec(table, text))
     if "=" in text or is_step(text):
-        return _declared(text, parse_text(text, f"--preprocess {text}"))
+        return _build_declared(text, parse_text(text, f"--preprocess {text}"))
     raise DataError(f"no preprocessing is called {text!r}", choices())
 
 
@@ -383,23 +401,25 @@ def choices() -> str:
     )
 
 
-def _declared(name: str, spec: Spec) -> Preprocess:
+def _build_declared(name: str, spec: Spec) -> Preprocess:
     return Preprocess(name, spec.source, spec.title, spec)
 
 
-def _from_python(text: str) -> Preprocess:
+def _load_python(text: str) -> Preprocess:
     function = load_function(text, "preprocessing", DataError)
     path, _, name = text.rpartition(":")
     file = Path(path)
-    known = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
+    registered = next((entry for entry in _REGISTERED.values() if entry.function is function), None)
     # This is the file name without its folder, because the stored identity must be the same on all machines.
     short = f"{file.name}:{name}"
-    entry = known or Preprocess(short, SourceOptions(), function=function)
+    # A function may be registered by its own file when that file is loaded. Its options then apply.
+    entry = registered or Preprocess(short, SourceOptions(), function=function)
+    # The hash is part of the digest of the samples, so a changed function invalidates stored statistics.
     digest = hashlib.sha256(read_file(file)).hexdigest()
     return replace(entry, identity={"function": short, "sha256": digest})
 
 
-def _identity(function: UserFunction) -> dict[str, str]:
+def _identify(function: UserFunction) -> dict[str, str]:
     return {"function": f"{function.__module__}.{getattr(function, '__qualname__', repr(type(function)))}"}
 
 

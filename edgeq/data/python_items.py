@@ -17,23 +17,25 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from edgeq.data.fit import first_input
-from edgeq.data.records import Hash, Record, Rows, Sample, update_with_file
+from edgeq.data.input_names import choose_input
+from edgeq.data.records import Hash, Record, Rows, update_with_file
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
+# Up to 64 MiB, items that can be read only once stay in memory. More goes to a file.
 _IN_MEMORY = 64 << 20
 
 
 @dataclass(frozen=True)
 class PythonItems:
-    """Read Python items as records. Each call of `again` returns a new iterator over the same items.
+    """Read Python items as records. Each call of `iterate` returns a new iterator over the same items.
 
     Attributes:
         files: whether text items are paths of files.
     """
 
-    again: Callable[[], Iterator[Any]]
+    iterate: Callable[[], Iterator[Any]]
     count: int
     signature: Signature
     target: str
@@ -45,18 +47,19 @@ class PythonItems:
     def __len__(self) -> int:
         return self.count
 
-    def read(self, indices: Sequence[int]) -> Iterator[Record]:
+    def read_records(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the items at `indices`. Each call uses a new iterator.
 
         Raises:
             DataError: there are fewer items than in the first pass.
         """
-        index, last = -1, indices[-1] if indices else -1
-        wanted = indices if isinstance(indices, range) else frozenset(indices)
-        for index, item in enumerate(self.again()):
-            if index > last:
+        index, last_index = -1, indices[-1] if indices else -1
+        # Membership in a range needs no memory, and a set is needed only for a list of numbers.
+        selection = indices if isinstance(indices, range) else frozenset(indices)
+        for index, item in enumerate(self.iterate()):
+            if index > last_index:
                 return
-            if index in wanted:
+            if index in selection:
                 raw, label = split_item(item, self.signature, self.target, f"item {index}")
                 if self.files:
                     raw = {name: Path(value) if isinstance(value, str) else value for name, value in raw.items()}
@@ -74,7 +77,7 @@ class PythonItems:
 
     def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """Hash the names, dtypes, shapes and bytes of every item at `indices`."""
-        for record in self.read(indices):
+        for record in self.read_records(indices):
             for name, value in sorted(record.raw.items()):
                 if isinstance(value, np.ndarray):
                     digest.update(f"{name}\0{value.dtype.str}\0{value.shape}\0".encode())
@@ -86,7 +89,7 @@ class PythonItems:
 
 
 def open_python(
-    source: Any, signature: Signature, *, prepared: bool, wanted: str | None, files: bool = False
+    source: Any, signature: Signature, *, prepared: bool, input_name: str | None, files: bool = False
 ) -> PythonItems:
     """Return a reader for `source`.
 
@@ -94,49 +97,50 @@ def open_python(
         source: a sequence; an iterable that can be iterated again; an iterator or generator, which is read once and
             kept in a temporary file; a function that returns a new iterator at each call; or an object whose
             `get_next()` returns a dict or None, such as ONNX Runtime's CalibrationDataReader.
-        wanted: the model input that single arrays feed, if the model has several.
+        input_name: the model input that single arrays feed, if the model has several.
         files: whether text items are paths of files.
 
     Raises:
         DataError: `source` is none of these, or its `get_next()` was read to the end and it has no `rewind()`.
     """
-    target = first_input(signature, wanted)
-    again: Callable[[], Iterator[Any]]
+    target = choose_input(signature, input_name)
+    iterate: Callable[[], Iterator[Any]]
     if isinstance(source, type):
         raise DataError(f"the class {source.__name__} is not data", f"Give an object of it, {source.__name__}(...)")
     if callable(getattr(source, "get_next", None)):
-        again, count = _spool(given_by(source), signature, target)
+        iterate, count = _spool(drain_reader(source), signature, target)
         if not count and callable(getattr(source, "rewind", None)):  # a script may already have read it
             source.rewind()
-            again, count = _spool(given_by(source), signature, target)
+            iterate, count = _spool(drain_reader(source), signature, target)
         if not count:
             raise DataError(
                 f"{type(source).__name__}.get_next() gives no samples", "If it was read before, make a new one"
             )
+    # A sequence has a length and can be read any number of times, so nothing is copied.
     elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
-        again, count = lambda: iter(source), len(source)
+        iterate, count = lambda: iter(source), len(source)
     elif callable(source):
-        again = lambda: _called(source)  # noqa: E731
-        count = sum(1 for _ in again())
+        iterate = lambda: _call_source(source)  # noqa: E731
+        count = sum(1 for _ in iterate())
     elif isinstance(source, Iterator):
-        again, count = _spool(source, signature, target)
+        iterate, count = _spool(source, signature, target)
         if not count:
             raise DataError(
                 f"Python {type(source).__name__} holds no samples",
                 "If it was read before, make a new one, or give a list",
             )
     elif isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
-        again = lambda: iter(source)  # noqa: E731
-        count = sum(1 for _ in again())
+        iterate = lambda: iter(source)  # noqa: E731
+        count = sum(1 for _ in iterate())
     else:
         fix = "Give a path, an iterable of samples, or a function"
         if isinstance(source, Mapping):
             fix = f"{fix}; for one sample, give a list: [sample]"
         raise DataError(f"{type(source).__name__} is not data", fix)
-    return PythonItems(again, count, signature, target, prepared, files)
+    return PythonItems(iterate, count, signature, target, prepared, files)
 
 
-def given_by(reader: Any) -> Iterator[Any]:
+def drain_reader(reader: Any) -> Iterator[Any]:
     """Yield the results of `reader.get_next()` until it returns None or raises StopIteration."""
     while True:
         try:
@@ -148,7 +152,7 @@ def given_by(reader: Any) -> Iterator[Any]:
         yield item
 
 
-def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:
+def split_item(item: Any, signature: Signature, target: str, location: str) -> tuple[dict[str, Any], Any]:
     """Return the inputs and the label of one item. The item is a `Sample`, a dict of inputs, an array, a tuple or list
     with one array per input, or one of these with a label: (inputs, label).
 
@@ -159,32 +163,35 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
     if isinstance(item, Sample):
         return dict(item.inputs), item.label
     if isinstance(item, Mapping):
-        return {str(name): _array(value, where) for name, value in item.items()}, None
+        return {str(name): _to_array(value, location) for name, value in item.items()}, None
     if isinstance(item, list) and _is_several(item, len(names)):
         item = tuple(item)
+    # Two arrays are two inputs if the model has two. Otherwise the second one is the label.
     if isinstance(item, tuple) and len(item) == 2 and (isinstance(item[0], Mapping | tuple) or len(names) != 2):
-        inputs, _ = split_item(item[0], signature, target, where)
+        inputs, _ = split_item(item[0], signature, target, location)
         return inputs, item[1].item() if isinstance(item[1], np.generic) else item[1]
     if isinstance(item, tuple) and len(item) != 1:
         if len(item) != len(names):
-            raise DataError(f"{where} has {len(item)} arrays, the model takes {len(names)}", f"Give {', '.join(names)}")
-        return {name: _array(value, where) for name, value in zip(names, item, strict=True)}, None
-    return {target: _array(item[0] if isinstance(item, tuple) else item, where)}, None
+            raise DataError(
+                f"{location} has {len(item)} arrays, the model takes {len(names)}", f"Give {', '.join(names)}"
+            )
+        return {name: _to_array(value, location) for name, value in zip(names, item, strict=True)}, None
+    return {target: _to_array(item[0] if isinstance(item, tuple) else item, location)}, None
 
 
 def _is_several(item: list[Any], inputs: int) -> bool:
     """Return whether a list means several arrays instead of one array. PyTorch's loaders give such lists for several
     inputs, or for arrays of different shapes.
     """
-    first = item[0] if item else None
-    if not isinstance(first, Mapping | tuple) and not hasattr(first, "shape"):
+    first_value = item[0] if item else None
+    if not isinstance(first_value, Mapping | tuple) and not hasattr(first_value, "shape"):
         return False
     if all(isinstance(value, Mapping) for value in item):  # the list contains samples, not arrays
         return False
-    return inputs > 1 or isinstance(first, Mapping | tuple) or len({np.shape(value) for value in item}) > 1
+    return inputs > 1 or isinstance(first_value, Mapping | tuple) or len({np.shape(value) for value in item}) > 1
 
 
-def _array(value: Any, where: str) -> Any:
+def _to_array(value: Any, location: str) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, os.PathLike):
@@ -194,10 +201,10 @@ def _array(value: Any, where: str) -> Any:
     # RuntimeError is raised for a PyTorch tensor that has a gradient
     except (ValueError, TypeError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        raise DataError(f"{where} is not an array ({text})", "Give numbers of one shape") from error
+        raise DataError(f"{location} is not an array ({text})", "Give numbers of one shape") from error
 
 
-def _called(function: Callable[[], Any]) -> Iterator[Any]:
+def _call_source(function: Callable[[], Any]) -> Iterator[Any]:
     items = function()
     if not isinstance(items, Iterable):
         raise DataError(f"the function of the data gives {type(items).__name__}", "Return or yield samples")
@@ -211,11 +218,11 @@ class _Spool:
 
     def __init__(self) -> None:
         self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by finalize
-        self.kept: list[tuple[list[tuple[str, int]], dict[str, str | Path], Any]] = []
+        self.entries: list[tuple[list[tuple[str, int]], dict[str, str | Path], Any]] = []
         self.samples: dict[int, Sample] = {}
         weakref.finalize(self, self.file.close)
 
-    def add(self, inputs: Mapping[str, Any], label: Any, where: str) -> None:
+    def add(self, inputs: Mapping[str, Any], label: Any, location: str) -> None:
         """Write one item's arrays to the temporary file. Texts, paths and the label stay in memory.
 
         Raises:
@@ -228,14 +235,14 @@ class _Spool:
                 texts[name] = value
                 continue
             if value.dtype.hasobject:
-                raise DataError(f"{where} holds Python objects", "Give numeric arrays of one shape")
+                raise DataError(f"{location} holds Python objects", "Give numeric arrays of one shape")
             arrays.append((name, self.file.tell()))
             npy.write_array(self.file, value, allow_pickle=False)
-        self.kept.append((arrays, texts, label))
+        self.entries.append((arrays, texts, label))
 
-    def again(self) -> Iterator[Any]:
+    def iterate(self) -> Iterator[Any]:
         """Yield the added items in their order, with arrays read back from the file."""
-        for number, (arrays, texts, label) in enumerate(self.kept):
+        for number, (arrays, texts, label) in enumerate(self.entries):
             inputs: dict[str, Any] = dict(texts)
             for name, position in arrays:
                 self.file.seek(position)
@@ -250,4 +257,4 @@ def _spool(items: Iterator[Any], signature: Signature, target: str) -> tuple[Cal
         spool.add(*split_item(item, signature, target, f"item {index}"), f"item {index}")
         if isinstance(item, Sample):
             spool.samples[index] = replace(item, inputs={})
-    return spool.again, len(spool.kept)
+    return spool.iterate, len(spool.entries)

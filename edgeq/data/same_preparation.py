@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.images import Picture
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Picture
 from edgeq.data.samples import Samples, SourceSamples, spread_over
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
@@ -75,7 +75,7 @@ class InputFigures:
         return f"{self.low.min():.3g} to {self.high.max():.3g} in {self.source} ({self.items} samples)"
 
 
-def input_figures(samples: Samples) -> dict[str, dict[str, InputFigures]]:
+def measure_inputs(samples: Samples) -> dict[str, dict[str, InputFigures]]:
     """Return the figures of each float input: input name → part → figures. The part is "" for the whole input, or
     "channel N" for each channel of an image.
 
@@ -86,10 +86,13 @@ def input_figures(samples: Samples) -> dict[str, dict[str, InputFigures]]:
         for name, array in sample.inputs.items():
             if array.dtype.kind != "f":
                 continue
-            for part, values in _parts(array):
-                known = values[np.isfinite(values)].astype(np.float64)
-                if known.any():
-                    row = known.min(), known.max(), known.mean(), known.std(), values.size
+            # Channels are looked at separately too: swapped or unnormalised channels hide in the figures of the whole
+            # image.
+            for part, values in _split_channels(array):
+                finite = values[np.isfinite(values)].astype(np.float64)
+                # A sample of zeros has no scale, so it cannot show how it was prepared.
+                if finite.any():
+                    row = finite.min(), finite.max(), finite.mean(), finite.std(), values.size
                     rows.setdefault((name, part), []).append(tuple(map(float, row)))
     inputs: dict[str, dict[str, InputFigures]] = {}
     for (name, part), figures in rows.items():
@@ -99,7 +102,7 @@ def input_figures(samples: Samples) -> dict[str, dict[str, InputFigures]]:
     return inputs
 
 
-def _parts(array: NDArray[np.floating]) -> Iterator[tuple[str, NDArray[np.floating]]]:
+def _split_channels(array: NDArray[np.floating]) -> Iterator[tuple[str, NDArray[np.floating]]]:
     yield "", array
     small = [axis for axis in range(1, array.ndim) if 1 < array.shape[axis] <= _MOST_CHANNELS]
     if array.ndim == 4 and small:
@@ -110,17 +113,17 @@ def _parts(array: NDArray[np.floating]) -> Iterator[tuple[str, NDArray[np.floati
 Figures = Mapping[str, Mapping[str, InputFigures]]
 
 
-def differences(calibration: Figures, validation: Figures) -> tuple[str, ...]:
+def find_differences(calibration: Figures, validation: Figures) -> tuple[str, ...]:
     """Return a warning for each input whose values differ suspiciously between the two sets.
 
     Raises:
         DataError: the sets cannot come from the same preparation.
     """
-    shared = sorted(calibration.keys() & validation.keys())
-    return tuple(text for name in shared for text in _differences(name, calibration[name], validation[name])[:1])
+    names = sorted(calibration.keys() & validation.keys())
+    return tuple(text for name in names for text in _compare_input(name, calibration[name], validation[name])[:1])
 
 
-def _differences(
+def _compare_input(
     name: str, calibration: Mapping[str, InputFigures], validation: Mapping[str, InputFigures]
 ) -> list[str]:
     """Return the differences in an input, those of the whole input first.
@@ -131,35 +134,36 @@ def _differences(
     texts = []
     for part in sorted(calibration.keys() & validation.keys()):
         a, b = calibration[part], validation[part]
-        where = f"input {name!r}" + (f", {part}," if part else "")
-        text = f"the calibration and validation inputs seem to be prepared differently: {where} is {a} and {b}"
-        ratio, smaller = _ratio(a, b)
+        location = f"input {name!r}" + (f", {part}," if part else "")
+        text = f"the calibration and validation inputs seem to be prepared differently: {location} is {a} and {b}"
+        ratio, smaller = _compare_peaks(a, b)
+        # Only the whole input can refuse the data. A single channel or number may really differ this much.
         if ratio >= _IMPOSSIBLE and smaller.items >= _LEAST_ITEMS and not (part or a.single):
             raise DataError(text.replace("seem to be", "are"), _FIX)
         if ratio >= _SUSPICIOUS:
             texts.append(f"{text}, {ratio:.0f} times as much. {_FIX}")
-        elif _one_sided(a, b) or _one_sided(b, a):
+        elif _is_one_sided(a, b) or _is_one_sided(b, a):
             texts.append(f"{text}: only one of them has negative values. {_FIX}")
-        elif _means_apart(a, b):
+        elif _has_distant_means(a, b):
             texts.append(f"{text}: their means are {np.median(a.mean):.3g} and {np.median(b.mean):.3g}. {_FIX}")
     return texts
 
 
-def _ratio(a: InputFigures, b: InputFigures) -> tuple[float, InputFigures]:
+def _compare_peaks(a: InputFigures, b: InputFigures) -> tuple[float, InputFigures]:
     """Return how many times larger the values of one set are, and the smaller set. Return 1 if the sets overlap."""
     large, small = (a, b) if np.median(a.peak) >= np.median(b.peak) else (b, a)
-    apart = np.quantile(large.peak, _EXCEPTIONS) > _APART * np.quantile(small.peak, 1 - _EXCEPTIONS)
-    return (float(np.median(large.peak) / np.median(small.peak)) if apart else 1.0), small
+    separated = np.quantile(large.peak, _EXCEPTIONS) > _APART * np.quantile(small.peak, 1 - _EXCEPTIONS)
+    return (float(np.median(large.peak) / np.median(small.peak)) if separated else 1.0), small
 
 
-def _one_sided(positive: InputFigures, signed: InputFigures) -> bool:
+def _is_one_sided(positive: InputFigures, signed: InputFigures) -> bool:
     """Return whether one set has no negative value, but nearly all samples of the other have."""
     if min(positive.items, signed.items) < _LEAST_ITEMS or positive.low.min() < 0:
         return False
     return bool(np.quantile(signed.low / signed.peak, 1 - _EXCEPTIONS) < -_CLEARLY_NEGATIVE)
 
 
-def _means_apart(a: InputFigures, b: InputFigures) -> bool:
+def _has_distant_means(a: InputFigures, b: InputFigures) -> bool:
     """Return whether the sets' means differ by more than the values of any sample spread."""
     if min(a.items, b.items) < _LEAST_ITEMS:
         return False
@@ -168,7 +172,7 @@ def _means_apart(a: InputFigures, b: InputFigures) -> bool:
     return gap > _MEANS_APART * spread
 
 
-def unlike_images(samples: Samples, figures: Figures) -> tuple[str, ...]:
+def warn_of_unlike_images(samples: Samples, figures: Figures) -> tuple[str, ...]:
     """Return a warning if the inputs are far from what their named preprocessing makes of black and white images. They
     are if the stored arrays were already prepared.
     """
@@ -176,20 +180,21 @@ def unlike_images(samples: Samples, figures: Figures) -> tuple[str, ...]:
     if preprocess is None or len(figures) != 1 or not isinstance(samples, SourceSamples):
         return ()
     (name, parts), spec = next(iter(figures.items())), samples.signature.inputs[0]
-    bounds, whole = image_bounds(preprocess, spec), parts[""]
-    if bounds is None or whole.items < _LEAST_ITEMS:
+    bounds, whole_input = find_image_bounds(preprocess, spec), parts[""]
+    if bounds is None or whole_input.items < _LEAST_ITEMS:
         return ()
+    # Black and white are the extremes of any image, so every real image lies between their results.
     low, high = bounds
-    reach, width = max(abs(low), abs(high)), float(np.median(whole.high - whole.low))
-    if np.median(whole.peak) <= _SUSPICIOUS * reach and width >= (high - low) / _IMPOSSIBLE:
+    reach, width = max(abs(low), abs(high)), float(np.median(whole_input.high - whole_input.low))
+    if np.median(whole_input.peak) <= _SUSPICIOUS * reach and width >= (high - low) / _IMPOSSIBLE:
         return ()
     return (
-        f"input {name!r} is {whole}, but preprocessing {preprocess.name} makes {low:.3g} to {high:.3g} of images: the "
-        "files may already be prepared. Then leave --preprocess out, or name the steps that are missing",
+        f"input {name!r} is {whole_input}, but preprocessing {preprocess.name} makes {low:.3g} to {high:.3g} of "
+        "images: the files may already be prepared. Then leave --preprocess out, or name the steps that are missing",
     )
 
 
-def image_bounds(preprocess: Preprocess, spec: TensorSpec) -> tuple[float, float] | None:
+def find_image_bounds(preprocess: Preprocess, spec: TensorSpec) -> tuple[float, float] | None:
     """Return the smallest and largest value that a preprocessing makes of an image. Return None if it does not take
     images.
     """
@@ -198,6 +203,7 @@ def image_bounds(preprocess: Preprocess, spec: TensorSpec) -> tuple[float, float
     ends = []
     for value in (0, 255):
         try:
+            # 256 pixels are enough for the usual resize and crop to 224.
             array = preprocess(Picture(np.full((256, 256, 3), value, np.uint8)), spec).array
         except DataError:
             return None

@@ -22,12 +22,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from edgeq.data.array_files import ArrayFiles
-from edgeq.data.classes import Classes, imagenet, load_classes, score_count, score_names, without_background
-from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
+from edgeq.data.classes import Classes, count_scores, drop_background, imagenet, load_classes, score_names
+from edgeq.data.fit import check_shapes, count_rows, fit_inputs, fixed_batch
+from edgeq.data.images import Array, Picture
 from edgeq.data.labels import LabelOf, Labels, load_labels_from
 from edgeq.data.open_source import Data, OpenedSource, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Array, FileList, Picture, Record, Sample, plain_label
+from edgeq.data.records import FileList, Record
+from edgeq.data.sample import Sample, plain_label
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
@@ -46,7 +48,8 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
     """
     waiting: list[Sample] = []
     for sample in samples:
-        rows = rows_of(sample.inputs)
+        rows = count_rows(sample.inputs)
+        # Waiting rows go first, so that the order of the samples stays the order of the data.
         if rows == size:
             if waiting:
                 yield _gather(waiting, size)
@@ -54,8 +57,10 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
             yield sample
             continue
         for row in range(rows):
+            # A slice keeps the batch axis. Scalars have no row of their own and go to every row.
             inputs = {k: v[row : row + 1] if v.ndim else v for k, v in sample.inputs.items()}
             name = sample.name if rows == 1 else f"{sample.name} row {row}"
+            # One batch has only one value of a scalar, so a row with another value begins a new batch.
             if waiting and any(not v.ndim and v != inputs[k] for k, v in waiting[0].inputs.items()):
                 yield _gather(waiting, size)
                 waiting = []
@@ -67,21 +72,22 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
         yield _gather(waiting, size)
 
 
-def batches(rows: int, size: int) -> int:
+def count_batches(rows: int, size: int) -> int:
     """Return the number of batches of `size` rows that are needed for `rows` rows."""
     return -(-rows // size)
 
 
 def _gather(rows: list[Sample], size: int) -> Sample:
-    first = rows[0]
+    first_row = rows[0]
     if size == 1:
-        return first
+        return first_row
+    # The last real row is repeated, because the model fixes the batch size and zeros could be values that it never saw.
     full = rows + [rows[-1]] * (size - len(rows))
-    inputs = {k: np.concatenate([row.inputs[k] for row in full]) if v.ndim else v for k, v in first.inputs.items()}
+    inputs = {k: np.concatenate([row.inputs[k] for row in full]) if v.ndim else v for k, v in first_row.inputs.items()}
     labels: tuple[Any, ...] = tuple(row.label for row in rows)
-    name = first.name if len(rows) == 1 else f"{first.name} … {rows[-1].name}"
+    name = first_row.name if len(rows) == 1 else f"{first_row.name} … {rows[-1].name}"
     context = {"rows": tuple(row.context for row in rows), "valid": len(rows)}
-    return replace(first, name=name, inputs=inputs, label=labels, context=context)
+    return replace(first_row, name=name, inputs=inputs, label=labels, context=context)
 
 
 __all__ = ["Sample", "Samples", "SourceSamples", "open_samples"]
@@ -120,7 +126,7 @@ class SourceSamples(Displayed):
 
     source: str
     signature: Signature
-    opened: OpenedSource
+    opened_source: OpenedSource
     selection: Sequence[int]
     labels: LabelOf | None
     hold: int = 0
@@ -130,26 +136,29 @@ class SourceSamples(Displayed):
     @property
     def preprocess(self) -> Preprocess | None:
         """Return the preprocessing of raw items, or None if the data are already model inputs."""
-        return self.opened.preprocess
+        return self.opened_source.preprocess
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return one sentence for each decision and finding made when the samples were opened."""
-        return self.opened.notes
+        return self.opened_source.notes
 
     def __len__(self) -> int:
-        taken = self._records_each
-        return self._counted if taken is None else batches(len(self.selection), taken)
+        per_sample = self._records_each
+        return self._sample_count if per_sample is None else count_batches(len(self.selection), per_sample)
 
     @property
     def _records_each(self) -> int | None:
         """Return the number of records per sample, or None if this number is not known before reading."""
         size = fixed_batch(self.signature)
-        rows = self.opened.records.rows
-        if self.preprocess is not None and not self.opened.records.prepared:
+        rows = self.opened_source.records.rows
+        # A step may make several rows of one record, such as windows over time, and then the count is known only after
+        # it ran.
+        if self.preprocess is not None and not self.opened_source.records.prepared:
             rows = "one" if self.preprocess.one_row and rows == "one" else "unknown"
         if size is None or rows == "exact" or (rows == "one" and size == 1):
             return 1
+        # Rows with different scalars do not share a batch, so the number of batches depends on the values.
         scalars = any(spec.shape == () for spec in self.signature.inputs)
         return size if rows == "one" and not scalars else None
 
@@ -158,111 +167,120 @@ class SourceSamples(Displayed):
         """Return whether another process can read any part of the samples. This is possible if the samples are files
         and it is known which records each sample consists of.
         """
-        return self.opened.folder is not None and self._records_each is not None
+        return self.opened_source.folder is not None and self._records_each is not None
 
     def part(self, start: int, stop: int) -> SourceSamples | None:
         """Return samples `start` to `stop` (exclusive), or None if it is not known which records they consist of."""
-        taken = self._records_each
-        return None if taken is None else self.records(range(start * taken, stop * taken))
+        per_sample = self._records_each
+        return None if per_sample is None else self.records(range(start * per_sample, stop * per_sample))
 
-    def chosen(self, places: Sequence[int]) -> SourceSamples | None:
+    def select(self, places: Sequence[int]) -> SourceSamples | None:
         """Return the samples at `places`, which ascend, or None if it is not known which records they consist of."""
-        if self._records_each != 1 or self._held is not None:
+        # The cached samples are faster than reading a selection again, so the caller filters those instead.
+        if self._records_each != 1 or self._cached_samples is not None:
             return None
         return replace(self, selection=[self.selection[place] for place in places])
 
     def without(self, files: Collection[Path]) -> SourceSamples:
         """Return the samples whose files are not in `files`."""
-        of = self.opened.files()
+        of = self.opened_source.files()
         return replace(self, selection=[index for index in self.selection if of[index] not in files])
 
     def files(self) -> list[Path]:
         """Return the file of each chosen record, or an empty list if the records do not have one file each."""
-        of = self.opened.files()
+        of = self.opened_source.files()
         return [of[index] for index in self.selection] if of else []
 
-    def records(self, chosen: range) -> SourceSamples:
-        """Return the samples that consist of the records in the range `chosen`."""
-        return replace(self, selection=self.selection[chosen.start : chosen.stop])
+    def records(self, span: range) -> SourceSamples:
+        """Return the samples that consist of the records in the range `span`."""
+        return replace(self, selection=self.selection[span.start : span.stop])
 
     @functools.cached_property
-    def _counted(self) -> int:
+    def _sample_count(self) -> int:
         # If the model fixes the batch size, edgeq must read the records to find out how many rows they have.
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Sample]:
-        return self._read() if self._held is None else iter(self._held)
+        return self._read_samples() if self._cached_samples is None else iter(self._cached_samples)
 
-    def _read(self) -> Iterator[Sample]:
+    def _read_samples(self) -> Iterator[Sample]:
         """Yield all samples. If they are small enough, they are kept for the next pass."""
         size = fixed_batch(self.signature)
-        records = self.opened.records.read(self.selection)
-        samples = (self._sample(i, record) for i, record in zip(self.selection, records, strict=True))
-        held: list[Sample] = []
-        left = self.hold
+        records = self.opened_source.records.read_records(self.selection)
+        samples = (self._make_sample(i, record) for i, record in zip(self.selection, records, strict=True))
+        cache: list[Sample] = []
+        budget = self.hold
         for sample in samples if size is None else rebatch(samples, size):
-            left -= sum(array.nbytes for array in sample.inputs.values())
-            if left >= 0:
-                held.append(sample)
+            # The budget is spent in the order of reading. Once it is exceeded, no sample is kept: a partial cache would
+            # help no pass.
+            budget -= sum(array.nbytes for array in sample.inputs.values())
+            if budget >= 0:
+                cache.append(sample)
             else:
-                held.clear()
+                cache.clear()
             yield sample
-        if held:
-            self.__dict__["_held"] = held
+        # The cache is complete only here, after the last sample. An iteration that stops early leaves no trace.
+        if cache:
+            # The dataclass is frozen, so the cache goes where cached_property keeps its value.
+            self.__dict__["_cached_samples"] = cache
 
     @functools.cached_property
-    def _held(self) -> list[Sample] | None:
+    def _cached_samples(self) -> list[Sample] | None:
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_held"}
+        # Workers read the files themselves. Sending cached samples to them would copy the whole data set.
+        return {key: value for key, value in self.__dict__.items() if key != "_cached_samples"}
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the files of the chosen samples, the selection, and the preprocessing."""
         digest = hashlib.sha256()
-        self.opened.records.update(digest, self.selection)
+        self.opened_source.records.update(digest, self.selection)
         steps = plain(self.preprocess) if self.preprocess is not None else {}
+        # The name and title of a preprocessing do not change the values, so renaming it must not invalidate statistics.
         steps = {key: value for key, value in steps.items() if key not in ("name", "title")}
         digest.update(json.dumps([steps, repr(self.selection)], sort_keys=True).encode())
         return digest.hexdigest()
 
-    def _sample(self, index: int, record: Record) -> Sample:
+    def _make_sample(self, index: int, record: Record) -> Sample:
         context = dict(record.context)
         try:
             inputs = self._prepare(record, context)
         except DataError as error:
+            # The message already names the record if a check of the record raised it.
             if error.problem.startswith(record.name):
                 raise
             raise DataError(f"{record.name}: {error.problem}", error.fix) from error
         label = self.labels(index, record) if self.labels is not None else record.label
-        return Sample(record.name, inputs, self._numbered(plain_label(label)), context)
+        return Sample(record.name, inputs, self._number_label(plain_label(label)), context)
 
-    def _numbered(self, label: Any) -> Any:
+    def _number_label(self, label: Any) -> Any:
         """Return the class number of a label that is a name, and any other label unchanged."""
         if not isinstance(label, str) or self.classes is None:
             return label
-        found = self.classes.find(label)
-        return label if found is None else found
+        number = self.classes.find(label)
+        return label if number is None else number
 
     def _prepare(self, record: Record, context: dict[str, Any]) -> Mapping[str, Array]:
         inputs: dict[str, Array] = {}
         specs = {spec.name: spec for spec in self.signature.inputs}
-        prepared = self.preprocess is None or self.opened.records.prepared
+        prepared = self.preprocess is None or self.opened_source.records.prepared
         for name, raw in record.raw.items():
             if prepared or self.preprocess is None:
                 inputs[name] = raw
                 continue
             spec = specs.get(name)
+            # The preprocessing names the one input that it is for. Other inputs and scalars pass as they are.
             untouched = self.preprocess.source.input not in (None, name)
             if untouched or (spec is not None and spec.shape == ()):
                 inputs[name] = raw.pixels if isinstance(raw, Picture) else raw
                 continue
-            done = self.preprocess(raw, spec)
-            context.update(done.context)
-            if isinstance(done.array, Mapping):
-                inputs.update(done.array)
+            prepared_item = self.preprocess(raw, spec)
+            context.update(prepared_item.context)
+            if isinstance(prepared_item.array, Mapping):
+                inputs.update(prepared_item.array)
             elif name:
-                inputs[name] = done.array
+                inputs[name] = prepared_item.array
             else:
                 raise DataError(
                     f"the model takes {len(specs)} inputs and the preprocessing gives one",
@@ -301,8 +319,9 @@ class Subset(Displayed):
         return len(self.selection)
 
     def __iter__(self) -> Iterator[Sample]:
-        chosen = self.selection if isinstance(self.selection, range) else frozenset(self.selection)
-        return itertools.compress(self.samples, (number in chosen for number in range(self.selection[-1] + 1)))
+        numbers = self.selection if isinstance(self.selection, range) else frozenset(self.selection)
+        # Readers go through the data in order, and the last selected sample ends the pass.
+        return itertools.compress(self.samples, (number in numbers for number in range(self.selection[-1] + 1)))
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) of two things: the digest of all samples, and the selection."""
@@ -351,6 +370,7 @@ def open_samples(
             "Give the model's signature: inspect(MODEL).signature",
         )
     role = None
+    # A `Data` may hold another `Data`. The outer one already replaced the arguments that the inner one lacks.
     while isinstance(source, Data):
         if isinstance(source.source, Samples) and not (source.preprocess is None and source.labels is None):
             raise UsageError(
@@ -360,64 +380,74 @@ def open_samples(
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)
     if isinstance(source, Samples):
+        # Samples that are used whole need no wrapper, so workers can still read them by their files.
         if (start, stride, count) == (0, 1, None):
             return source
         return Subset(source, _select(len(source), start, stride, count, source.source, ()))
-    given = labels if isinstance(labels, Labels) else Labels(labels)
-    classes = load_classes(given.classes) if given.classes is not None else None
-    opened = open_source(source, signature, preprocess, Path(model) if model is not None else None, classes, role)
-    total = len(opened.records)
+    label_options = labels if isinstance(labels, Labels) else Labels(labels)
+    classes = load_classes(label_options.classes) if label_options.classes is not None else None
+    opened_source = open_source(
+        source, signature, preprocess, Path(model) if model is not None else None, classes, role
+    )
+    total = len(opened_source.records)
     if total == 0:
-        raise DataError(f"{opened.name} holds no samples", "Give at least one")
-    lookup = _labels(opened, given.where, total)
-    chosen = _select(total, start, stride, count, opened.name, opened.groups())
-    folders = opened.records.classes if isinstance(opened.records, FileList | ArrayFiles) else {}
+        raise DataError(f"{opened_source.name} holds no samples", "Give at least one")
+    lookup = _choose_labels(opened_source, label_options.source, total)
+    selection = _select(total, start, stride, count, opened_source.name, opened_source.groups())
+    folders = opened_source.records.classes if isinstance(opened_source.records, FileList | ArrayFiles) else {}
     samples = SourceSamples(
-        opened.name,
+        opened_source.name,
         signature,
-        opened,
-        chosen,
+        opened_source,
+        selection,
         lookup,
-        classes=_known_classes(classes, signature),
-        score_names=score_names(classes, folders, score_count(signature)),
+        classes=_choose_classes(classes, signature),
+        score_names=score_names(classes, folders, count_scores(signature)),
     )
     for note in samples.notes:
         progress.note(note)
     size = fixed_batch(signature)
-    if size is not None and size > 1 and opened.records.rows == "one":
+    # The user should learn that the last batch is padded, because its repeated rows cost time.
+    if size is not None and size > 1 and opened_source.records.rows == "one":
         remaining = len(samples.selection) % size
         tail = f"; the last batch has {remaining} and is filled by repeating its last sample" if remaining else ""
         progress.note(f"{len(samples.selection)} samples in batches of {size}, as the model fixes it{tail}")
     return samples
 
 
-def _known_classes(classes: Classes | None, signature: Signature) -> Classes | None:
+def _choose_classes(classes: Classes | None, signature: Signature) -> Classes | None:
     """Return the classes that labels can name. These are the given classes, or else the classes of ImageNet if the
     model has scores for all of them.
     """
-    scores = score_count(signature)
+    scores = count_scores(signature)
     if classes is not None:
-        return without_background(classes, scores)
+        return drop_background(classes, scores)
     return imagenet() if scores is not None and scores >= imagenet().count else None
 
 
-def _labels(opened: OpenedSource, labels: Any, total: int) -> LabelOf | None:
+def _choose_labels(opened_source: OpenedSource, labels: Any, total: int) -> LabelOf | None:
     if labels is None:
-        named = opened.preprocess.source.labels if opened.preprocess is not None else None
-        return load_labels_from(named, opened.folder, total, inside=opened.sidecar) if named is not None else None
+        named = opened_source.preprocess.source.labels if opened_source.preprocess is not None else None
+        return (
+            load_labels_from(named, opened_source.folder, total, inside=opened_source.sidecar)
+            if named is not None
+            else None
+        )
     if isinstance(labels, np.ndarray) and labels.ndim != 1:
         raise DataError(f"the labels have shape {list(labels.shape)}", "Give one label per sample")
-    return load_labels_from(labels, opened.folder, total)
+    return load_labels_from(labels, opened_source.folder, total)
 
 
 def _select(total: int, start: int, stride: int, count: int | None, name: str, groups: Sequence[Any]) -> Sequence[int]:
     """Return the numbers of the chosen records, ascending. `groups` is empty or contains the class of each record."""
-    chosen = range(start, total, stride)
-    if not chosen:
+    candidates = range(start, total, stride)
+    if not candidates:
         raise DataError(f"{name} holds {total} samples, none from {start} on", "Start earlier")
-    if count is None or count >= len(chosen):
-        return chosen
-    return [chosen[place] for place in spread(len(chosen), count, [groups[i] for i in chosen] if groups else ())]
+    if count is None or count >= len(candidates):
+        return candidates
+    return [
+        candidates[place] for place in spread(len(candidates), count, [groups[i] for i in candidates] if groups else ())
+    ]
 
 
 def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
@@ -434,19 +464,27 @@ def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
     for place in range(min(total, len(groups)) if groups else total):
         members.setdefault(groups[place] if groups else None, []).append(place)
     shares = dict.fromkeys(members, 0)
-    left, short = min(count, total), list(members)
-    while left:
-        each, remainder = divmod(left, len(short))
-        least = [group for group in short if shares[group] == min(shares[other] for other in short)]
-        others = [group for group in short if group not in least]
-        extra = {least[place] for place in places(len(least), min(remainder, len(least)))}
-        extra |= {others[place] for place in places(len(others), remainder - len(extra))}
+    remaining, short = min(count, total), list(members)
+    while remaining:
+        # Places that full groups cannot take are shared again, until all are given away.
+        share, remainder = divmod(remaining, len(short))
+        # The remainder first goes to the groups that have the fewest places, so that no class gets two before another
+        # gets one.
+        smallest = [group for group in short if shares[group] == min(shares[peer] for peer in short)]
+        larger = [group for group in short if group not in smallest]
+        extra = {smallest[place] for place in places(len(smallest), min(remainder, len(smallest)))}
+        extra |= {larger[place] for place in places(len(larger), remainder - len(extra))}
         for group in short:
-            taken = min(each + (group in extra), len(members[group]) - shares[group])
-            shares[group] += taken
-            left -= taken
+            gain = min(share + (group in extra), len(members[group]) - shares[group])
+            shares[group] += gain
+            remaining -= gain
+        # A group without places left drops out, so the loop ends.
         short = [group for group in short if shares[group] < len(members[group])]
-    return sorted(own[place] for group, own in members.items() for place in places(len(own), shares[group]))
+    return sorted(
+        group_places[place]
+        for group, group_places in members.items()
+        for place in places(len(group_places), shares[group])
+    )
 
 
 def places(total: int, count: int) -> list[int]:
@@ -454,7 +492,7 @@ def places(total: int, count: int) -> list[int]:
     return [place * total // count for place in range(count)]
 
 
-def first(samples: Samples, count: int) -> Samples:
+def take_first(samples: Samples, count: int) -> Samples:
     """Return the samples of the first `count` records, for readers that go through the data in parts."""
     if isinstance(samples, SourceSamples):
         return samples.records(range(count))
@@ -467,17 +505,19 @@ def spread_over(samples: Samples, count: int) -> Samples:
     """
     if count >= len(samples):
         return samples
-    return chosen_of(samples, places(len(samples), count))
+    return select_samples(samples, places(len(samples), count))
 
 
-def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
+def select_samples(samples: Samples, numbers: Sequence[int]) -> Samples:
     """Return the samples with these numbers, which ascend."""
-    part = samples.chosen(numbers) if isinstance(samples, SourceSamples) else None
+    part = samples.select(numbers) if isinstance(samples, SourceSamples) else None
     return part if part is not None else Subset(samples, numbers)
 
 
 # Make enough shards that workers do not wait long for the last one, but few enough that merging is cheap.
+# `_LEAST` and `_MOST` bound the number of samples in a shard.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
+# A streamed shard travels as one message, so its size is bounded in bytes as well (8 MiB).
 _STREAMED_BYTES = 1 << 23
 
 
@@ -492,11 +532,12 @@ class Shard:
     def __str__(self) -> str:
         return f"samples {self.start} to {self.stop - 1}"
 
-    def read(self, reference: SourceSamples | None) -> Iterator[Sample]:
+    def read_samples(self, reference: SourceSamples | None) -> Iterator[Sample]:
         """Yield the samples in a worker. `reference` is the `reference` of the `Sharded` that made the shard."""
         if self.samples is not None:
             yield from self.samples
             return
+        # Only the two numbers were sent. The worker opens the same files itself.
         part = reference.part(self.start, self.stop) if reference is not None else None
         assert part is not None, "samples without a reference are streamed"
         yield from part
@@ -518,22 +559,23 @@ class Sharded:
         if (
             isinstance(samples, SourceSamples)
             and samples.readable
+            # Another machine may have other files at the same path, so every worker compares a digest first.
             and workers.everywhere(reads_the_same, samples, fingerprint(samples))
         ):
             self.reference = samples
 
-    def shards(self, first: int = 0) -> Iterator[Shard]:
-        """Yield the shards of all samples from `first` on."""
+    def shards(self, skip: int = 0) -> Iterator[Shard]:
+        """Yield the shards of all samples from `skip` on."""
         size = min(_MOST, max(_LEAST, -(-self.total // _SHARDS)))
         if self.reference is not None:
-            for start in range(first, self.total, size):
+            for start in range(skip, self.total, size):
                 yield Shard(start, min(start + size, self.total))
             return
-        remaining = itertools.islice(iter(self._samples), first, self.total)
-        start = first
+        remaining = itertools.islice(iter(self._samples), skip, self.total)
+        start = skip
         for sample in remaining:
-            held = sum(array.nbytes for array in sample.inputs.values())
-            fitting = max(1, min(size, _STREAMED_BYTES // max(1, held)))
+            sample_bytes = sum(array.nbytes for array in sample.inputs.values())
+            fitting = max(1, min(size, _STREAMED_BYTES // max(1, sample_bytes)))
             part = (sample, *itertools.islice(remaining, fitting - 1))
             yield Shard(start, start + len(part), part)
             start += len(part)
@@ -542,8 +584,10 @@ class Sharded:
 def fingerprint(samples: SourceSamples) -> str:
     """Return a digest of the files of the first, the middle and the last sample, and of the number of records."""
     total = len(samples.selection)
+    # Three samples find a different order, selection or version of the data. Hashing all files would take as long as
+    # reading them.
     parts = [samples.records(range(at, at + 1)).digest() for at in sorted({0, total // 2, total - 1})]
-    return " ".join([str(len(samples.opened.records)), *parts])
+    return " ".join([str(len(samples.opened_source.records)), *parts])
 
 
 def reads_the_same(samples: SourceSamples, expected: str) -> bool:

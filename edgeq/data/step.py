@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar
 
-from edgeq.data.records import ItemState
+from edgeq.data.axes import ItemState
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
@@ -49,11 +49,12 @@ class Step(ABC):
 
     def __record__(self) -> dict[str, Any]:
         """Return the step's table: `op` and every field."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return {"op": self.name, **{n: list(v) if isinstance(v, tuple) else v for n, v in plain.items()}}
+        # mypy does not know that every subclass is a dataclass.
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {"op": self.name, **{n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}}
 
 
-def integer(text: str) -> int | str:
+def parse_integer(text: str) -> int | str:
     """Return the whole number in `text`, or `text` itself if it does not contain one."""
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
@@ -73,23 +74,23 @@ class FieldKind:
     """Define how a field is read.
 
     Attributes:
-        read: function that converts a plain value to the field's value, or raises UnfitError. The plain value is None
-            if the table lacks the field.
+        convert: function that converts a plain value to the field's value, or raises UnfitError. The plain value is
+            None if the table lacks the field.
         part: function that converts one part of the text form to a plain value, or returns None if the part belongs to
             another field.
-        many: whether all the parts of the text form belong to the field.
+        takes_all: whether all the parts of the text form belong to the field.
     """
 
-    read: Callable[[Any], Any]
-    part: Callable[[str], Any] = integer
-    many: bool = False
+    convert: Callable[[Any], Any]
+    part: Callable[[str], Any] = parse_integer
+    takes_all: bool = False
 
 
 def field_kind(
-    read: Callable[[Any], Any], part: Callable[[str], Any] = integer, *, many: bool = False
+    convert: Callable[[Any], Any], part: Callable[[str], Any] = parse_integer, *, takes_all: bool = False
 ) -> dict[str, FieldKind]:
     """Return the metadata of a dataclass field. `FieldKind` describes the arguments."""
-    return {"kind": FieldKind(read, part, many)}
+    return {"kind": FieldKind(convert, part, takes_all)}
 
 
 def read_number(value: Any) -> float:
@@ -100,11 +101,13 @@ def read_number(value: Any) -> float:
     """
     parts = value.split("/") if isinstance(value, str) else [value]
     try:
+        # bool is an int in Python, but "true" is no number in a TOML table.
         if isinstance(value, bool) or len(parts) > 2:
             raise ValueError
         number = float(parts[0]) / float(parts[1]) if len(parts) == 2 else float(parts[0])
     except (TypeError, ValueError, ZeroDivisionError):
         raise UnfitError(value, "Give a number such as 0.5 or '1/255'") from None
+    # This form also refuses NaN, for which every comparison is false.
     if not abs(number) < float("inf"):
         raise UnfitError(value, "Give a finite number")
     return number
@@ -117,44 +120,46 @@ NUMBER = field_kind(read_number)
 def one_of(*choices: str) -> dict[str, FieldKind]:
     """Return the metadata of a field that takes one of `choices`."""
 
-    def read(value: Any) -> str:
+    def convert(value: Any) -> str:
         if value not in choices:
             raise UnfitError(value, f"Use one of {', '.join(choices)}")
         return str(value)
 
-    return field_kind(read, lambda text: text if text in choices else None)
+    return field_kind(convert, lambda text: text if text in choices else None)
 
 
-def whole_number(least: int) -> dict[str, FieldKind]:
-    """Return the metadata of a field that takes an integer of at least `least`."""
+def whole_number(minimum: int) -> dict[str, FieldKind]:
+    """Return the metadata of a field that takes an integer of at least `minimum`."""
 
-    def read(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UnfitError(value, f"Give a whole number of at least {least}")
+    def convert(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise UnfitError(value, f"Give a whole number of at least {minimum}")
         return value
 
-    return field_kind(read)
+    return field_kind(convert)
 
 
-def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
-    """Return the step that a table describes. `given` is the table without its `op`. `op` names the step in messages.
+def from_table(step: type[Step], op: str, table: Mapping[str, Any]) -> Step:
+    """Return the step that a table describes. `table` is the table without its `op`. `op` names the step in messages.
 
     Raises:
         DataError: a field is unknown or missing, or its value is not valid.
     """
-    known = _fields(step)
-    unknown = sorted(set(given) - {f.name for f in known})
+    step_fields = _list_fields(step)
+    unknown = sorted(set(table) - {f.name for f in step_fields})
     if unknown:
         raise DataError(f"{op}: unknown field {unknown[0]!r}", SEE_LIST)
     values = {}
-    for f in known:
-        if f.name not in given and f.default is not MISSING:
+    for f in step_fields:
+        # A missing field with a default needs no reading; a missing one without a default is read as None and refused
+        # with its own advice.
+        if f.name not in table and f.default is not MISSING:
             continue
         try:
-            values[f.name] = _kind(f).read(given.get(f.name))
+            values[f.name] = _find_kind(f).convert(table.get(f.name))
         except UnfitError as error:
-            shown = "missing" if error.value is None else repr(error.value)
-            raise DataError(f"{op}: {f.name} is {shown}", error.fix) from error
+            problem = "missing" if error.value is None else repr(error.value)
+            raise DataError(f"{op}: {f.name} is {problem}", error.fix) from error
     return step(**values)
 
 
@@ -165,37 +170,39 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
     Raises:
         DataError: no field accepts a part, or one field gets two parts.
     """
-    known = _fields(step)
-    if not known and list(parts) == ["true"]:
+    step_fields = _list_fields(step)
+    if not step_fields and list(parts) == ["true"]:
         return {}
-    if len(known) == 1 and _kind(known[0]).many:
-        return {known[0].name: listed(parts)} if parts else {}
-    found: dict[str, Any] = {}
+    # A step with one field that takes all parts, such as a list of constants, needs no assignment of parts to fields.
+    if len(step_fields) == 1 and _find_kind(step_fields[0]).takes_all:
+        return {step_fields[0].name: parse_list(parts)} if parts else {}
+    table: dict[str, Any] = {}
     for part in parts:
-        values = {f.name: _kind(f).part(part) for f in known}
-        if len(known) == 1 and values[known[0].name] is None:
-            values = {known[0].name: part}  # the field's reader then raises an error that names the valid values
+        values = {f.name: _find_kind(f).part(part) for f in step_fields}
+        if len(step_fields) == 1 and values[step_fields[0].name] is None:
+            values = {step_fields[0].name: part}  # the field's reader then raises an error that names the valid values
         fitting = [name for name, value in values.items() if value is not None]
-        name = next((name for name in fitting if name not in found), None)
+        # Parts may come in any order. Two fields may accept the same part, and the first one without a part gets it.
+        name = next((name for name in fitting if name not in table), None)
         if name is None:
             problem = f"a second {fitting[0]}, {part!r}" if fitting else f"it does not accept {part!r}"
             raise DataError(f"{op}: {problem}", SEE_LIST)
-        found[name] = values[name]
-    return found
+        table[name] = values[name]
+    return table
 
 
-def listed(parts: Sequence[str]) -> str | list[str]:
+def parse_list(parts: Sequence[str]) -> str | list[str]:
     """Return one value. If there are several parts or the text is "[a,b,c]", return the list of values."""
     if len(parts) == 1 and parts[0].startswith("[") and parts[0].endswith("]"):
         return [item.strip() for item in parts[0][1:-1].split(",")]
     return parts[0] if len(parts) == 1 else list(parts)
 
 
-def _fields(step: type[Step]) -> tuple[Field[Any], ...]:
+def _list_fields(step: type[Step]) -> tuple[Field[Any], ...]:
     return fields(step)  # type: ignore[arg-type]
 
 
-def _kind(field: Field[Any]) -> FieldKind:
-    found = field.metadata.get("kind", FieldKind(lambda value: value))
-    assert isinstance(found, FieldKind)
-    return found
+def _find_kind(field: Field[Any]) -> FieldKind:
+    kind = field.metadata.get("kind", FieldKind(lambda value: value))
+    assert isinstance(kind, FieldKind)
+    return kind

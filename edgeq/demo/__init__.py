@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY = Path(__file__).resolve().parent
+# The files are inside the package, so the demo works without a network.
 MODEL = DIRECTORY / "model.onnx"
 CALIBRATION = DIRECTORY / "calibration.npz"
 VALIDATION = DIRECTORY / "validation.npz"

@@ -36,7 +36,7 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
     def setup(self, worker: Any) -> None:
         """Prepare the plugin after Dask has sent it to the worker."""
         self._stack, self._lock = ExitStack(), threading.Lock()
-        self._opened: Callable[[Any], Any] | None = None
+        self._run_job: Callable[[Any], Any] | None = None
 
     def teardown(self, worker: Any) -> None:
         """Close the job when the worker ends or no items are left."""
@@ -45,10 +45,10 @@ class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
     def run(self, item: Any) -> Any:
         """Run the job for one item and return its result."""
         with self._lock:  # several threads of a worker share one open job
-            if self._opened is None:
+            if self._run_job is None:
                 self._check()
-                self._opened = self._open(self._stack)
-        return self._opened(item)
+                self._run_job = self._open(self._stack)
+        return self._run_job(item)
 
 
 def run_item(name: str, item: Any) -> Any:

@@ -48,7 +48,7 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
     Args:
         modules: modules for that process to import, once for all workers.
     """
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    original_values = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     try:
         if _METHOD == "forkserver":
@@ -61,14 +61,14 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
             "distributed.nanny.pre-spawn-environ": _ENVIRONMENT,
         }
     finally:
-        for name, value in before.items():
+        for name, value in original_values.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
 
-def _local_cluster(count: int, stack: ExitStack) -> Any:
+def _start_cluster(count: int, stack: ExitStack) -> Any:
     """Return a cluster on this machine's loopback device. The cluster keeps its files in its own folder.
 
     Anyone who can connect to the cluster can run code, and every user of the machine can reach the loopback device. So
@@ -105,15 +105,15 @@ class WorkerJob(Protocol[Item, Result]):
         ...
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Return the versions of edgeq, numpy and onnxruntime in this process, with "none" for a missing package."""
-    found = {"edgeq": __version__}
+    by_package = {"edgeq": __version__}
     for name in ("numpy", "onnxruntime"):
         try:
-            found[name] = str(importlib.import_module(name).__version__)
+            by_package[name] = str(importlib.import_module(name).__version__)
         except ImportError:
-            found[name] = "none"
-    return found
+            by_package[name] = "none"
+    return by_package
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
@@ -122,10 +122,10 @@ def check_versions(expected: Mapping[str, str]) -> None:
     Raises:
         RuntimeUnavailableError: a package has another version; the message names the first such package.
     """
-    for name, here in versions().items():
-        if here != expected.get(name):
+    for name, installed in read_versions().items():
+        if installed != expected.get(name):
             raise RuntimeUnavailableError(
-                f"a worker has {name} {here}, and this process has {expected.get(name)}",
+                f"a worker has {name} {installed}, and this process has {expected.get(name)}",
                 "Install the same versions everywhere",
             )
 
@@ -185,40 +185,40 @@ class Workers:
 
         name = f"edgeq-{secrets.token_hex(8)}"
         try:
-            self._client.register_plugin(JobPlugin(job.open, partial(check_versions, versions())), name=name)
+            self._client.register_plugin(JobPlugin(job.open, partial(check_versions, read_versions())), name=name)
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"a worker cannot import {error.name}",
                 "A task or function of your own must be in a module that workers can import",
             ) from error
         crew = _Crew(self._client)
-        most = _WAITING * max(1, len(crew.free))
+        limit = _WAITING * max(1, len(crew.free))
         pending: deque[_Pending] = deque()
         remaining = iter(items)
         upcoming = next(remaining, None)  # fetched in advance, so that it is ready when a worker becomes free
         try:
             while pending or upcoming is not None:
-                for one in pending:
-                    if one.fetch():
-                        crew.release(one.worker)
-                gone = crew.gone()
-                for one in pending:
-                    one.lose(gone)
-                idle = next((one for one in pending if not one.worker), None)
+                for entry in pending:
+                    if entry.fetch():
+                        crew.release(entry.worker)
+                gone = crew.find_gone()
+                for entry in pending:
+                    entry.lose(gone)
+                idle = next((entry for entry in pending if not entry.worker), None)
                 if crew.free and idle is not None:
                     worker = crew.free.popleft()
                     idle.worker = worker
                     idle.future = self._client.submit(run_item, name, idle.item, pure=False, workers=worker)
-                elif crew.free and upcoming is not None and len(pending) < most:
+                elif crew.free and upcoming is not None and len(pending) < limit:
                     pending.append(_Pending(upcoming))
                     upcoming = next(remaining, None)
                 elif pending and pending[0].fetched:
                     yield pending.popleft().result()
                 else:
                     with _explained(), self._client.as_current():
-                        crew.wait([one.future for one in pending if one.worker and not one.fetched])
+                        crew.wait([entry.future for entry in pending if entry.worker and not entry.fetched])
         finally:
-            self._client.cancel([one.future for one in pending if one.worker and not one.fetched])
+            self._client.cancel([entry.future for entry in pending if entry.worker and not entry.fetched])
             self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -239,29 +239,29 @@ class _Crew:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._known: set[str] = set()
+        self._addresses: set[str] = set()
         self.free: deque[str] = deque()
         self._look = 0.0
-        self.gone()
+        self.find_gone()
 
-    def gone(self) -> set[str]:
+    def find_gone(self) -> set[str]:
         """Return the workers that have ended since the last check, and add new workers to `free`.
 
         Checks are at least half a second apart. A call before the next check returns an empty set.
         """
         if time.monotonic() < self._look:
             return set()
-        there = self._client.nthreads()
+        threads = self._client.nthreads()
         self._look = time.monotonic() + _LOOK_S
-        gone, new = self._known - set(there), set(there) - self._known
-        self._known = set(there)
+        gone, new = self._addresses - set(threads), set(threads) - self._addresses
+        self._addresses = set(threads)
         self.free = deque(address for address in self.free if address not in gone)
-        self.free += [address for address in there if address in new for _ in range(there[address])]
+        self.free += [address for address in threads if address in new for _ in range(threads[address])]
         return gone
 
     def release(self, worker: str) -> None:
         """Mark one thread of a worker as idle."""
-        if worker in self._known:
+        if worker in self._addresses:
             self.free.append(worker)
 
     def wait(self, futures: Sequence[Any]) -> None:
@@ -346,39 +346,39 @@ def _explained() -> Iterator[None]:
         raise RuntimeUnavailableError("the Dask scheduler went away", "Start it again, and run this again") from error
 
 
-def check_workers(given: str) -> None:
-    """Check that `open_workers` would accept `given`.
+def check_workers(text: str) -> None:
+    """Check that `open_workers` would accept `text`.
 
     Raises:
-        UsageError: `given` is neither a number of processes nor an address.
+        UsageError: `text` is neither a number of processes nor an address.
     """
-    if not _ADDRESS.fullmatch(given) and not (
-        given.isdecimal() and len(given) <= len(str(_MOST)) and 1 <= int(given) <= _MOST
+    if not _ADDRESS.fullmatch(text) and not (
+        text.isdecimal() and len(text) <= len(str(_MOST)) and 1 <= int(text) <= _MOST
     ):
         raise UsageError(
-            f"{given!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
+            f"{text!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
             "Give a number of processes, or the address of a Dask scheduler, such as tcp://host:8786",
         )
 
 
 @contextmanager
-def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ()) -> Iterator[Workers | None]:
+def open_workers(workers: int | str | Workers | None, modules: Sequence[str] = ()) -> Iterator[Workers | None]:
     """Open workers for the duration of a `with` block.
 
     Args:
-        given: a number of processes on this machine, with one thread each, or the address of a trusted Dask scheduler
+        workers: a number of processes on this machine, with one thread each, or the address of a trusted Dask scheduler
             ("tcp://host:port"). None and workers that are already open are yielded unchanged. Processes on this machine
             start while the block already runs, so a failure to start is reported at their first use.
         modules: modules that jobs need; processes on this machine import them while they start.
 
     Raises:
-        UsageError: `given` is neither a number of 1 or more nor an address.
+        UsageError: `workers` is neither a number of 1 or more nor an address.
         RuntimeUnavailableError: Dask is not installed, no scheduler answers, or it has no workers.
     """
-    if given is None or isinstance(given, Workers):
-        yield given
+    if workers is None or isinstance(workers, Workers):
+        yield workers
         return
-    text = str(given)
+    text = str(workers)
     check_workers(text)
     # multiprocessing first imports the main script in each process that it starts. This repeats everything in the
     # script that is not under `if __name__ == "__main__":`. In such a process, exit here. The parent process raises the
@@ -397,18 +397,18 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
                 "Install it: pip install 'edgeq[distributed]'",
             ) from error
         stack.enter_context(dask.config.set({**_CONFIG, **settings}))
-        client = thread.submit(_connected, text, stack)
+        client = thread.submit(_connect, text, stack)
         if not text.isdecimal():
             client.result()
         yield Workers(client.result)
 
 
-def _connected(text: str, stack: ExitStack) -> Any:
+def _connect(text: str, stack: ExitStack) -> Any:
     """Return a client whose workers have been checked. `stack` closes the client."""
     import distributed
 
     try:
-        address: Any = _local_cluster(int(text), stack) if text.isdecimal() else text
+        address: Any = _start_cluster(int(text), stack) if text.isdecimal() else text
         # On a cluster, this process may be unable to reach the workers, so the scheduler passes everything on. On one
         # machine, that would be a detour.
         direct = text.isdecimal()
@@ -426,7 +426,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
             f"no Dask workers at {text}: {' '.join(str(error).split())}", "Start the scheduler, and workers for it"
         ) from error
     try:
-        client.run(check_versions, versions())
+        client.run(check_versions, read_versions())
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"a worker of {text} cannot import edgeq ({error})", "Install edgeq where the workers run"
@@ -450,10 +450,10 @@ class Files:
     sha256: str
     contents: Mapping[str, bytes] | None = None
 
-    def here(self) -> bool:
+    def is_visible(self) -> bool:
         """Return whether this process sees the same files at the same path."""
         try:
-            return _digest(self.path.parent, self.names) == self.sha256
+            return _hash_files(self.path.parent, self.names) == self.sha256
         except OSError:
             return False
 
@@ -470,20 +470,22 @@ class Files:
         return folder / self.path.name
 
 
-def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> Files:
+def share_files(workers: Workers, path: Path, companions: Iterable[Path] = ()) -> Files:
     """Return the file or folder `path` in a form that all `workers` can use. For a file, the result includes the files
-    in `beside`, which that file needs.
+    in `companions`, which that file needs.
     """
     path = path.absolute()
-    found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, beside)]
-    names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in found))
-    files = Files(path, names, _digest(path.parent, names))
-    if workers.everywhere(Files.here, files):
+    sources = (
+        sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, companions)]
+    )
+    names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in sources))
+    files = Files(path, names, _hash_files(path.parent, names))
+    if workers.everywhere(Files.is_visible, files):
         return files
     return replace(files, contents={name: read_file(path.parent / name) for name in names})
 
 
-def _digest(folder: Path, names: Iterable[str]) -> str:
+def _hash_files(folder: Path, names: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
         with open_file(folder / name) as stream:

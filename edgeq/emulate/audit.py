@@ -80,12 +80,13 @@ class KernelSimulation:
         table: SaturationTable | None = None,
     ) -> None:
         settings = settings or SessionSettings()
-        self.graph = optimised_graph(model, settings)
-        found = find_layers(self.graph, settings.config, table)
-        self.unmodelled = tuple(layer for layer in found if not layer.path.modelled)
-        self.layers = tuple(layer for layer in found if layer.path.modelled)
+        self.graph = read_optimised_graph(model, settings)
+        layers = find_layers(self.graph, settings.config, table)
+        # These layers can saturate too, but edgeq cannot compute them, so ONNX Runtime does.
+        self.unmodelled = tuple(layer for layer in layers if not layer.path.modelled)
+        self.layers = tuple(layer for layer in layers if layer.path.modelled)
         self._saturating, self._watched = saturating, watched
-        self._steps = _steps(self.graph, self.layers)
+        self._steps = _split_steps(self.graph, self.layers)
         self._sessions: dict[int, Any] = {}
 
     def run(self, inputs: Arrays) -> ModelRun:
@@ -94,8 +95,8 @@ class KernelSimulation:
         runs = {}
         for place, step in enumerate(self._steps):
             if isinstance(step, SaturatingLayer):
-                given = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
-                computed = step.compute(given, saturating=self._saturating, watched=self._watched)
+                operands = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
+                computed = step.compute(operands, saturating=self._saturating, watched=self._watched)
                 values[name_of(step.node.outputs[0])] = computed.output
                 runs[step.name] = computed
             else:
@@ -116,8 +117,10 @@ class KernelSimulation:
             part = ir.convenience.extract(self.graph.graph, step.inputs, step.outputs)
             for value in part.inputs:
                 array = feed[name_of(value)]
+                # The inferred shape of an inner value may be for another batch, so only the type is fixed.
                 value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), None
             model = ir.Model(part, ir_version=self.graph.model.ir_version)
+            # The graph is optimised already. Another optimisation could fuse nodes across the segments.
             settings = SessionSettings(optimization="none", intra_op_threads=1)
             self._sessions[place] = open_in_memory(model, settings)
         return self._sessions[place]
@@ -139,7 +142,7 @@ class SimulatedSession:
         return [outputs[name] for name in output_names or outputs]
 
 
-def graph_settings(settings: SessionSettings) -> SessionSettings:
+def build_graph_settings(settings: SessionSettings) -> SessionSettings:
     """Return settings with which ONNX Runtime makes a model's graph, given the `settings` with which a plug-in runs the
     model.
 
@@ -150,7 +153,7 @@ def graph_settings(settings: SessionSettings) -> SessionSettings:
     return replace(settings, engine=None, precision=FLOAT, providers=SessionSettings().providers, config=config)
 
 
-def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
+def read_optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
     """Return the graph that ONNX Runtime makes of `model` before it runs the model.
 
     Raises:
@@ -165,14 +168,14 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
         return GraphIndex(read_unchecked(path, weights))
 
 
-def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[SaturatingLayer | _Segment, ...]:
+def _split_steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[SaturatingLayer | _Segment, ...]:
     """Return the graph as steps in order. Each of `layers` is a step. The nodes between them are joined into as few
     segments as possible.
     """
-    own = {layer.node: layer for layer in layers}
+    layers_by_node = {layer.node: layer for layer in layers}
     runs: list[SaturatingLayer | list[ir.Node]] = []
     for node in graph.graph:
-        layer = own.get(node)
+        layer = layers_by_node.get(node)
         if layer is not None:
             runs.append(layer)
         elif runs and isinstance(runs[-1], list):
@@ -180,26 +183,28 @@ def _steps(graph: GraphIndex, layers: Sequence[SaturatingLayer]) -> tuple[Satura
         else:
             runs.append([node])
     steps: list[SaturatingLayer | _Segment] = []
-    needed = set(graph.graph.outputs)
+    required = set(graph.graph.outputs)
+    # Backwards, so that the values that later steps need are known when a segment's outputs are chosen.
     for run in reversed(runs):
         if isinstance(run, SaturatingLayer):
             steps.append(run)
-            needed.update(v for v in run.node.inputs if v is not None)
+            required.update(v for v in run.node.inputs if v is not None)
             continue
-        made = {output for node in run for output in node.outputs}
-        read = {value for node in run for value in reads(node)} - made
-        known = {v for v in read if v.producer() is not None or v.is_graph_input()}
-        steps.append(_Segment(_names(known), _names(made & needed)))
-        needed |= known
+        produced = {output for node in run for output in node.outputs}
+        consumed = {value for node in run for value in reads(node)} - produced
+        segment_inputs = {v for v in consumed if v.producer() is not None or v.is_graph_input()}
+        steps.append(_Segment(_sort_names(segment_inputs), _sort_names(produced & required)))
+        required |= segment_inputs
     return tuple(reversed(steps))
 
 
-def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+def _sort_names(values: Iterable[ir.Value]) -> tuple[str, ...]:
     return tuple(sorted(value.name for value in values if value.name))
 
 
 # Multiply-accumulates to simulate in total. A model with n multiply-accumulates gets about this number / n samples.
 _WORK = 8e9
+# Two samples at least, so that one odd sample is not the whole picture.
 _FEWEST, _MOST = 2, 8
 
 
@@ -317,11 +322,12 @@ def audit(
         DataError: a sample does not fit the model.
     """
     simulation = KernelSimulation(model, settings, table=table)
-    bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
+    bounds = {layer.name: _audit_weights(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
+    # If no weight can saturate, no input can, so nothing needs to run.
     if samples is None or not any(bound.can_saturate for bound in bounds.values()):
         return Audit(tuple(bounds.values()))
-    plain = exact or SimulatedSession(KernelSimulation(model, settings, saturating=False, table=table))
-    total = min(len(samples), count or sample_count(model_macs(simulation)))
+    exact_session = exact or SimulatedSession(KernelSimulation(model, settings, saturating=False, table=table))
+    total = min(len(samples), count or count_samples(count_macs(simulation)))
     names = ("saturating", "exact")
     against_float = {name: OutputSums() for name in names}
     effect = OutputSums()
@@ -329,42 +335,46 @@ def audit(
     sums: dict[str, int] = {}
     with progress.stage("Simulating saturation", total) as advance:
         for sample, _ in zip(samples, range(total), strict=False):
-            run, outputs = simulation.run(sample.inputs), _outputs(plain, sample.inputs)
+            run, outputs = simulation.run(sample.inputs), _run_session(exact_session, sample.inputs)
+            # Compared with the exact kernels, so that the loss from quantization itself does not count.
             effect.update(outputs, run.outputs, sample.inputs)
             for name, layer in run.layers.items():
                 clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.stats.clipped
                 sums[name] = sums.get(name, 0) + layer.stats.sums
             if reference is not None:
-                wanted = _outputs(reference, sample.inputs)
-                against_float["saturating"].update(wanted, run.outputs, sample.inputs)
-                against_float["exact"].update(wanted, outputs, sample.inputs)
+                float_outputs = _run_session(reference, sample.inputs)
+                against_float["saturating"].update(float_outputs, run.outputs, sample.inputs)
+                against_float["exact"].update(float_outputs, outputs, sample.inputs)
             advance(1)
-    found = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
+    layer_audits = tuple(_add_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
     both = tuple(against_float[name].result() for name in names)
     return Audit(
-        found, total, effect.result().sqnr_db, (both[0].sqnr_db, both[1].sqnr_db) if reference is not None else None
+        layer_audits,
+        total,
+        effect.result().sqnr_db,
+        (both[0].sqnr_db, both[1].sqnr_db) if reference is not None else None,
     )
 
 
-def sample_count(macs: int) -> int:
+def count_samples(macs: int) -> int:
     """Return the number of samples to simulate for a model with `macs` multiply-accumulates."""
     return max(_FEWEST, min(_MOST, int(_WORK / max(1, macs))))
 
 
-def model_macs(simulation: KernelSimulation) -> int:
+def count_macs(simulation: KernelSimulation) -> int:
     """Return the model's multiply-accumulates. If the graph has no shapes, use the weight sizes of the simulated
     layers.
     """
-    counted = sum(node_macs(simulation.graph.model).values())
-    return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
+    macs = sum(node_macs(simulation.graph.model).values())
+    return macs or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 
 
-def _outputs(session: Session, inputs: Arrays) -> Arrays:
+def _run_session(session: Session, inputs: Arrays) -> Arrays:
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
-def _bound(layer: SaturatingLayer) -> LayerAudit:
+def _audit_weights(layer: SaturatingLayer) -> LayerAudit:
     suspects = layer.suspects
     sums = layer.pair_sums
     if layer.rows is None or suspects is None or sums is None:
@@ -379,16 +389,17 @@ def _bound(layer: SaturatingLayer) -> LayerAudit:
     )
 
 
-def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None) -> LayerAudit:
+def _add_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None) -> LayerAudit:
     if clipped is None:
         return bound
     return replace(bound, sums=sums, clipped=int(clipped.sum()), clipped_channels=int(np.count_nonzero(clipped)))
 
 
+# The largest 16-bit value, above which kernels clip.
 _HELD = 2**15 - 1
 
 
-def largest_sums(
+def find_largest_sums(
     model: Path,
     settings: SessionSettings,
     samples: Samples,
@@ -409,18 +420,19 @@ def largest_sums(
         RuntimeUnavailableError: onnxruntime refuses the model.
     """
     simulation = KernelSimulation(model, settings, saturating=False, watched=True)
-    known = {
+    source_names = {
         layer.name: source(layer.name)
         for layer in simulation.layers
         if layer.rows is not None
+        # If pairs differ between kernels, a sum of this kernel says nothing about another one.
         and not pairs_vary(layer.rows.shape[1], layer.channels)
         and layer.node.attributes.get_int("group", 1) == 1
     }
-    found: dict[str, NDArray[np.float64]] = {}
-    count = min(len(samples), sample_count(model_macs(simulation)))
+    largest: dict[str, NDArray[np.float64]] = {}
+    count = min(len(samples), count_samples(count_macs(simulation)))
     for sample in itertools.islice(samples, count):
         for name, layer in simulation.run(sample.inputs).layers.items():
-            if name in known:
+            if name in source_names:
                 reached = layer.stats.largest / _HELD
-                found[known[name]] = np.maximum(found.get(known[name], 0.0), reached)
-    return found
+                largest[source_names[name]] = np.maximum(largest.get(source_names[name], 0.0), reached)
+    return largest

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from edgeq.bundle.verify import opened
 from edgeq.data.samples import Samples, open_samples
-from edgeq.emulate.emulator import KernelProof, check_kernels, probe_engine
-from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, route_to
+from edgeq.emulate.probe import probe_engine
+from edgeq.emulate.proof import KernelProof, check_kernels
+from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, choose_route
 from edgeq.errors import (
     BoardError,
     BundleError,
@@ -42,7 +43,7 @@ from edgeq.errors import (
 )
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ANY, load_profiles, match_profile
-from edgeq.hardware.target import AUTO, Target, named_target, resolve, runs_natively
+from edgeq.hardware.target import AUTO, Target, find_target, resolve, runs_natively
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import HERE
@@ -55,13 +56,13 @@ from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import unchecked_signature
 from edgeq.run.engines import Engine, described, load_engines, only_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.numbers import difference, metric, metric_name
 from edgeq.util.records import NOT_WRITTEN, computed, written
-from edgeq.util.registry import device_errors
 
 
-def route_for(
+def find_route(
     target: Target,
     machine: Machine,
     spec: EngineSpec | None = None,
@@ -71,27 +72,29 @@ def route_for(
 ) -> ExecutionRoute:
     """Return the best way to run, on `machine`, the kernels that the plug-in `spec` has for `target`.
 
-    Without a plug-in, the result is that of `edgeq.emulate.routes.route_to`.
+    Without a plug-in, the result is that of `edgeq.emulate.routes.choose_route`.
 
     Args:
         machine: this machine.
     """
     engine = described(spec)
     if engine is None:
-        return route_to(target, machine, simulators=simulators, progress=progress)
+        return choose_route(target, machine, simulators=simulators, progress=progress)
+    # The engine is itself the simulator of this target, so the plain route finds it by name.
     if target.emulate.get("simulator") in (engine.name, engine.int8.backend):
         try:
             find_library(engine, str(onnxruntime().__version__))
         except DeviceError as error:
             return ExecutionRoute(NOT_RUN, "", str(error))
-        return route_to(target, machine, simulators=simulators, progress=progress)
+        return choose_route(target, machine, simulators=simulators, progress=progress)
     problem = problem_of(engine, str(onnxruntime().__version__))
     if not problem and target.architecture not in (ANY, machine.architecture):
         problem = f"{engine.name} runs its kernels for {target.architecture} only on {target.architecture}"
     if problem:
         return ExecutionRoute(NOT_RUN, "", problem)
     if runs_natively(target, machine):
-        return _route(NATIVE, f"{engine.name}, {HERE}", engine, target, {})
+        return _build_route(NATIVE, f"{engine.name}, {HERE}", engine, target, {})
+    # The variable hides newer instructions, so the engine runs the kernels of the target at native speed.
     environment = engine.cap.environment(target.features)
     level = next((x for x in engine.cap.levels if x.value == environment.get(engine.cap.variable)), None)
     if level is None:
@@ -99,21 +102,26 @@ def route_for(
     lacks = sorted(set(level.features) - machine.features)
     if lacks:
         return ExecutionRoute(NOT_RUN, "", f"this CPU lacks {', '.join(lacks)}, which {engine.name}'s kernels need")
-    how = f"{engine.name} with {engine.cap.variable}={level.value}"
-    return _route(EMULATED, how, engine, target, environment)
+    means = f"{engine.name} with {engine.cap.variable}={level.value}"
+    return _build_route(EMULATED, means, engine, target, environment)
 
 
-def _route(where: str, how: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> ExecutionRoute:
-    start = partial(_running, how, engine, target, environment)
-    return ExecutionRoute(where, how, native_speed=True, start=start)
+def _build_route(
+    kind: str, means: str, engine: Engine, target: Target, environment: Mapping[str, str]
+) -> ExecutionRoute:
+    start = partial(_start_engine_kernels, means, engine, target, environment)
+    return ExecutionRoute(kind, means, native_speed=True, start=start)
 
 
 @contextmanager
-def _running(how: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> Iterator[Running]:
+def _start_engine_kernels(
+    means: str, engine: Engine, target: Target, environment: Mapping[str, str]
+) -> Iterator[Running]:
     with start_engine(engine, environment=environment) as guest:
-        proof = KernelProof(probe_engine(guest.open, engine, how), tuple(sorted(target.features)))
+        # The variable could be unknown to the installed version, so the kernels themselves must prove that it worked.
+        proof = KernelProof(probe_engine(guest.open, engine, means), tuple(sorted(target.features)))
         saturates = engine.saturates("U8S8", target.architecture, target.features)
-        check_kernels(proof, None, saturates=saturates, title=how)
+        check_kernels(proof, None, saturates=saturates, title=means)
         yield Running(guest.open, proof)
 
 
@@ -242,6 +250,7 @@ def check_variant(
     with device_errors():
         vectors = [(read_arrays(case.inputs), read_arrays(case.outputs)) for case in variant.cases]
     if variant.model is None:
+        # onnxruntime does not run this variant, so there is no file and no setting to open.
         model, settings = Path(), SessionSettings()
     else:
         model, settings = variant.model, variant_settings(variant)
@@ -258,17 +267,18 @@ def check_variant(
         name=variant.name,
         slices=variant.slices,
         basis=variant.basis,
-        noise_db=_noise_db(variant, machine),
+        noise_db=_read_noise(variant, machine),
     )
     return check_trial(trial, target, machine, simulators=simulators, route=route, progress=progress)
 
 
-def _noise_db(variant: Variant, machine: Machine) -> float | None:
+def _read_noise(variant: Variant, machine: Machine) -> float | None:
     """Return the SQNR against float32 that a bundle states for a variant. Return None if there is none, or if this
     machine's kernels may saturate, so that they compute the variant otherwise than its proof did.
     """
     stated = variant.info.get("accuracy")
     stated = stated.get("sqnr_db") if isinstance(stated, Mapping) else None
+    # On saturating kernels, the difference between the machines is more than the noise of quantization.
     saturates = match_profile(machine, load_profiles()).profile.hazards.get("saturates_int16")
     return float(stated) if isinstance(stated, int | float) and not saturates else None
 
@@ -291,7 +301,7 @@ def check_trial(
 
     Args:
         machine: this machine.
-        simulators: see `edgeq.emulate.routes.route_to`. They are not used for a plug-in, whose kernels run in the
+        simulators: see `edgeq.emulate.routes.choose_route`. They are not used for a plug-in, whose kernels run in the
             plug-in itself.
         route: the route to the kernels, such as a board with the target's hardware; None finds the route.
 
@@ -300,7 +310,8 @@ def check_trial(
         BoardError: the connection to a board was lost.
     """
     if route is None:
-        route = route_for(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
+        route = find_route(target, machine, trial.settings.engine, simulators=simulators, progress=progress)
+    # "not run" is a result, so that one impossible target does not hide the results of the others.
     if route.start is None:
         return EmulatedCheck(target.name, trial.name, NOT_RUN, route.how, NOT_RUN, route.reason)
     with ExitStack() as stack:
@@ -317,38 +328,40 @@ def check_trial(
 def _run(
     trial: CheckedModel, target: Target, route: ExecutionRoute, running: Running, progress: Progress
 ) -> EmulatedCheck:
-    found = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
+    check = EmulatedCheck(target.name, trial.name, route.where, route.how, PASSED, kernels=running.kernels)
     try:
         # On an emulated CPU, threads lose more time by waiting for each other than they save.
         threads = trial.settings.intra_op_threads if route.native_speed else 1
         with progress.stage(f"Opening the model on {route.how}"):
             session = running.open(trial.model, replace(trial.settings, intra_op_threads=threads))
         with progress.stage(f"Self-test on {route.how}", total=len(trial.vectors)) as advance:
-            answers = tuple(_answers(session, trial.vectors, advance))
+            answers = tuple(_run_vectors(session, trial.vectors, advance))
     except BoardError:  # the link failed, not the model
         raise
+    # The target's runtime refuses the model. On a device, it would do the same.
     except (RuntimeUnavailableError, ValueError) as error:
-        return replace(found, status=FAILED, reason=str(error))
+        return replace(check, status=FAILED, reason=str(error))
     expected = [outputs for _, outputs in trial.vectors]
     anything = dict.fromkeys((name for outputs in expected for name in outputs), math.inf)
     allowed = anything if trial.tolerance is None else trial.tolerance
     cases = ((answer, outputs, inputs) for answer, (inputs, outputs) in zip(answers, trial.vectors, strict=True))
     selftest = check_outputs(cases, allowed, trial.slices, trial.basis)
-    found = replace(found, selftest=selftest, answers=answers)
+    check = replace(check, selftest=selftest, answers=answers)
     wrong = [check for check in selftest if not check.passed]
     if wrong:
         worst = wrong[0].problem or f"error {wrong[0].max_abs_error:.6g} is over {wrong[0].tolerance:.6g}"
-        return replace(found, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
+        return replace(check, status=FAILED, reason=f"self-test: output {wrong[0].name}: {worst}")
     if trial.samples is None:
-        return found
-    here = trial.settings
-    if here.engine is not None and here.engine.name == target.emulate.get("simulator"):
-        here = replace(here, engine=None, providers=(CPU,))
+        return check
+    local_settings = trial.settings
+    if local_settings.engine is not None and local_settings.engine.name == target.emulate.get("simulator"):
+        # The simulator would compare itself with itself, so this machine uses its own kernels.
+        local_settings = replace(local_settings, engine=None, providers=(CPU,))
     reference = HOST if trial.float_model is None else FLOAT
     settings = dict.fromkeys((HOST, TARGET), trial.settings)
     try:
         with Engines() as engines:
-            sessions: dict[str, Session] = {HOST: engines.open(trial.model, here), TARGET: session}
+            sessions: dict[str, Session] = {HOST: engines.open(trial.model, local_settings), TARGET: session}
             if trial.float_model is not None:
                 sessions[FLOAT] = open_session(trial.float_model)
             task = trial.task
@@ -361,9 +374,9 @@ def _run(
     except BoardError:  # the link failed, not the model
         raise
     except (RuntimeUnavailableError, CheckFailedError) as error:
-        return replace(found, status=FAILED, reason=str(error))
-    found = replace(
-        found,
+        return replace(check, status=FAILED, reason=str(error))
+    check = replace(
+        check,
         samples=evaluation.samples,
         reference=reference,
         agreement=evaluation.agreement[TARGET],
@@ -371,41 +384,45 @@ def _run(
         accuracy=evaluation.accuracy,
         noise_db=trial.noise_db,
     )
-    return _judge(found, paired.errors.result(), paired.drop_error())
+    return _judge(check, paired.errors.result(), paired.drop_error())
 
 
-def _judge(found: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float | None) -> EmulatedCheck:
+def _judge(check: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float | None) -> EmulatedCheck:
     """Set the status to failed if the target certainly computes the model worse than this machine.
 
     Labels decide if there are enough of them. Otherwise, each output's errors against float32 decide, on the same
     samples. If the float model is not available, the difference between the two machines must not be larger than the
     model's own quantization noise explains.
     """
-    if found.host_agreement is None:
-        noise = math.inf if found.noise_db is None else found.noise_db
-        far = [loss for loss in losses if loss.level_db + loss.level_reach_db < noise - MOST_LOSS_DB]
-        if found.noise_db is None or not far:
-            return found
+    if check.host_agreement is None:
+        noise = math.inf if check.noise_db is None else check.noise_db
+        distant = [loss for loss in losses if loss.level_db + loss.level_reach_db < noise - MOST_LOSS_DB]
+        if check.noise_db is None or not distant:
+            return check
         reason = (
-            f"output {far[0].name!r} follows this machine's to {far[0].level_db:.1f} dB SQNR, which is less than the "
-            f"{noise:.1f} dB of the model's own quantization noise"
+            f"output {distant[0].name!r} follows this machine's to {distant[0].level_db:.1f} dB SQNR, "
+            f"which is less than the {noise:.1f} dB of the model's own quantization noise"
         )
-        return replace(found, status=FAILED, reason=reason)
-    drop = found.drop
+        return replace(check, status=FAILED, reason=reason)
+    drop = check.drop
     if drop is not None and drop_error is not None:
         low, high = drop - SURE * drop_error, drop + SURE * drop_error
-        primary = found.accuracy[TARGET].primary
+        primary = check.accuracy[TARGET].primary
+        # The lower end of the interval: the loss is certain, not only measured.
         if low > _MOST_DROP:
-            lost, least = (difference(primary, value).lstrip("+") for value in (drop, low))
-            reason = f"it loses {lost} of {metric_name(primary)} against this machine, at least {least}"
-            return replace(found, status=FAILED, reason=reason)
+            lost, bound = (difference(primary, value).lstrip("+") for value in (drop, low))
+            reason = f"it loses {lost} of {metric_name(primary)} against this machine, at least {bound}"
+            return replace(check, status=FAILED, reason=reason)
         if high <= _FEW_LABELS:
-            return found
+            return check
+    # Too few labels to decide, so the errors of the outputs decide.
     proven = [loss for loss in losses if loss.proven]
-    return replace(found, status=FAILED, reason=proven[0].sentence) if proven else found
+    return replace(check, status=FAILED, reason=proven[0].sentence) if proven else check
 
 
-def _answers(session: Session, vectors: Iterable[Vectors], advance: Advance) -> Iterator[Mapping[str, NDArray[Any]]]:
+def _run_vectors(
+    session: Session, vectors: Iterable[Vectors], advance: Advance
+) -> Iterator[Mapping[str, NDArray[Any]]]:
     for inputs, expected in vectors:
         names = sorted(expected)
         yield dict(zip(names, map(one_array, session.run(names, inputs)), strict=True))
@@ -478,13 +495,14 @@ def verify_on(
     machine = detect_machine()
     checks = []
     with opened(request.bundle, expect=request.expect) as bundle:
-        pairs = list(_pairs(bundle, request, machine))
+        pairs = list(_pair_targets(bundle, request, machine))
         for variant, target in pairs:
-            lacks = "; ".join(judge(variant, read_device()).reasons) if _stands_in(variant) else ""
+            # A stand-in was built for no target, so it is checked only where a runner would choose it.
+            lacks = "; ".join(judge(variant, read_device()).reasons) if _is_stand_in(variant) else ""
             if lacks:
                 checks.append(EmulatedCheck(target.name, variant.name, NOT_RUN, "", NOT_RUN, lacks))
                 continue
-            samples = samples_of(request, variant, progress) if request.data is not None else None
+            samples = open_variant_samples(request, variant, progress) if request.data is not None else None
             checks.append(
                 check_variant(
                     variant,
@@ -500,56 +518,61 @@ def verify_on(
     return Verified(request.bundle, tuple(checks), request.max_drop, bundle.manifest_sha256)
 
 
-def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
+def _pair_targets(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
     """Yield each variant with the target to check it on."""
     variants = bundle.components.get(MAIN, ())
-    known = {variant.name: variant for variant in variants}
-    if request.variant is not None and request.variant not in known:
-        raise BundleError(f"{bundle.source} has no variant {request.variant!r}", f"It has {', '.join(known)}")
+    variants_by_name = {variant.name: variant for variant in variants}
+    if request.variant is not None and request.variant not in variants_by_name:
+        raise BundleError(
+            f"{bundle.source} has no variant {request.variant!r}", f"It has {', '.join(variants_by_name)}"
+        )
     for name in request.on:
         if name == ALL:
             for variant in variants:
                 if request.variant in (None, variant.name):
-                    yield variant, _built_for(variant, machine)
+                    yield variant, _find_target(variant, machine)
         else:
             target = resolve(name, machine)
-            for variant in _taken(bundle, target, request.variant):
+            # A device runs what the runner selects, so another variant of the bundle need not work there.
+            for variant in _select_variants(bundle, target, request.variant):
                 yield variant, target
 
 
-def _stands_in(variant: Variant) -> bool:
+def _is_stand_in(variant: Variant) -> bool:
     """Return whether `variant` was built without a target. A device runs such a variant only if no other one fits."""
     return not {"profile", "target"} & variant.info.keys()
 
 
-def _built_for(variant: Variant, machine: Machine) -> Target:
+def _find_target(variant: Variant, machine: Machine) -> Target:
     """Return the target that a variant was built for.
 
     A bundle records only the name of a user's own target file. For a variant built for such a file, or for the build
     machine, return the target of the variant's profile. For a variant built without a target, return this machine's
     target.
     """
-    if _stands_in(variant):
+    if _is_stand_in(variant):
         return resolve(AUTO, machine)
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
     if not isinstance(profile, str) or not isinstance(target, str):
         raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with --on")
     unknown: HardwareError | None = None
+    # The target is the closer description. The profile is left if the target was a file of the user.
     for name in (target, profile):
         try:
-            found = named_target(name, machine)
+            candidate = find_target(name, machine)
         except HardwareError as error:
             unknown = error
         else:
-            if found.profile.name == profile:
-                return found
+            # A target of the same name may have another profile by now.
+            if candidate.profile.name == profile:
+                return candidate
     raise HardwareError(
         f"variant {variant.name} was built for {target!r} of profile {profile!r}, but neither is known here",
         "Give the file that it was built from: --on FILE.toml",
     ) from unknown
 
 
-def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequence[str] = ()) -> str | None:
+def suggest_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequence[str] = ()) -> str | None:
     """Return the `edgeq` command that checks as much of a bundle as this machine can run.
 
     The command contains "{bundle}" instead of the bundle's path.
@@ -564,14 +587,14 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
     machine, device = detect_machine(), read_device()
     with opened(path) as bundle:
         try:
-            pairs = list(_pairs(bundle, VerifyRequest(path, on=(ALL,)), machine))
+            pairs = list(_pair_targets(bundle, VerifyRequest(path, on=(ALL,)), machine))
         except HardwareError:  # the target's file was the user's own
             named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
             return f"verify {{bundle}} {named}" if named else None
         routes = [
-            route_for(target, machine, plugin_of(variant.ep), simulators=simulators)
+            find_route(target, machine, plugin_of(variant.ep), simulators=simulators)
             for variant, target in pairs
-            if not _stands_in(variant) or judge(variant, device).fits
+            if not _is_stand_in(variant) or judge(variant, device).fits
         ]
     if len(pairs) == 1 and [route.where for route in routes] == [NATIVE]:
         return "verify {bundle}"
@@ -580,33 +603,34 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
     return "emulate setup" if any("qemu" in target.emulate for _, target in pairs) else None
 
 
-def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:
+def _select_variants(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:
     """Yield the variant that the runner selects on a device of `target`, by the runner's own rules.
 
     If an installed plug-in runs that variant, also yield the variant that the runner selects without plug-ins.
     """
-    here, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
+    local_device, simulated = read_device(), load_engines().get(target.emulate.get("simulator", ""))
     device = Device(
         architecture=target.architecture,
         features=target.features,
-        runtime=target.runtime.get("onnxruntime", here.runtime),
-        providers=here.providers,
-        plugins={simulated.provider: ""} if simulated is not None else here.plugins,
+        runtime=target.runtime.get("onnxruntime", local_device.runtime),
+        providers=local_device.providers,
+        plugins={simulated.provider: ""} if simulated is not None else local_device.plugins,
     )
     options = target.device.get("engine_options", {})
-    others = {  # variants compiled for other chips, which the target would refuse
+    other_chips = {  # variants compiled for other chips, which the target would refuse
         variant.name: f"compiled for a chip other than {target.name}"
         for variant in bundle.components.get(MAIN, ())
         if COMPILED in variant.info and any(variant.info.get(key, value) != value for key, value in options.items())
     }
-    found = select(bundle, device, name=name, failed=others).variant
-    yield found
+    selected = select(bundle, device, name=name, failed=other_chips).variant
+    yield selected
     without = only_engine(target.backend) is None
-    if name is None and simulated is None and without and plugin_of(found.ep) is not None:
+    # A device may lack the plug-in, so the variant that runs without it must work too.
+    if name is None and simulated is None and without and plugin_of(selected.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
 
 
-def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
+def open_variant_samples(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
     """Return the requested samples, prepared for a variant; None if onnxruntime does not run the variant."""
     if variant.model is None:
         return None
@@ -615,7 +639,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
     return open_samples(request.data, signature, preprocess=preprocess, labels=request.labels, progress=progress)
 
 
-def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
+def summarise(checks: Sequence[EmulatedCheck]) -> list[str]:
     """Return lines of text that describe the checks to the user."""
     lines = []
     for check in checks:
@@ -625,8 +649,8 @@ def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
         if check.reason:
             lines.append(f"  {check.reason}")
         if check.kernels is not None:
-            seen = f"; seen: {', '.join(check.kernels.instructions)}" if check.kernels.instructions else ""
-            lines.append(f"  kernels: u8 x s8 sums are {check.kernels.pairs}{seen}")
+            instructions = f"; seen: {', '.join(check.kernels.instructions)}" if check.kernels.instructions else ""
+            lines.append(f"  kernels: u8 x s8 sums are {check.kernels.pairs}{instructions}")
         for output in check.selftest:
             verdict = "ok" if output.passed else "WRONG"
             bound = f", allowed {output.tolerance:.3g}" if output.tolerance < float("inf") else ""

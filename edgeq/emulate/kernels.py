@@ -75,9 +75,10 @@ class Product:
     largest: NDArray[np.int64]
 
 
-def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
+def multiply_exactly(a: NDArray[Any], b: NDArray[Any]) -> Product:
     """Return the product of signed or unsigned bytes [M, K] and [K, N], without saturation."""
     values = np.zeros((len(a), b.shape[1]), np.int64)
+    # BLAS has fast float products but no integer ones, so the product is cut into parts that float32 holds exactly.
     for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
         part = slice(start, start + _EXACT_IN_FLOAT32)
         _add_product(values, a[:, part].astype(np.float32), b[part].astype(np.float32))
@@ -88,39 +89,40 @@ def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
 def _add_product(values: NDArray[np.int64], a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
     """Add a product to `values`, in parts so small that BLAS computes each on one thread."""
     rows = max(_ONE_THREAD // (max(a.shape[1], 1) * _COLUMNS), 1)
-    for top in range(0, len(a), rows):
-        for left in range(0, b.shape[1], _COLUMNS):
-            across, along = slice(top, top + rows), slice(left, left + _COLUMNS)
+    for row in range(0, len(a), rows):
+        for column in range(0, b.shape[1], _COLUMNS):
+            across, along = slice(row, row + rows), slice(column, column + _COLUMNS)
             values[across, along] += np.matmul(a[across], b[:, along]).astype(np.int64)
 
 
-def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
+def multiply_saturating(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
     """Return the product of unsigned [M, K] and signed [K, N], with each sum of two products clipped to 16 bits."""
-    product, excess = _watched(a, b)
+    product, excess = _watch_product(a, b)
     return product if excess is None else replace(product, values=product.values - excess.T)
 
 
-def watched_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
-    """Return the exact product, with counts of the sums that `saturating_product` would clip."""
-    return _watched(a, b)[0]
+def multiply_watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
+    """Return the exact product, with counts of the sums that `multiply_saturating` would clip."""
+    return _watch_product(a, b)[0]
 
 
-def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArray[np.int32] | None]:
+def _watch_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArray[np.int32] | None]:
     """Return the exact product, and the amount [N, M] that clipping would subtract; None if nothing can be clipped."""
-    product = exact_product(a, b)
+    product = multiply_exactly(a, b)
     if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
         return product, None
     # Use one row for each k and for each n, so that values that are read together are next to each other in memory.
-    left = np.ascontiguousarray(a.T).astype(np.int32)
-    if len(left) % 2:
-        left = np.pad(left, ((0, 1), (0, 0)))
-    first, second = as_pairs(b.T.astype(np.int32))
-    suspects = _reach(left.max(axis=1), first, second)
+    activations = np.ascontiguousarray(a.T).astype(np.int32)
+    if len(activations) % 2:
+        activations = np.pad(activations, ((0, 1), (0, 0)))
+    even_weights, odd_weights = as_pairs(b.T.astype(np.int32))
+    suspects = _find_suspects(activations.max(axis=1), even_weights, odd_weights)
     excess = np.zeros((b.shape[1], len(a)), np.int32)
+    # Few pairs can overflow, so a loop over them is faster than all sums at once.
     for i in np.flatnonzero(suspects.any(axis=0)):
         columns = np.flatnonzero(suspects[:, i])
-        sums = left[2 * i] * first[columns, i, None]
-        sums += left[2 * i + 1] * second[columns, i, None]
+        sums = activations[2 * i] * even_weights[columns, i, None]
+        sums += activations[2 * i + 1] * odd_weights[columns, i, None]
         over = sums - np.clip(sums, _LOW, _HIGH)
         excess[columns] += over
         product.clipped[columns] += np.count_nonzero(over, axis=1)
@@ -128,14 +130,16 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
     return product, excess
 
 
-def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
+def _find_suspects(
+    largest: NDArray[np.int32], even_weights: NDArray[Any], odd_weights: NDArray[Any]
+) -> NDArray[np.bool_]:
     """Return which pairs of weights can give sums outside 16 bits, if `largest` is the largest activation at each k."""
     even, odd = largest[0::2], largest[1::2]
-    above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
-    return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
+    above = even * np.maximum(even_weights, 0) + odd * np.maximum(odd_weights, 0) > _HIGH
+    return np.asarray(above | (even * np.minimum(even_weights, 0) + odd * np.minimum(odd_weights, 0) < _LOW))
 
 
-def windows(x: NDArray[Any], shape: KernelGeometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
+def cut_windows(x: NDArray[Any], shape: KernelGeometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
     """Return the windows of an image [N, C, *image] as [N, *out, taps, C], and the size of the output image.
 
     Args:
@@ -146,14 +150,15 @@ def windows(x: NDArray[Any], shape: KernelGeometry, padding: int) -> tuple[NDArr
         (size - (taps - 1) * dilation - 1) // stride + 1
         for size, taps, dilation, stride in zip(x.shape[2:], shape.kernel, shape.dilations, shape.strides, strict=True)
     )
-    last = np.moveaxis(x, 1, -1)
+    channels_last = np.moveaxis(x, 1, -1)
     taps = []
+    # One slice for each tap works for any stride, dilation and number of axes.
     for tap in itertools.product(*map(range, shape.kernel)):
         cut = tuple(
             slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
             for at, dilation, size, stride in zip(tap, shape.dilations, sizes, shape.strides, strict=True)
         )
-        taps.append(last[(slice(None), *cut)])
+        taps.append(channels_last[(slice(None), *cut)])
     return np.stack(taps, axis=-2), sizes
 
 
@@ -189,7 +194,9 @@ Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
 
 def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
     """Return the output of a node whose kernel is `path`, given its inputs in the node's order."""
+    # Omitted inputs at the end are not in the list, and the operators' functions unpack a fixed number.
     padded = [*inputs, *[None] * (12 - len(inputs))]
+    # This kernel multiplies the weights from the left, so the roles of rows and columns change.
     if path.swapped:
         return _conv_integer(node, padded, multiply)
     if node.op_type == "QLinearConv":
@@ -197,7 +204,7 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
     return OPERATORS[node.op_type](node, padded, multiply)
 
 
-def matmul_sums(
+def sum_matmul(
     a: Array, b: Array, a_zero: Array | None, b_zero: Array | None, multiply: Multiply
 ) -> tuple[Array, SumStats]:
     """Return int64 sums of (a - a_zero)(b - b_zero), stacked as in numpy.matmul. `multiply` multiplies raw bytes."""
@@ -212,11 +219,12 @@ def matmul_sums(
         stack = (*batch, a.shape[-2])
         rows = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(-1, *a.shape[-2:])
         columns = np.broadcast_to(b, (*batch, *b.shape[-2:])).reshape(-1, *b.shape[-2:])
-    found = [multiply(left, right) for left, right in zip(rows, columns, strict=True)]
-    values = np.stack([product.values for product in found]).reshape(*stack, b.shape[-1])
-    a_offset, b_offset = _zero(a_zero), _zero(b_zero)
+    products = [multiply(row_block, column_block) for row_block, column_block in zip(rows, columns, strict=True)]
+    values = np.stack([product.values for product in products]).reshape(*stack, b.shape[-1])
+    a_offset, b_offset = _read_zero(a_zero), _read_zero(b_zero)
     if a_offset.ndim:
         a_offset = a_offset[..., None] if a_offset.shape[-1:] != (1,) else a_offset
+    # The zero points are subtracted from the sums, as the kernels do, because clipping works on the raw bytes.
     if a_offset.any():
         values = values - a_offset * b.astype(np.int64).sum(-2, keepdims=True)
     if b_offset.any():
@@ -225,13 +233,13 @@ def matmul_sums(
         values = values[..., 0, :]
     if lone_column:
         values = values[..., 0]
-    largest = np.max([p.largest for p in found], axis=0)
+    largest = np.max([p.largest for p in products], axis=0)
     return values, SumStats(
-        sum(p.pairs for p in found) * b.shape[-1], np.asarray(sum(p.clipped for p in found)), largest
+        sum(p.pairs for p in products) * b.shape[-1], np.asarray(sum(p.clipped for p in products)), largest
     )
 
 
-def conv_sums(
+def sum_conv(
     node: ir.Node,
     x: Array,
     w: Array,
@@ -246,32 +254,33 @@ def conv_sums(
         path: the kernel, which affects which products are neighbours and which sums saturate; None ignores both.
     """
     shape = geometry(node, x.shape[2:], w.shape[2:])
-    zero = int(_zero(x_zero).ravel()[0])
+    zero = int(_read_zero(x_zero).ravel()[0])
     if path is not None and path.evens(shape.group):
         # The added channel has zero weights and values equal to the zero point.
         x, w = with_even_channels(x, zero, group=shape.group), with_even_channels(w)
     if path is not None and path.exact_padding and zero and any(map(any, shape.pads)):
+        # The kernel adds the padding exactly, so its part of the sum is computed apart and added.
         outside = 1 - np.pad(np.ones_like(x), ((0, 0), (0, 0), *shape.pads))
         inside = np.pad(x, ((0, 0), (0, 0), *shape.pads))
         unpadded = replace(shape, pads=tuple((0, 0) for _ in shape.pads))
-        values, stats = _window_sums(unpadded, inside, w, x_zero, w_zero, multiply)
-        return values + zero * _window_sums(unpadded, outside, w, None, w_zero, exact_product)[0], stats
-    return _window_sums(shape, x, w, x_zero, w_zero, multiply)
+        values, stats = _sum_windows(unpadded, inside, w, x_zero, w_zero, multiply)
+        return values + zero * _sum_windows(unpadded, outside, w, None, w_zero, multiply_exactly)[0], stats
+    return _sum_windows(shape, x, w, x_zero, w_zero, multiply)
 
 
-def _window_sums(
+def _sum_windows(
     shape: KernelGeometry, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
 ) -> tuple[Array, SumStats]:
-    view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
+    view, sizes = cut_windows(x, shape, int(_read_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
-    w_offset = np.broadcast_to(_zero(w_zero), len(w))
+    w_offset = np.broadcast_to(_read_zero(w_zero), len(w))
     parts, all_stats = [], []
     for group in range(shape.group):
         rows = view[..., group * channels : (group + 1) * channels]
         rows = rows.reshape(-1, rows.shape[-2] * channels)
-        own = slice(group * outs, (group + 1) * outs)
-        kernel = np.moveaxis(w[own], 1, -1).reshape(outs, -1).T
-        part, stats = matmul_sums(rows, kernel, x_zero, w_offset[own], multiply)
+        group_outputs = slice(group * outs, (group + 1) * outs)
+        kernel = np.moveaxis(w[group_outputs], 1, -1).reshape(outs, -1).T
+        part, stats = sum_matmul(rows, kernel, x_zero, w_offset[group_outputs], multiply)
         parts.append(part)
         all_stats.append(stats)
     values = np.concatenate(parts, axis=1).reshape(len(x), *sizes, len(w))
@@ -282,13 +291,15 @@ def _window_sums(
 def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
     """Return int32 sums as bytes of `zero_point`'s type: multiplied in float32, clipped, rounded half to even."""
     levels, zero = np.iinfo(zero_point.dtype), int(zero_point.ravel()[0])
-    scaled = _int32(sums).astype(np.float32) * scale.astype(np.float32)
+    # Float32, not float64: the rounding of this product is part of the result's last bit.
+    scaled = _wrap_int32(sums).astype(np.float32) * scale.astype(np.float32)
     clipped = np.clip(scaled, np.float32(levels.min - zero), np.float32(levels.max - zero))
     return (np.rint(clipped).astype(np.int32) + zero).astype(zero_point.dtype)
 
 
-def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
+def quantize_dynamically(x: Array) -> tuple[Array, np.float32, Array]:
     """Return float32 values as unsigned bytes, with their scale and zero point, as DynamicQuantizeLinear does."""
+    # Zero is always in the range, so that padding and zeros are exact.
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
     zero = np.uint8(np.rint(np.clip(-low / scale, np.float32(0), np.float32(255))))
@@ -296,74 +307,77 @@ def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
     return (steps + zero).astype(np.uint8), scale, np.asarray(zero)
 
 
-def _matmul_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, b, a_zero, b_zero = given[:4]
-    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(_int32(values), stats)
+def _matmul_integer(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, b, a_zero, b_zero = inputs[:4]
+    values, stats = sum_matmul(a, b, a_zero, b_zero, multiply)
+    return Computed(_wrap_int32(values), stats)
 
 
-def _qlinear_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given[:8]
-    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), stats)
+def _qlinear_matmul(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs[:8]
+    values, stats = sum_matmul(a, b, a_zero, b_zero, multiply)
+    return Computed(
+        requantize(values, _flatten_scale(a_scale) * _flatten_scale(b_scale) / _flatten_scale(y_scale), y_zero), stats
+    )
 
 
-def _matmul_integer_to_float(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, b, a_scale, b_scale, a_zero, b_zero, bias = given[:7]
-    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), stats)
+def _matmul_integer_to_float(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = inputs[:7]
+    values, stats = sum_matmul(a, b, a_zero, b_zero, multiply)
+    return Computed(_scale_sums(values, _flatten_scale(a_scale) * _flatten_scale(b_scale), bias), stats)
 
 
-def _dynamic_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    x, b, b_scale, b_zero, bias = given[:5]
-    a, scale, zero = dynamic_bytes(x)
-    values, stats = matmul_sums(a, b, zero, b_zero, multiply)
-    return Computed(_scaled(values, scale * _flat(b_scale), bias), stats)
+def _dynamic_matmul(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    x, b, b_scale, b_zero, bias = inputs[:5]
+    a, scale, zero = quantize_dynamically(x)
+    values, stats = sum_matmul(a, b, zero, b_zero, multiply)
+    return Computed(_scale_sums(values, scale * _flatten_scale(b_scale), bias), stats)
 
 
-def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = given[:9]
+def _qgemm(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = inputs[:9]
     a, b = (a.T if node.attributes.get_int("transA", 0) else a), (b.T if node.attributes.get_int("transB", 0) else b)
-    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    values, stats = sum_matmul(a, b, a_zero, b_zero, multiply)
     if c is not None:
         values = values + c
     alpha = np.float32(node.attributes.get_float("alpha", 1.0))
-    scale = alpha * _flat(a_scale) * _flat(b_scale)
+    scale = alpha * _flatten_scale(a_scale) * _flatten_scale(b_scale)
     if y_scale is None:
-        return Computed(_scaled(values, scale, None), stats)
-    return Computed(requantize(values, scale / _flat(y_scale), y_zero), stats)
+        return Computed(_scale_sums(values, scale, None), stats)
+    return Computed(requantize(values, scale / _flatten_scale(y_scale), y_zero), stats)
 
 
-def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply, path: SaturatingPath | None) -> Computed:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given[:9]
-    last = node.attributes.get_int("channels_last", 0)
-    values, stats = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply, path)
+def _qlinear_conv(node: ir.Node, inputs: Sequence[Any], multiply: Multiply, path: SaturatingPath | None) -> Computed:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = inputs[:9]
+    channels_last = node.attributes.get_int("channels_last", 0)
+    values, stats = sum_conv(node, np.moveaxis(x, -1, 1) if channels_last else x, w, x_zero, w_zero, multiply, path)
     spread = (-1, *[1] * (values.ndim - 2))
     if bias is not None:
         values = values + bias.reshape(spread)
-    scale = (_flat(x_scale) * _flat(w_scale) / _flat(y_scale)).reshape(spread)
+    scale = (_flatten_scale(x_scale) * _flatten_scale(w_scale) / _flatten_scale(y_scale)).reshape(spread)
     output = requantize(values, scale, y_zero)
-    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, stats)
+    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if channels_last else output, stats)
 
 
-def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
-    x, w, x_zero, w_zero = given[:4]
+def _conv_integer(node: ir.Node, inputs: Sequence[Any], multiply: Multiply) -> Computed:
+    x, w, x_zero, w_zero = inputs[:4]
     shape = geometry(node, x.shape[2:], w.shape[2:])
-    view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
+    view, sizes = cut_windows(x, shape, int(_read_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
     images, sums = [], 0
     nothing = np.zeros((2, len(w)), np.int64)
+    # The kernel works on one image at a time, which decides the neighbours in a pair.
     for image in view:
         parts = []
         for group in range(shape.group):
-            own = slice(group * outs, (group + 1) * outs)
+            group_outputs = slice(group * outs, (group + 1) * outs)
             columns = np.moveaxis(image[..., group * channels : (group + 1) * channels], -1, -2)
             columns = columns.reshape(int(np.prod(sizes)), -1).T
-            part, stats = matmul_sums(w[own].reshape(outs, -1), columns, w_zero, x_zero, multiply)
+            part, stats = sum_matmul(w[group_outputs].reshape(outs, -1), columns, w_zero, x_zero, multiply)
             parts.append(part.reshape(outs, *sizes))
             sums += stats.sums
         images.append(np.concatenate(parts))
-    return Computed(_int32(np.stack(images)), SumStats(sums, *nothing))
+    return Computed(_wrap_int32(np.stack(images)), SumStats(sums, *nothing))
 
 
 OPERATORS: Mapping[str, Operator] = {
@@ -375,21 +389,21 @@ OPERATORS: Mapping[str, Operator] = {
 }
 
 
-def _scaled(values: Array, scale: Array, bias: Array | None) -> Array:
-    numbers = _int32(values).astype(np.float32) * scale
+def _scale_sums(values: Array, scale: Array, bias: Array | None) -> Array:
+    numbers = _wrap_int32(values).astype(np.float32) * scale
     return numbers if bias is None else numbers + bias.astype(np.float32)
 
 
-def _int32(values: Array) -> Array:
+def _wrap_int32(values: Array) -> Array:
     """Return sums wrapped around to 32 bits, as in a register."""
     return values.astype(np.int64).astype(np.int32)
 
 
-def _zero(zero_point: Array | None) -> NDArray[np.int64]:
+def _read_zero(zero_point: Array | None) -> NDArray[np.int64]:
     return np.zeros((), np.int64) if zero_point is None else np.asarray(zero_point).astype(np.int64)
 
 
-def _flat(scale: Array) -> Array:
+def _flatten_scale(scale: Array) -> Array:
     scale = np.asarray(scale, np.float32)
     return scale.reshape(()) if scale.size == 1 else scale
 
@@ -440,8 +454,8 @@ class SaturatingLayer:
         Args:
             watched: whether to count sums that would have been clipped. It is ignored if `saturating` is True.
         """
-        exact = watched_product if watched else exact_product
-        return compute(self.node, inputs, saturating_product if saturating else exact, self.path)
+        exact = multiply_watched if watched else multiply_exactly
+        return compute(self.node, inputs, multiply_saturating if saturating else exact, self.path)
 
 
 def find_layers(
@@ -455,24 +469,26 @@ def find_layers(
     """
     table = table or saturation_table()
     precise = table.precision_operators if config.get(table.precision_option) == "1" else frozenset()
-    found = []
+    layers = []
     for node in graph.graph:
         row = operator_of(node)
         if not row.integers or row.weight is None:
             continue
-        activation = "uint8" if row.dynamic else _dtype(*integers(node, 0))
-        path = table.path(node.op_type, activation, _dtype(*integers(node, row.weight)))
+        activation = "uint8" if row.dynamic else _find_dtype(*integers(node, 0))
+        path = table.path(node.op_type, activation, _find_dtype(*integers(node, row.weight)))
         array = constant(node_input(node, row.weight))
+        # With this option, these kernels are exact.
         if path is None or (array is not None and node.op_type in precise):
             continue
+        # This kernel computes depthwise convolutions exactly.
         if path.exact_depthwise and array is not None and is_depthwise(node, array.shape):
             continue
         channels = array.shape[1] if array is not None and "Conv" in node.op_type else 0
-        found.append(SaturatingLayer(node, path, None if array is None else _rows(node, array, path), channels))
-    return tuple(found)
+        layers.append(SaturatingLayer(node, path, None if array is None else _order_rows(node, array, path), channels))
+    return tuple(layers)
 
 
-def _dtype(*values: ir.Value | None) -> str:
+def _find_dtype(*values: ir.Value | None) -> str:
     """Return the type of a tensor's bytes, known from the tensor or its zero point; "" if neither has a known type."""
     for value in values:
         tensor = constant_tensor(value)
@@ -485,9 +501,10 @@ def _dtype(*values: ir.Value | None) -> str:
     return ""
 
 
-def _rows(node: ir.Node, weight: NDArray[Any], path: SaturatingPath) -> NDArray[Any] | None:
+def _order_rows(node: ir.Node, weight: NDArray[Any], path: SaturatingPath) -> NDArray[Any] | None:
     if node.op_type in ("QLinearConv", "ConvInteger"):
         return conv_rows(weight, path.order)
+    # edgeq does not know the order of k there, so neighbouring weights say nothing.
     if not path.modelled or weight.ndim < 2:
         return None
     if weight.ndim > 2:  # a stack of matrices has one row for every column of every matrix

@@ -18,10 +18,11 @@ from edgeq_device.engines.catalog import parse_version
 from edgeq_device.engines.serve import import_path
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load_emulators
+from edgeq.emulate.cache import check_place, check_writable, home
+from edgeq.emulate.emulator import Emulator, load_emulators
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs
 from edgeq.errors import HardwareError, RuntimeUnavailableError
-from edgeq.hardware.detect import arm_parts
+from edgeq.hardware.detect import load_arm_parts
 from edgeq.run.session import PythonCommand, guest_environment, start_guest
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import Judge, Ownership, read_object
@@ -65,19 +66,23 @@ def find_qemu(emulator: Emulator) -> QemuProgram | None:
     Raises:
         RuntimeUnavailableError: the folder of edgeq's own programs is damaged.
     """
-    lock = checked(home() / FOLDER, "edgeq emulate setup") / "lock.json"
+    lock = check_place(home() / FOLDER, "edgeq emulate setup") / "lock.json"
     fix = f"Remove {lock.parent} and run: edgeq emulate setup"
     source = read_json(lock, _Lock, RuntimeUnavailableError, fix).package if lock.is_file() else ""
-    own = home() / FOLDER / emulator.program
-    candidates = [(own, source)] if own.is_file() else []
+    private_program = home() / FOLDER / emulator.program
+    # edgeq's own program is a candidate like the others, because the system's may be newer.
+    candidates = [(private_program, source)] if private_program.is_file() else []
     for name in (emulator.program, f"{emulator.program}-static"):
-        found = find_program(name)
-        if found is not None:
-            candidates.append((Path(found), "the system"))
-    found_here = [
-        QemuProgram(path, version, where) for path, where in candidates if (version := _version(path)) is not None
+        system_program = find_program(name)
+        if system_program is not None:
+            candidates.append((Path(system_program), "the system"))
+    programs = [
+        QemuProgram(path, version, origin)
+        for path, origin in candidates
+        if (version := _read_version(path)) is not None
     ]
-    return max(found_here, key=lambda qemu: qemu.key, default=None)
+    # A newer qemu knows more CPUs and shows them more truthfully.
+    return max(programs, key=lambda qemu: qemu.key, default=None)
 
 
 def require_qemu(emulator: Emulator) -> QemuProgram:
@@ -86,11 +91,11 @@ def require_qemu(emulator: Emulator) -> QemuProgram:
     Raises:
         RuntimeUnavailableError: no qemu was found.
     """
-    found = find_qemu(emulator)
-    if found is None:
+    qemu = find_qemu(emulator)
+    if qemu is None:
         fix = f"{_INSTALL}, or let edgeq unpack one: edgeq emulate setup"
         raise RuntimeUnavailableError(f"{emulator.program} is not installed", fix)
-    return found
+    return qemu
 
 
 def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> QemuProgram | None:
@@ -107,15 +112,18 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
     packages = tuple(dict.fromkeys(name for emulator in emulators for name in emulator.qemu.packages))
     check_writable()
     with tempfile.TemporaryDirectory(dir=home(), prefix="qemu-") as work, progress.stage("Fetching qemu-user"):
-        apt = _with_backports(Path(work), sources)
-        offers = [offer for found in apt.offers(packages).values() for offer in found]
-        for package in sorted(offers, key=_newest_first, reverse=True):
+        apt = _choose_apt(Path(work), sources)
+        offers = [offer for versions in apt.offers(packages).values() for offer in versions]
+        for package in sorted(offers, key=_rank_package, reverse=True):
+            # The programs are tried in a temporary folder, so that a package that does not run here leaves nothing
+            # behind.
             stage = Path(work) / "programs"
             shutil.rmtree(stage, ignore_errors=True)
             stage.mkdir()
-            taken = unpack_programs(apt.download([package], Path(work))[0], stage, names)
-            if taken and all(_version(path) for path in taken):
-                for path in taken:
+            programs = unpack_programs(apt.download([package], Path(work))[0], stage, names)
+            # A dynamically linked program fails here, because its libraries are not installed.
+            if programs and all(_read_version(path) for path in programs):
+                for path in programs:
                     path.rename(stage / path.name.removesuffix("-static"))
                 lock = json.dumps(plain(_Lock(package.label, package.sha256)))
                 (stage / "lock.json").write_text(lock + "\n", encoding="utf-8")
@@ -123,7 +131,8 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
                 if folder.exists():
                     shutil.rmtree(folder)
                 stage.rename(folder)
-                _version.cache_clear()
+                # The cache still says that these paths have no program.
+                _read_version.cache_clear()
                 return find_qemu(next(iter(emulators)))
     return None
 
@@ -139,39 +148,40 @@ PROGRAMS = Ownership("folder of edgeq's programs", _judge)
 """The folder contains the unpacked programs, and the lock file that names their package."""
 
 
-def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
+def _rank_package(package: Package) -> tuple[tuple[int, ...], int]:
     """Return a sort key: the upstream version, then the smaller download."""
+    # The epoch and the distribution's suffix are not part of qemu's own version.
     upstream = package.version.split(":")[-1]
     return parse_version(re.sub(r"[^0-9.].*", "", upstream)), -package.size
 
 
-def _with_backports(work: Path, sources: Path | None) -> Apt:
+def _choose_apt(work: Path, sources: Path | None) -> Apt:
     """Return a private apt for the backports if they offer qemu, else for the system's archives."""
-    plain = Apt(work / "apt", "", sources)
-    plain.update()
-    codename = _codename()
-    lines = [archive.line(f"{codename}-backports") for archive in plain.archives() if archive.release == codename]
+    system_apt = Apt(work / "apt", "", sources)
+    system_apt.update()
+    codename = _read_codename()
+    lines = [archive.line(f"{codename}-backports") for archive in system_apt.archives() if archive.release == codename]
     if not lines:
-        return plain
+        return system_apt
     file = work / "backports.list"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     backports = Apt(work / "backports", "", file)
     try:
         backports.update()
     except RuntimeUnavailableError:
-        return plain  # this distribution or its mirror has no backports
-    return backports if backports.offers(["qemu-user"]) else plain
+        return system_apt  # this distribution or its mirror has no backports
+    return backports if backports.offers(["qemu-user"]) else system_apt
 
 
-def _codename() -> str:
+def _read_codename() -> str:
     file = Path("/etc/os-release")
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    found = re.search(r'^VERSION_CODENAME="?([^"\n]*)', text, re.M)
-    return found.group(1) if found else ""
+    match = re.search(r'^VERSION_CODENAME="?([^"\n]*)', text, re.M)
+    return match.group(1) if match else ""
 
 
 @cache
-def _version(program: Path) -> str | None:
+def _read_version(program: Path) -> str | None:
     """Return the version that `--version` prints; None if the program does not run on this machine."""
     if not os.access(program, os.X_OK):
         return None
@@ -179,15 +189,15 @@ def _version(program: Path) -> str | None:
         output = run([str(program), "--version"], "")
     except (RuntimeUnavailableError, OSError):
         return None
-    found = re.search(r"version (\d+(?:\.\d+)*)", output)
-    return found.group(1) if found else None
+    match = re.search(r"version (\d+(?:\.\d+)*)", output)
+    return match.group(1) if match else None
 
 
 # With this option, qemu logs the guest's instructions, once for each block that it translates.
 _LOG = "in_asm"
 
 
-def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> PythonCommand:
+def build_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> PythonCommand:
     """Return the command that starts a guest on `cpu`.
 
     Args:
@@ -201,25 +211,30 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     qemu = require_qemu(emulator)
     check_cpuinfo(qemu, emulator, cpu)
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
+    # The emulated CPU has this machine's architecture, so this machine's own Python and packages run on it.
     if emulator.sysroot is None:
         folders = tuple(map(Path, import_path()))
         return PythonCommand((*arguments, sys.executable), (), guest_environment(os.environ), folders)
     sysroot = require_sysroot(emulator)
     root = sysroot.root
+    # The host's variables name paths and libraries of the wrong architecture.
     environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+    # onnxruntime reads /proc/cpuinfo to choose its kernels, so it must not see the host's.
     if not qemu.is_honest(emulator):
-        root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
+        root = _write_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
     folders = (sysroot.site,) if sysroot.site is not None else ()
-    return PythonCommand((*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders, _compiled())
+    return PythonCommand(
+        (*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders, _compiled_folder()
+    )
 
 
-def _compiled() -> Path:
+def _compiled_folder() -> Path:
     """Return the folder for compiled Python files.
 
     Packages and wheels contain only sources. Without this folder, every start on an emulated CPU would spend most of
     its time on compiling the sources.
     """
-    return checked(home() / "compiled", "edgeq emulate setup")
+    return check_place(home() / "compiled", "edgeq emulate setup")
 
 
 def require_sysroot(emulator: Emulator) -> Sysroot:
@@ -243,7 +258,7 @@ def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
         HardwareError: qemu does not know the CPU, or leaves out features by which kernels are chosen.
     """
     # qemu chooses the CPU before it reads the program. It then refuses to run /dev/null.
-    done = subprocess.run(
+    process = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
         env=child_environment(),
         stdin=subprocess.DEVNULL,
@@ -252,7 +267,7 @@ def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
         errors="replace",
         check=False,
     )
-    output = done.stderr.lower()
+    output = process.stderr.lower()
     if "unable to find cpu model" in output:
         raise HardwareError(
             f"{emulator.program} {qemu.version} has no CPU {cpu!r}",
@@ -268,23 +283,24 @@ def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
         )
 
 
-def _with_cpuinfo(
+def _write_cpuinfo(
     emulator: Emulator, cpu: str, qemu: QemuProgram, sysroot: Sysroot, arguments: list[str], environment: dict[str, str]
 ) -> Path:
     """Return a folder of links to the root file system, with a /proc/cpuinfo that fits `cpu`.
 
     Without this file, older versions of qemu would show the host's.
     """
+    # All that the view depends on is part of its name, so it can be kept.
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
-    view = checked(home() / "views" / sign, "edgeq emulate setup")
+    view = check_place(home() / "views" / sign, "edgeq emulate setup")
     if view.is_dir():
         return view
     # With the host's /proc/cpuinfo, only onnxruntime fails. A guest without onnxruntime can still report its features.
     interpreter = (*arguments, "-L", str(sysroot.root), str(sysroot.python))
-    command = PythonCommand(interpreter, (), environment, compiled=_compiled())
+    command = PythonCommand(interpreter, (), environment, compiled=_compiled_folder())
     with start_guest(command, f"{emulator.program} -cpu {cpu}") as guest:
         features = guest.features(runtime=False)["features"]
-    implementer, part = _identity(cpu)
+    implementer, part = _find_core(cpu)
     fields = {
         "BogoMIPS": "100.00",
         "Features": " ".join(features),
@@ -295,6 +311,7 @@ def _with_cpuinfo(
         "CPU revision": "0",
     }
     body = "".join(f"{key}\t: {value}\n" for key, value in fields.items())
+    # qemu gives the guest as many processors as the host has.
     text = "".join(f"processor\t: {number}\n{body}\n" for number in range(os.cpu_count() or 1))
     view.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=view.parent, prefix="new-") as work:
@@ -304,14 +321,15 @@ def _with_cpuinfo(
         for entry in sorted(sysroot.root.iterdir()):
             if entry.name != "proc":
                 (draft / entry.name).symlink_to(entry)
+        # Another process may have finished the same view first.
         if not view.is_dir():
             draft.rename(view)
     return view
 
 
-def _identity(cpu: str) -> tuple[str, str]:
+def _find_core(cpu: str) -> tuple[str, str]:
     """Return the implementer and part number of the core that qemu calls `cpu`; zeros if it is not a real core."""
-    for implementer, parts in arm_parts().items():
+    for implementer, parts in load_arm_parts().items():
         for part, name in parts.items():
             if name.lower() == cpu.lower():
                 return implementer, part

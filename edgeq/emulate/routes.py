@@ -4,7 +4,7 @@ A masked machine acts as a lesser CPU at native speed. onnxruntime chooses kerne
 instructions. So edgeq makes a private copy of onnxruntime, and replaces every CPUID instruction in the copy by one that
 traps. A small library (cpuid_mask.c) handles the trap and returns the result without the masked feature bits.
 
-`setup` prepares an emulated machine, and `status` lists the machines and routes.
+`setup` prepares an emulated machine, and `read_status` lists the machines and routes.
 """
 
 from __future__ import annotations
@@ -27,24 +27,13 @@ from edgeq_device.measure.features import FEATURES, bit_of
 from edgeq_device.system.places import move_new, scratch_folder
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.emulator import (
-    EmulatedSpeed,
-    Emulator,
-    KernelProof,
-    KernelWatch,
-    check_kernels,
-    check_writable,
-    checked,
-    emulator_named,
-    home,
-    load_emulators,
-    load_proof,
-    probe,
-    probe_file,
-    save_proof,
-)
-from edgeq.emulate.machine import QemuProgram, emulated_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
-from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, run, use_sysroot
+from edgeq.emulate.cache import check_place, check_writable, home
+from edgeq.emulate.emulator import EmulatedSpeed, Emulator, find_emulator, load_emulators
+from edgeq.emulate.machine import QemuProgram, build_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
+from edgeq.emulate.probe import probe, probe_file
+from edgeq.emulate.proof import KernelProof, check_kernels, load_proof, save_proof
+from edgeq.emulate.sysroot import Sysroot, build_sysroot, load_sysroot, require_program, run, use_sysroot
+from edgeq.emulate.watch import KernelWatch
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, load_targets, runs_natively
@@ -56,17 +45,21 @@ from edgeq.util.outputs import sha256
 from edgeq.util.records import fingerprint
 
 FOLDER = "masked"
+# Both instructions have two bytes, so no address in the library moves. 0f ff is undefined on every CPU, so it traps.
 _CPUID, _TRAP = b"\x0f\xa2", b"\x0f\xff"
+# A line of objdump's disassembly, with the address and the name of the instruction.
 _INSTRUCTION = re.compile(rb"^\s*([0-9a-f]+):\s+cpuid\b")
+# A line of objdump's list of sections, with the size, the address and the place in the file.
 _SECTION = re.compile(r"^\s*\d+\s+\S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-9a-f]+)", re.M)
 _TOOLS = "Install a C compiler with its binutils (Debian, Ubuntu: apt install gcc)"
 _SHIM = Path(__file__).with_name("cpuid_mask.c")
 
 
-def why_not() -> str:
+def mask_problem() -> str:
     """Return why CPUID cannot be masked here; "" if it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
+    # The copy needs a compiler for the trap handler, and objdump to find the instructions.
     missing = [tool for tool in ("cc", "objdump") if find_program(tool) is None]
     if missing:
         return f"masking CPUID needs {' and '.join(missing)}. {_TOOLS}"
@@ -75,7 +68,7 @@ def why_not() -> str:
     return ""
 
 
-def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> PythonCommand:
+def build_masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> PythonCommand:
     """Return the command that starts this Python, with an onnxruntime that sees a CPU without `features`.
 
     The first use prepares the masked copy of onnxruntime.
@@ -83,10 +76,11 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
     Raises:
         RuntimeUnavailableError: CPUID cannot be masked here.
     """
-    problem = why_not()
+    problem = mask_problem()
     if problem:
         raise RuntimeUnavailableError(problem)
-    folder = _masked_runtime(progress)
+    folder = _prepare_masked_runtime(progress)
+    # The handler knows no names of features, only registers and bits.
     clear = []
     for feature in sorted(FEATURES.intersection(features)):
         leaf, subleaf, register, bit = bit_of(feature)
@@ -96,7 +90,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
     return PythonCommand((sys.executable,), masks, guest_environment(os.environ), folders)
 
 
-def _masked_runtime(progress: Progress) -> Path:
+def _prepare_masked_runtime(progress: Progress) -> Path:
     """Return the folder with the masked copy and the library. The folder's name contains hashes of both sources."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
@@ -105,8 +99,10 @@ def _masked_runtime(progress: Progress) -> Path:
     binding = next((source / "capi").glob("onnxruntime_pybind11_state*.so"), None)
     if binding is None:
         raise RuntimeUnavailableError(f"{source} has no onnxruntime_pybind11_state", "Install onnxruntime again")
+    # A new onnxruntime or handler gets a folder of its own, so a stale copy is never used.
     parts = f"{sha256(binding)[:16]}-{sha256(_SHIM)[:8]}"
-    folder = checked(home() / FOLDER / parts, "the same command again")
+    folder = check_place(home() / FOLDER / parts, "the same command again")
+    # The folder appears under its name only when it is complete, so its existence is enough.
     if folder.is_dir():
         return folder
     check_writable()
@@ -117,11 +113,15 @@ def _masked_runtime(progress: Progress) -> Path:
     ):
         draft = Path(work) / "done"
         _copy(source, draft / "onnxruntime")
-        for library in _loaded(binding):
+        for library in _list_libraries(binding):
             place = draft / "onnxruntime" / "capi" / library.name
+            # The link must go first, or the write would change the installed library.
             place.unlink()
-            place.write_bytes(patched(library))
-        run([find("cc", _TOOLS), "-O2", "-fPIC", "-shared", str(_SHIM), "-o", str(draft / "cpuid_mask.so")], _TOOLS)
+            place.write_bytes(patch_library(library))
+        run(
+            [require_program("cc", _TOOLS), "-O2", "-fPIC", "-shared", str(_SHIM), "-o", str(draft / "cpuid_mask.so")],
+            _TOOLS,
+        )
         with suppress(FileExistsError):  # another process made the folder first
             move_new(draft, folder)
     return folder
@@ -136,14 +136,14 @@ def _copy(source: Path, place: Path) -> None:
             (place / name).symlink_to(file)
 
 
-def _loaded(binding: Path) -> list[Path]:
+def _list_libraries(binding: Path) -> list[Path]:
     """Return the Python binding, and those libraries in its folder that the binding is linked with."""
-    output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
-    needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
-    return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
+    output = run([require_program("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
+    linked_names = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
+    return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in linked_names)]
 
 
-def patched(library: Path) -> bytes:
+def patch_library(library: Path) -> bytes:
     """Return the bytes of a shared library, with each CPUID instruction in its code replaced by the trap.
 
     Raises:
@@ -152,29 +152,33 @@ def patched(library: Path) -> bytes:
     content = bytearray(library.read_bytes())
     sections = [
         (int(address, 16), int(size, 16), int(offset, 16))
-        for size, address, offset in _SECTION.findall(run([find("objdump", _TOOLS), "-h", str(library)], _TOOLS))
+        for size, address, offset in _SECTION.findall(
+            run([require_program("objdump", _TOOLS), "-h", str(library)], _TOOLS)
+        )
     ]
-    for address in _cpuid_addresses(library):
+    for address in _find_cpuid(library):
         at = next((a + offset for start, size, offset in sections if 0 <= (a := address - start) < size), None)
+        # A wrong byte in machine code would fail far from here, so a disagreement ends the patching.
         if at is None or content[at : at + 2] != _CPUID:
             raise RuntimeUnavailableError(f"{library} does not match its listing by objdump", _TOOLS)
         content[at : at + 2] = _TRAP
     return bytes(content)
 
 
-def _cpuid_addresses(library: Path) -> Iterator[int]:
+def _find_cpuid(library: Path) -> Iterator[int]:
     """Yield the addresses of the CPUID instructions.
 
     A search for the instruction's bytes is not enough, because these bytes also occur inside other instructions.
     """
-    command = [find("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
+    command = [require_program("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if b"cpuid" in line and (found := _INSTRUCTION.match(line)):
-                yield int(found.group(1), 16)
+            if b"cpuid" in line and (match := _INSTRUCTION.match(line)):
+                yield int(match.group(1), 16)
+        # A listing that was cut off would leave instructions unmasked without a sign.
         if process.wait() != 0:
             raise RuntimeUnavailableError(f"objdump cannot read {library}", _TOOLS)
 
@@ -226,7 +230,7 @@ class ExecutionRoute:
         return int8_macs / self.speed.int8 + float_macs / self.speed.float if self.speed is not None else 0.0
 
 
-def route_to(
+def choose_route(
     target: Target,
     machine: Machine,
     *,
@@ -240,6 +244,7 @@ def route_to(
         simulators: the available simulators, by the name in a profile's [emulate] simulator.
     """
     wants = target.emulate
+    # The order of the routes is the order of trust and speed: the hardware itself, a simulator, masking, emulation.
     if runs_natively(target, machine):
         return ExecutionRoute(NATIVE, "this machine", native_speed=True, start=partial(_native, target))
     reasons = []
@@ -247,31 +252,34 @@ def route_to(
     if name is not None:
         simulator = (simulators or {}).get(name)
         if simulator is not None:
+            # A simulator stands for hardware, so its limits belong to every statement made with it.
             never = f"; never run on {target.profile.never_run}" if target.profile.never_run else ""
             return ExecutionRoute(
                 MODELLED, f"the {name} simulator{never}", start=partial(_simulated, simulator, target)
             )
         reasons.append(f"there is no simulator {name!r} here")
     if "mask" in wants and machine.architecture == target.architecture:
-        problem = _why_not_masked(target, machine)
+        problem = _target_mask_problem(target, machine)
         if not problem:
             hidden = sorted(machine.features.intersection(wants["mask"]))
+            # This CPU already lacks everything that would be hidden, so its own kernels are the target's.
             if not hidden:
                 return ExecutionRoute(NATIVE, "this machine", native_speed=True, start=partial(_native, target))
-            how = f"this CPU with {', '.join(hidden)} masked"
-            return ExecutionRoute(EMULATED, how, native_speed=True, start=partial(_masked, target, how, progress))
+            means = f"this CPU with {', '.join(hidden)} masked"
+            return ExecutionRoute(EMULATED, means, native_speed=True, start=partial(_masked, target, means, progress))
         reasons.append(problem)
     if "qemu" in wants:
         cpu = wants["qemu"]["cpu"]
         try:
-            emulator = _emulator_for(target)
-            how = f"{emulator.program} -cpu {cpu}"
+            emulator = _find_emulator(target)
+            means = f"{emulator.program} -cpu {cpu}"
             emulator.check_cpu(cpu)
             require_qemu(emulator)
             if emulator.sysroot is not None:
                 require_sysroot(emulator)
-            start = partial(_emulated, emulator, target, cpu, how)
-            return ExecutionRoute(EMULATED, how, speed=emulator.speed, start=start)
+            start = partial(_emulated, emulator, target, cpu, means)
+            return ExecutionRoute(EMULATED, means, speed=emulator.speed, start=start)
+        # A missing emulator is a reason in the record, not an error of the whole check.
         except (HardwareError, RuntimeUnavailableError) as error:
             reasons.append(str(error))
     if not reasons:
@@ -279,24 +287,25 @@ def route_to(
     return ExecutionRoute(NOT_RUN, "", "; ".join(reasons))
 
 
-def _why_not_masked(target: Target, machine: Machine) -> str:
+def _target_mask_problem(target: Target, machine: Machine) -> str:
     """Return why this CPU cannot replace the target's CPU by hiding features; "" if it can."""
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
     if unknown:
         raise HardwareError(f"{target.files[-1]}: [emulate] mask names {unknown[0]!r}, which is not a CPUID feature")
+    # Masking only hides features. A target that needs a feature of its own cannot be imitated.
     lacks = sorted(target.profile.requires - (machine.features - hide))
     if lacks:
         return f"this CPU lacks {', '.join(lacks)}, so masking is not enough"
-    return why_not() if hide & machine.features else ""
+    return mask_problem() if hide & machine.features else ""
 
 
-def _emulator_for(target: Target) -> Emulator:
+def _find_emulator(target: Target) -> Emulator:
     program = f"qemu-{target.emulate['qemu']['arch']}"
-    found = next((e for e in load_emulators().values() if e.program == program), None)
-    if found is None:
+    emulator = next((e for e in load_emulators().values() if e.program == program), None)
+    if emulator is None:
         raise HardwareError(f"{target.name}: edgeq cannot run {program}", "Name an architecture that it can emulate")
-    return found
+    return emulator
 
 
 def _saturates(target: Target) -> bool:
@@ -307,6 +316,7 @@ def _saturates(target: Target) -> bool:
 def _native(target: Target) -> Iterator[Running]:
     with probe_file() as file:
         proof = KernelProof(probe(open_session(file), "this machine"), tuple(sorted(target.features)))
+    # The probe runs on the CPU, so it says nothing about a GPU.
     if target.profile.min_compute_capability is None:
         check_kernels(proof, None, saturates=_saturates(target), title="this machine")
     yield Running(open_session, proof)
@@ -319,38 +329,41 @@ def _simulated(simulator: Simulator, target: Target) -> Iterator[Running]:
 
 
 @contextmanager
-def _masked(target: Target, how: str, progress: Progress) -> Iterator[Running]:
+def _masked(target: Target, means: str, progress: Progress) -> Iterator[Running]:
     hide = tuple(target.emulate["mask"])
-    with start_guest(masked_command(hide, progress=progress), how) as guest:
-        seen = guest.features(hide)
-        if not seen["trapped"]:
+    with start_guest(build_masked_command(hide, progress=progress), means) as guest:
+        report = guest.features(hide)
+        # Without a trap, nothing shows that onnxruntime saw the masked CPU.
+        if not report["trapped"]:
             raise CheckFailedError(
-                f"{how}: onnxruntime did not read the masked CPUID", "Report this: the kernels could not be proven"
+                f"{means}: onnxruntime did not read the masked CPUID", "Report this: the kernels could not be proven"
             )
-        proof = KernelProof(_probe_in(guest), tuple(seen["features"]))
-        check_kernels(proof, None, saturates=_saturates(target), title=how)
+        proof = KernelProof(_probe_in(guest), tuple(report["features"]))
+        check_kernels(proof, None, saturates=_saturates(target), title=means)
         yield Running(guest.open, proof)
 
 
 @contextmanager
-def _emulated(emulator: Emulator, target: Target, cpu: str, how: str) -> Iterator[Running]:
-    with start_guest(emulated_command(emulator, cpu), how) as guest:
-        seen = guest.features()
-        instructions = _instructions(emulator, cpu, how, seen) if emulator.kernels else None
-        proof = KernelProof(_probe_in(guest), tuple(seen["features"]), instructions)
-        _check_features(target, proof, emulator, how)
-        check_kernels(proof, emulator, saturates=_saturates(target), title=how)
+def _emulated(emulator: Emulator, target: Target, cpu: str, means: str) -> Iterator[Running]:
+    with start_guest(build_command(emulator, cpu), means) as guest:
+        report = guest.features()
+        instructions = _watch_instructions(emulator, cpu, means, report) if emulator.kernels else None
+        proof = KernelProof(_probe_in(guest), tuple(report["features"]), instructions)
+        _check_features(target, proof, emulator, means)
+        # The features are checked first, because a missing feature explains wrong kernels.
+        check_kernels(proof, emulator, saturates=_saturates(target), title=means)
         yield Running(guest.open, proof)
 
 
-def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how: str) -> None:
+def _check_features(target: Target, proof: KernelProof, emulator: Emulator, means: str) -> None:
     """Check that the emulated CPU has the features that the target's profile requires. Only features by which kernels
     are chosen are checked.
     """
+    # Other features do not change which kernels run.
     distinguishing = {kernels.feature for kernels in emulator.kernels}
     lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
     if lacks:
-        raise CheckFailedError(f"{how} has no {', '.join(lacks)}, which {target.profile.name} requires")
+        raise CheckFailedError(f"{means} has no {', '.join(lacks)}, which {target.profile.name} requires")
 
 
 def _probe_in(guest: GuestProgram) -> str:
@@ -361,26 +374,28 @@ def _probe_in(guest: GuestProgram) -> str:
     return pairs
 
 
-def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any]) -> tuple[str, ...]:
+def _watch_instructions(emulator: Emulator, cpu: str, means: str, report: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kinds of kernels in the probe's translated code. The probe runs on `cpu`, with the qemu and the
     runtime that run the model.
 
     The result is kept in a file, because watching the probe takes ten times as long as running it.
     """
-    basis: dict[str, Any] = {**seen, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
+    # Everything that can change the translated code is part of the file's name.
+    basis: dict[str, Any] = {**report, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
     basis["kernels"] = [(kernels.name, kernels.patterns) for kernels in emulator.kernels]
     file = home() / "proofs" / f"{fingerprint(basis)[:16]}.json"
-    known = load_proof(file)
-    if known is not None and known.instructions is not None:
-        return known.instructions
+    proof = load_proof(file)
+    if proof is not None and proof.instructions is not None:
+        return proof.instructions
     with scratch_folder("edgeq-watch-") as folder:
         watch = KernelWatch(emulator.kernels, Path(folder))
         try:
-            with start_guest(emulated_command(emulator, cpu, log=watch.pipe), how) as guest:
+            with start_guest(build_command(emulator, cpu, log=watch.pipe), means) as guest:
                 pairs = _probe_in(guest)
         finally:
+            # Also after an error, because the reading thread would wait for the mark forever.
             instructions = watch.finish()
-    save_proof(KernelProof(pairs, tuple(seen["features"]), instructions), file)
+    save_proof(KernelProof(pairs, tuple(report["features"]), instructions), file)
     return instructions
 
 
@@ -447,35 +462,40 @@ def setup(
         RuntimeUnavailableError: something is missing. The message names what to install.
         OutputError: the cache cannot be written.
     """
-    emulator = emulator_named(name)
+    emulator = find_emulator(name)
     if sysroot is not None and (onnxruntime or sources):
         raise UsageError("--sysroot cannot be used with --onnxruntime or --sources", "Leave those two out")
     check_writable()
-    qemu = _ready_qemu(emulator, sources, progress)
-    there = None if force else load_sysroot(emulator)
+    # qemu comes first: without it, the root file system could not be tried.
+    qemu = _prepare_qemu(emulator, sources, progress)
+    # A complete root file system takes minutes to make, so it is kept unless the user asks for a new one.
+    prepared = None if force else load_sysroot(emulator)
     if sysroot is not None:
-        there = use_sysroot(emulator, sysroot)
-    elif there is None:
+        prepared = use_sysroot(emulator, sysroot)
+    elif prepared is None:
         version = onnxruntime or str(installed_runtime().__version__)
-        there = build_sysroot(emulator, version, sources=sources, progress=progress)
-    with progress.stage("Starting it"), start_guest(emulated_command(emulator, _ANY_CPU), emulator.program) as guest:
+        prepared = build_sysroot(emulator, version, sources=sources, progress=progress)
+    with progress.stage("Starting it"), start_guest(build_command(emulator, _ANY_CPU), emulator.program) as guest:
         runtime = guest.features()
-    return EmulatedMachine(name, qemu, there, runtime)
+    return EmulatedMachine(name, qemu, prepared, runtime)
 
 
-def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> QemuProgram:
+def _prepare_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> QemuProgram:
     """Return the system's qemu if it is new enough. Otherwise return one from packages or, if that fails, the system's
     old one.
     """
-    found = find_qemu(emulator)
-    if found is not None and found.is_honest(emulator):
-        return found
+    installed = find_qemu(emulator)
+    if installed is not None and installed.is_honest(emulator):
+        return installed
     try:
         fetch_qemu(sources=sources, progress=progress)
     except RuntimeUnavailableError as error:
-        if found is None:
+        # An old qemu still runs programs, and `build_command` makes up for its /proc/cpuinfo.
+        if installed is None:
             raise
-        progress.note(f"keeping {emulator.program} {found.version}: a newer one cannot be fetched ({error.problem})")
+        progress.note(
+            f"keeping {emulator.program} {installed.version}: a newer one cannot be fetched ({error.problem})"
+        )
     better = find_qemu(emulator)
     if better is None:
         raise RuntimeUnavailableError(
@@ -524,12 +544,15 @@ class Status:
         return lines
 
 
-def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
+def read_status(simulators: Mapping[str, Simulator] | None = None) -> Status:
     """Return how this machine can run the kernels of each target. The function starts no kernels."""
     machine = detect_machine()
     machines = {
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)
         for name, emulator in load_emulators().items()
     }
+    # The machine was detected above, so "auto" needs no second detection.
     targets = load_targets(machine)
-    return Status(home(), machines, {name: route_to(t, machine, simulators=simulators) for name, t in targets.items()})
+    return Status(
+        home(), machines, {name: choose_route(t, machine, simulators=simulators) for name, t in targets.items()}
+    )

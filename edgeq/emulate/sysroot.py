@@ -25,14 +25,15 @@ from pathlib import Path, PurePosixPath
 from edgeq_device.system.files import open_file
 from edgeq_device.system.programs import child_environment, find_program
 
-from edgeq.emulate.emulator import Emulator, Recipe, checked, home
+from edgeq.emulate.cache import check_place, home
+from edgeq.emulate.emulator import Emulator, Recipe
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
 from edgeq.util.records import plain, read_json
 
 
-def find(program: str, fix: str) -> str:
+def require_program(program: str, fix: str) -> str:
     """Return the path of a program.
 
     Args:
@@ -41,10 +42,10 @@ def find(program: str, fix: str) -> str:
     Raises:
         RuntimeUnavailableError: the program is not installed.
     """
-    found = find_program(program)
-    if found is None:
+    path = find_program(program)
+    if path is None:
         raise RuntimeUnavailableError(f"{program} is not installed", fix)
-    return found
+    return path
 
 
 def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
@@ -56,9 +57,10 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
     Raises:
         RuntimeUnavailableError: the command failed. The error contains one line of the command's messages.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=cwd,
+        # The texts are searched for "E:" and "error" below, so they must not be translated.
         env={**child_environment(), "LC_ALL": "C", **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -66,15 +68,17 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
         errors="replace",
         check=False,
     )
-    if done.returncode != 0:
-        output = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    if process.returncode != 0:
+        output = [line.strip() for line in (process.stderr or process.stdout).splitlines() if line.strip()]
+        # apt and pip mark their errors. Other programs have the reason in their last line.
         errors = [line for line in output if line.startswith(("E:", "ERROR", "error"))] or output[-1:]
         raise RuntimeUnavailableError(
-            f"{Path(command[0]).name} failed: {errors[0] if errors else f'exit code {done.returncode}'}", fix
+            f"{Path(command[0]).name} failed: {errors[0] if errors else f'exit code {process.returncode}'}", fix
         )
-    return done.stdout
+    return process.stdout
 
 
+# edgeq can run apt without root, with a state of its own. It knows no other package manager.
 _WITHOUT_APT = "On a system without apt, unpack a root file system yourself and name it with --sysroot"
 _ONLINE = "Check the network and the system's package sources, or name a root file system with --sysroot"
 
@@ -131,6 +135,7 @@ class Apt:
     @property
     def _options(self) -> tuple[str, ...]:
         state = self.state
+        # Every path that apt would write is below `state`, so apt needs no root and changes nothing on the system.
         options = {
             "Dir::State": state,
             "Dir::State::Lists": state / "lists",
@@ -144,6 +149,7 @@ class Apt:
         if self.architecture:
             options |= {"APT::Architecture": self.architecture, "APT::Architectures": self.architecture}
         if self.sources is not None:
+            # "-" for the folder means that no other sources are read.
             options |= {"Dir::Etc::sourcelist": self.sources, "Dir::Etc::sourceparts": "-"}
         return tuple(part for key, value in options.items() for part in ("-o", f"{key}={value}"))
 
@@ -155,17 +161,20 @@ class Apt:
         """
         for folder in ("lists/partial", "archives/partial"):
             (self.state / folder).mkdir(parents=True, exist_ok=True)
+        # apt needs a status file. An empty one says that nothing is installed.
         (self.state / "status").touch()
         self._apt("apt-get", "update", "-qq", "-o", "APT::Update::Error-Mode=any")
 
     def offers(self, names: Sequence[str]) -> dict[str, list[Package]]:
         """Return every version of each package in the index, the newest first. Unknown names are left out."""
+        # `apt-cache show` fails if one of its names is unknown, so unknown names are dropped first.
         listed = set(self._apt("apt-cache", "policy", *names).splitlines())
-        known = [name for name in names if f"{name}:" in listed]
+        listed_names = [name for name in names if f"{name}:" in listed]
         offers: dict[str, list[Package]] = {}
-        for text in self._apt("apt-cache", "show", *known).split("\n\n") if known else ():
+        for text in self._apt("apt-cache", "show", *listed_names).split("\n\n") if listed_names else ():
             fields = Parser().parsestr(text)
-            if fields["Package"] in known and fields["SHA256"]:
+            if fields["Package"] in listed_names and fields["SHA256"]:
+                # Some packages list their interpreter only among the pre-dependencies.
                 depends = ", ".join(filter(None, (fields["Pre-Depends"], fields["Depends"])))
                 package = Package(fields["Package"], fields["Version"], fields["SHA256"], int(fields["Size"]), depends)
                 offers.setdefault(package.name, []).append(package)
@@ -178,10 +187,12 @@ class Apt:
             RuntimeUnavailableError: a package cannot be fetched, or does not match the index.
         """
         places = {package: folder / f"{package.name}.deb" for package in packages}
+        # A package of an interrupted run is kept only if its hash is right.
         missing = [p for p, place in places.items() if not place.is_file() or sha256(place) != p.sha256]
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as work:
             if missing:
                 self._apt("apt-get", "download", "-qq", *(package.label for package in missing), cwd=Path(work))
+            # apt names the files by version and architecture in a spelling of its own, so they are found by their hash.
             fetched = {sha256(file): file for file in Path(work).glob("*.deb")}
             for package in missing:
                 if package.sha256 not in fetched:
@@ -194,22 +205,23 @@ class Apt:
         form = "$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(SOURCESENTRY)"
         output = self._apt("apt-get", "indextargets", "--format", form, "Created-By: Packages")
         lines = [line.split("\t") for line in dict.fromkeys(output.splitlines())]
-        return [Archive(site, release, component, _keys(entry)) for site, release, component, entry in lines]
+        return [Archive(site, release, component, _find_keys(entry)) for site, release, component, entry in lines]
 
     def _apt(self, program: str, *arguments: str, cwd: Path | None = None) -> str:
-        return run([find(program, _WITHOUT_APT), *self._options, *arguments], _ONLINE, cwd=cwd)
+        return run([require_program(program, _WITHOUT_APT), *self._options, *arguments], _ONLINE, cwd=cwd)
 
 
-def _keys(entry: str) -> str:
+def _find_keys(entry: str) -> str:
     """Return the key file that an entry of a sources file names.
 
     Args:
         entry: the entry's position as "FILE:LINE".
     """
     file = Path(entry.rpartition(":")[0])
+    # Both forms of sources files are searched: one line an entry, and deb822.
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    found = re.search(r"signed-by\s*[:=]\s*(/[^\s\],]+)", text, re.IGNORECASE)
-    return found.group(1) if found else ""
+    match = re.search(r"signed-by\s*[:=]\s*(/[^\s\],]+)", text, re.IGNORECASE)
+    return match.group(1) if match else ""
 
 
 def unpack(deb: Path, folder: Path) -> None:
@@ -218,7 +230,7 @@ def unpack(deb: Path, folder: Path) -> None:
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
     """
-    run([find("dpkg-deb", _WITHOUT_APT), "-x", str(deb), str(folder)], f"Remove {deb} and run again")
+    run([require_program("dpkg-deb", _WITHOUT_APT), "-x", str(deb), str(folder)], f"Remove {deb} and run again")
 
 
 def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Path]:
@@ -228,8 +240,8 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
     """
-    command = [find("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
-    taken = []
+    command = [require_program("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
+    programs = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
     ) as process:
@@ -238,16 +250,17 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
             with tarfile.open(fileobj=process.stdout, mode="r|") as tar:
                 for member in tar:
                     name = PurePosixPath(member.name).name
+                    # A link or a device with that name could lead outside the folder.
                     source = tar.extractfile(member) if name in names and member.isfile() else None
                     if source is not None:
                         place = folder / name
                         with place.open("wb") as sink:
                             shutil.copyfileobj(source, sink, 1 << 20)
                         place.chmod(0o755)
-                        taken.append(place)
+                        programs.append(place)
         except (tarfile.TarError, EOFError) as error:
             raise RuntimeUnavailableError(f"{deb} cannot be unpacked", "Remove it and run again") from error
-    return taken
+    return programs
 
 
 _FIX = "Check the network and pip's configuration (pip config list)"
@@ -268,26 +281,29 @@ def download_wheels(
     Raises:
         RuntimeUnavailableError: pip is missing, there is no such wheel, or a wheel does not match its pin.
     """
-    pip = _pip()
+    pip = _find_pip()
     folder.mkdir(parents=True, exist_ok=True)
     tag = f"cp{python.replace('.', '')}"
     lines = []
     for name, version in projects.items():
-        known = {file: digest for file, digest in pins.items() if f"-{tag}-" in file and file.startswith(f"{name}-")}
-        fitting = {file: d for file, d in known.items() if version in ("", file.split("-")[1])}
-        chosen = version or (max(fitting).split("-")[1] if fitting else "")
+        pinned = {file: digest for file, digest in pins.items() if f"-{tag}-" in file and file.startswith(f"{name}-")}
+        # A pin counts only for the requested version. Another version is then not pinned, and the notes say so.
+        fitting = {file: d for file, d in pinned.items() if version in ("", file.split("-")[1])}
+        exact_version = version or (max(fitting).split("-")[1] if fitting else "")
         hashes = "".join(f" --hash=sha256:{digest}" for digest in fitting.values())
-        lines.append(f"{name}=={chosen}{hashes}" if chosen else name)
+        # A requirement with a hash makes pip refuse every other file.
+        lines.append(f"{name}=={exact_version}{hashes}" if exact_version else name)
     for line in lines:
         _download(pip, line, tag, python, platforms, folder)
     wheels = sorted(folder.glob("*.whl"))
+    # pip keeps files of earlier runs, so all of them are checked, not only the new ones.
     for wheel in wheels:
         if pins.get(wheel.name, sha256(wheel)) != sha256(wheel):
             raise RuntimeUnavailableError(f"{wheel.name} is not the one that edgeq was tested with", f"Remove {wheel}")
     return wheels
 
 
-def _pip() -> Path:
+def _find_pip() -> Path:
     """Return the folder of this Python's pip."""
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
@@ -315,6 +331,7 @@ LOCK = "lock.json"
 _KIND = "emulator"
 _WORK = ("apt", "packages", "wheels", "root")
 _PYTHON = re.compile(r"python3\.(\d+)")
+# The folders that are searched for an interpreter, in this order.
 _ROOTS = ("usr/bin", "usr/local/bin", "bin", "opt/python/bin")
 
 
@@ -370,11 +387,11 @@ def place_of(emulator: Emulator) -> Path:
 
 def load_sysroot(emulator: Emulator) -> Sysroot | None:
     """Return the root file system that was set up for `emulator`; None if none was set up."""
-    lock = checked(place_of(emulator), f"edgeq emulate setup {emulator.name}") / LOCK
+    lock = check_place(place_of(emulator), f"edgeq emulate setup {emulator.name}") / LOCK
     if not lock.is_file():
         return None
     try:
-        return _sysroot(emulator, read_json(lock, Lock, UsageError, ""))
+        return _open_sysroot(emulator, read_json(lock, Lock, UsageError, ""))
     except UsageError as error:
         raise RuntimeUnavailableError(
             f"{lock.parent} is damaged ({error.problem})", f"Remove it and run: edgeq emulate setup {emulator.name}"
@@ -388,13 +405,14 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
         UsageError: the file system has no Python for that architecture.
     """
     lock = Lock(root.resolve(), notes=("provided with --sysroot",))
-    found = _sysroot(emulator, lock)
+    ready = _open_sysroot(emulator, lock)
     place = place_of(emulator)
+    # Only a folder that edgeq made is written to. Anything else may be the user's.
     SYSROOT.check(place)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_marker(place, _KIND)
     _write(lock, place)
-    return found
+    return ready
 
 
 def build_sysroot(
@@ -417,12 +435,14 @@ def build_sysroot(
     recipe, pins = emulator.sysroot, emulator.pins
     assert recipe is not None, "an emulator without a recipe runs the host's own files"
     place = place_of(emulator)
+    # The file system grows under another name, so an interrupted run is never taken for a complete one.
     work = place.with_name(f"{place.name}.partial")
     SYSROOT.check(place)
     SYSROOT.check(work)
     work.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_marker(work, _KIND)
-    checked(work, f"edgeq emulate setup {emulator.name}")
+    # The folder may be older than this run, and its programs will run with the user's rights.
+    check_place(work, f"edgeq emulate setup {emulator.name}")
     debs = work / "packages"
     debs.mkdir(parents=True, exist_ok=True)
     apt = Apt(work / "apt", emulator.architecture, sources)
@@ -435,15 +455,18 @@ def build_sysroot(
         versions = {name: onnxruntime if name == "onnxruntime" else "" for name in recipe.wheels}
         wheels = download_wheels(versions, python, recipe.wheel_platforms, pins.wheels, work / "wheels")
     root = work / "root"
+    # Files of an interrupted unpacking may be cut off. Downloads are kept, because their hashes are checked.
     shutil.rmtree(root, ignore_errors=True)
     with progress.stage("Unpacking", len(files) + len(wheels)) as advance:
         for file in files:
             unpack(file, root)
             advance(1)
+        # Packages are pruned before the wheels are added, which leave out their files one by one.
         _prune(root, recipe)
         for wheel in wheels:
             _unpack_wheel(wheel, root / "site", recipe)
             advance(1)
+        # The links come last, because a package may still bring the folder itself.
         _join_usr(root)
     notes += [f"{w.name} is not pinned: its hash is recorded as fetched" for w in wheels if w.name not in pins.wheels]
     lock = Lock(
@@ -451,19 +474,22 @@ def build_sysroot(
         tuple(LockedPackage(p.name, p.version, p.sha256) for p in packages),
         tuple(LockedWheel(wheel.name, sha256(wheel)) for wheel in wheels),
         tuple(notes),
-        _bytes_under(root),
+        _count_bytes(root),
     )
     _write(lock, work)
+    # The downloads are needed only for a repeated run, and they double the size.
     for folder in ("apt", "packages", "wheels"):
         shutil.rmtree(work / folder)
+    # Fetching takes a while, and the folder may have changed meanwhile.
     SYSROOT.check(place)
     if place.exists():
         shutil.rmtree(place)
     work.rename(place)
-    return _sysroot(emulator, lock)
+    return _open_sysroot(emulator, lock)
 
 
 def _judge(folder: Path) -> Judge | None:
+    # Early versions wrote no marker, and their lock file is the only sign.
     if not is_marker(folder, _KIND) and not _is_lock(folder / LOCK) and not folder.name.endswith(".partial"):
         return None
     return lambda name: name in (MARKER, LOCK) or name.rstrip("/") in _WORK
@@ -482,6 +508,7 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
     """Return the version of Python ("3.11"), the packages to unpack, and notes about them."""
     pins = emulator.pins.packages
     interpreter = apt.offers([recipe.interpreter]).get(recipe.interpreter)
+    # The distribution's default Python decides, because its version is part of the names of other packages.
     depends = re.search(r"\bpython(3\.\d+)-minimal", interpreter[0].depends) if interpreter else None
     if depends is None:
         raise RuntimeUnavailableError(
@@ -489,17 +516,18 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
             "Name other sources with --sources FILE, or a root file system with --sysroot",
         )
     version = depends.group(1)
-    wanted = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
-    names = [name for choice in wanted for name in choice.split("|")]
+    choices = [*recipe.packages, *(name.format(python=f"python{version}") for name in recipe.python_packages)]
+    names = [name for choice in choices for name in choice.split("|")]
     offers = apt.offers(names)
     packages, notes = [], []
-    for choice in wanted:
+    for choice in choices:
         name = next((name for name in choice.split("|") if name in offers), None)
         if name is None:
             raise RuntimeUnavailableError(
                 f"the system's package sources offer no {choice.replace('|', ' or ')} for {emulator.name}",
                 "Name other sources with --sources FILE, or a root file system with --sysroot",
             )
+        # A pinned version comes before a newer one, because edgeq was tested with it.
         package = next((p for p in offers[name] if p.label in pins), offers[name][0])
         pin = pins.get(package.label)
         if pin is None:
@@ -514,6 +542,7 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
 
 
 def _prune(root: Path, recipe: Recipe) -> None:
+    # In this order, a folder comes after everything in it, so it may be empty by then.
     for path in sorted(root.rglob("*"), reverse=True):
         name = path.relative_to(root).as_posix()
         if path.is_dir() and not path.is_symlink():
@@ -526,6 +555,7 @@ def _prune(root: Path, recipe: Recipe) -> None:
 def _unpack_wheel(wheel: Path, site: Path, recipe: Recipe) -> None:
     """Unpack a wheel. zipfile writes no member outside `site`."""
     with zipfile.ZipFile(wheel) as archive:
+        # The recipe names files by their place in the root file system, and wheels go to its folder site/.
         names = [n for n in archive.namelist() if not n.endswith("/") and not recipe.leaves_out(f"site/{n}")]
         archive.extractall(site, names)
 
@@ -544,30 +574,35 @@ def _write(lock: Lock, folder: Path) -> None:
     (folder / LOCK).write_text(json.dumps(plain(lock), indent=2) + "\n", encoding="utf-8")
 
 
-def _sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
+def _open_sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
     root = lock.root
-    python = next(iter(_interpreters(root, emulator)), None)
+    python = next(iter(_find_interpreters(root, emulator)), None)
     if python is None:
         raise UsageError(f"{root} has no Python for {emulator.name}", "Name a root file system that has one")
     site = root / "site"
     return Sysroot(root, python, site if site.is_dir() else None, lock)
 
 
-def _interpreters(root: Path, emulator: Emulator) -> Iterable[Path]:
+def _find_interpreters(root: Path, emulator: Emulator) -> Iterable[Path]:
     for folder in _ROOTS:
         if (root / folder).is_dir():
-            found = [p for p in (root / folder).iterdir() if _PYTHON.fullmatch(p.name) and _fits(p, emulator)]
-            yield from sorted(found, key=lambda p: int(p.name.split(".")[1]), reverse=True)
+            interpreters = [
+                p for p in (root / folder).iterdir() if _PYTHON.fullmatch(p.name) and _is_program(p, emulator)
+            ]
+            # The newest first. By number, because "python3.9" sorts after "python3.11" as text.
+            yield from sorted(interpreters, key=lambda p: int(p.name.split(".")[1]), reverse=True)
 
 
-def _fits(path: Path, emulator: Emulator) -> bool:
+def _is_program(path: Path, emulator: Emulator) -> bool:
     """Return whether a file is a 64-bit ELF program of the emulator's architecture."""
     if not path.is_file():
         return False
     with open_file(path) as stream:
+        # The first 20 bytes of an ELF file contain its class and its architecture.
         head = stream.read(20)
     return head[:5] == b"\x7fELF\x02" and len(head) == 20 and struct.unpack("<H", head[18:])[0] == emulator.elf_machine
 
 
-def _bytes_under(folder: Path) -> int:
+def _count_bytes(folder: Path) -> int:
+    # A link takes no space of its own, and its target may be counted already.
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

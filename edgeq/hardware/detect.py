@@ -112,28 +112,28 @@ class Machine(Displayed):
 _UNLIMITED = 1 << 60  # control groups v1 write "no limit" as a page-aligned number just under 2**63
 
 
-def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
+def count_threads(root: Path = ROOT, affinity: int | None = None) -> int:
     """Return the number of hardware threads that this process may use, at least 1.
 
     Args:
         affinity: number of threads that the scheduler allows; None means the number for this process. The CPU quota of
             the control groups may lower the result further.
     """
-    quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
+    quotas = [math.ceil(quota) for quota in _read_cpu_quotas(root)]
     return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
 
 
-def memory_bytes(root: Path = ROOT) -> int:
+def read_memory(root: Path = ROOT) -> int:
     """Return the total memory of a Linux system, or the lowest control-group limit if that is less; 0 if unknown."""
     total = 0
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in _read_text(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
             total = int(line.split()[1]) * 1024
-    limits = [limit for limit in _memory_limits(root) if limit < _UNLIMITED]
+    limits = [limit for limit in _read_memory_limits(root) if limit < _UNLIMITED]
     return min([total, *limits]) if total else 0
 
 
-def core_count(cpuinfo: str) -> tuple[int, int]:
+def count_cores(cpuinfo: str) -> tuple[int, int]:
     """Return the numbers of physical cores and hardware threads from the text of /proc/cpuinfo. If the text has no
     topology, the number of cores is 0.
     """
@@ -143,46 +143,46 @@ def core_count(cpuinfo: str) -> tuple[int, int]:
     return len(cores), len(processors)
 
 
-def caches(root: Path = ROOT) -> tuple[Cache, ...]:
+def read_caches(root: Path = ROOT) -> tuple[Cache, ...]:
     """Return the caches of the first core, from sysfs. The result is empty if sysfs lists none (macOS, Windows, some
     containers).
     """
-    found = []
+    core_caches = []
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
+        level, kind, size = (_read_text(index / name).strip() for name in ("level", "type", "size"))
         if level.isdecimal() and size[:-1].isdecimal():
             unit = {"K": 1 << 10, "M": 1 << 20}[size[-1]]
-            found.append(Cache(int(level), kind.lower(), int(size[:-1]) * unit))
-    return tuple(found)
+            core_caches.append(Cache(int(level), kind.lower(), int(size[:-1]) * unit))
+    return tuple(core_caches)
 
 
-def board(root: Path = ROOT) -> str:
+def read_board(root: Path = ROOT) -> str:
     """Return the board's name in the device tree ("Raspberry Pi 5 Model B Rev 1.0"); empty if the tree has none."""
-    return _text(root / "proc/device-tree/model").strip("\0\n ")
+    return _read_text(root / "proc/device-tree/model").strip("\0\n ")
 
 
-def _cpu_quotas(root: Path) -> Iterator[float]:
-    for folder in _groups(root, "cpu"):
-        quota, period = ([*_text(folder / "cpu.max").split(), "max", "0"])[:2]
+def _read_cpu_quotas(root: Path) -> Iterator[float]:
+    for folder in _find_groups(root, "cpu"):
+        quota, period = ([*_read_text(folder / "cpu.max").split(), "max", "0"])[:2]
         if quota == "max":
-            quota = _text(folder / "cpu.cfs_quota_us").strip() or "-1"
-            period = _text(folder / "cpu.cfs_period_us").strip() or "0"
+            quota = _read_text(folder / "cpu.cfs_quota_us").strip() or "-1"
+            period = _read_text(folder / "cpu.cfs_period_us").strip() or "0"
         if int(quota) > 0 and int(period) > 0:
             yield int(quota) / int(period)
 
 
-def _memory_limits(root: Path) -> Iterator[int]:
-    for folder in _groups(root, "memory"):
+def _read_memory_limits(root: Path) -> Iterator[int]:
+    for folder in _find_groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _text(folder / name).strip()
+            text = _read_text(folder / name).strip()
             if text.isdecimal():
                 yield int(text)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def _find_groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of all its ancestors, for versions 2 and 1."""
     base = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -195,7 +195,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         yield from (mount / folder for folder in (relative, *relative.parents) if (mount / folder).is_dir())
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return read_text(path) or ""
 
 
@@ -209,21 +209,21 @@ _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 
 def detect_runtimes() -> dict[str, str]:
     """Return the version of each installed runtime, and Python's own."""
-    return runtimes_among(installed_versions(PACKAGES), platform.python_version())
+    return find_runtimes(installed_versions(PACKAGES), platform.python_version())
 
 
 PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)
-"""Packages whose versions `runtimes_among` reads."""
+"""Packages whose versions `find_runtimes` reads."""
 
 
-def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
+def find_runtimes(versions: Mapping[str, str], python: str) -> dict[str, str]:
     """Return the version of each runtime among the packages in `versions`, and Python's own."""
-    found = {
+    runtimes = {
         name: next(versions[package] for package in packages if package in versions)
         for name, packages in _DISTRIBUTIONS.items()
         if any(package in versions for package in packages)
     }
-    return {**found, "python": python}
+    return {**runtimes, "python": python}
 
 
 _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))
@@ -252,19 +252,21 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
     features, notes = combine(reading, normalise(reported.get("flags", ())))
     identity = parse_identity(evidence.cpuinfo)
     sysctl = parse_identity(evidence.sysctl)
-    cores, threads = core_count(evidence.cpuinfo)
-    vendor, name = _arm_names(identity)
+    cores, threads = count_cores(evidence.cpuinfo)
+    vendor, name = _name_arm_core(identity)
     return replace(
         info,
         architecture=reading.architecture,
         features=features,
-        cpu_name=_first(reported.get("brand_raw"), identity.get("model name"), sysctl.get("machdep.cpu.brand_string"))
+        cpu_name=_choose_text(
+            reported.get("brand_raw"), identity.get("model name"), sysctl.get("machdep.cpu.brand_string")
+        )
         or name,
-        vendor=_first(reported.get("vendor_id_raw"), identity.get("vendor_id"), sysctl.get("machdep.cpu.vendor"))
+        vendor=_choose_text(reported.get("vendor_id_raw"), identity.get("vendor_id"), sysctl.get("machdep.cpu.vendor"))
         or vendor,
         cores=cores or int(sysctl.get("hw.physicalcpu", 0)),
         threads=threads or int(sysctl.get("hw.logicalcpu", 0)) or int(reported.get("count", 0)),
-        caches=info.caches or _reported_caches(reported, sysctl),
+        caches=info.caches or _parse_caches(reported, sysctl),
         memory_bytes=info.memory_bytes or int(sysctl.get("hw.memsize", 0)),
         notes=(*notes, *info.notes),
     )
@@ -303,10 +305,10 @@ def read_system() -> Machine:
     """Read everything about this machine but its CPU."""
     gpus, gpu_notes = detect_gpus()
     return Machine(
-        board=board(),
-        usable_threads=usable_threads(),
-        caches=caches(),
-        memory_bytes=memory_bytes() or _windows_memory(),
+        board=read_board(),
+        usable_threads=count_threads(),
+        caches=read_caches(),
+        memory_bytes=read_memory() or _read_windows_memory(),
         os=f"{platform.system()} {platform.release()}",
         gpus=gpus,
         runtimes=detect_runtimes(),
@@ -317,32 +319,33 @@ def read_system() -> Machine:
 def detect_gpus(load: Load = ctypes.CDLL) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the NVIDIA GPUs in the driver's order. If a driver is present but lists none, add a note."""
     gpus, problem = read_gpus(load)
+    # Most machines have no NVIDIA driver, and then a missing library is no news.
     return gpus, (problem,) if not gpus and any(mark.exists() for mark in _DRIVER_MARKS) else ()
 
 
-def _first(*candidates: object) -> str:
+def _choose_text(*candidates: object) -> str:
     return next((str(candidate) for candidate in candidates if candidate), "")
 
 
-def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
+def _name_arm_core(identity: Mapping[str, str]) -> tuple[str, str]:
     """Return the vendor and core name for "CPU implementer" and "CPU part". On ARM, /proc/cpuinfo has these numbers
     instead of names.
     """
     implementer, part = identity.get("CPU implementer", ""), identity.get("CPU part", "")
-    known = arm_parts().get(implementer, {})
-    return known.get("vendor", ""), known.get(part, f"part {part}" if part else "")
+    parts = load_arm_parts().get(implementer, {})
+    return parts.get("vendor", ""), parts.get(part, f"part {part}" if part else "")
 
 
 @cache
-def arm_parts() -> dict[str, dict[str, str]]:
+def load_arm_parts() -> dict[str, dict[str, str]]:
     """Return, for each implementer, its "vendor" and the names of its cores by part. The keys are spelled as in
     /proc/cpuinfo.
     """
     return toml_table(Path(__file__).parent / "arm_parts.toml", HardwareError, "Install edgeq again")
 
 
-def _reported_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> tuple[Cache, ...]:
-    found = []
+def _parse_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> tuple[Cache, ...]:
+    core_caches = []
     for level, kind, key, apple in (
         (1, "data", "l1_data_cache_size", "hw.l1dcachesize"),
         (1, "instruction", "l1_instruction_cache_size", "hw.l1icachesize"),
@@ -351,11 +354,11 @@ def _reported_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> 
     ):
         size = sysctl.get(apple) or reported.get(key) or 0
         if str(size).isdecimal() and int(size):
-            found.append(Cache(level, kind, int(size)))
-    return tuple(found)
+            core_caches.append(Cache(level, kind, int(size)))
+    return tuple(core_caches)
 
 
-def _windows_memory() -> int:
+def _read_windows_memory() -> int:
     """Return the total memory in bytes on Windows; 0 on other systems."""
     if platform.system() != "Windows":
         return 0

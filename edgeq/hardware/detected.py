@@ -40,5 +40,6 @@ class Detected(Machine, Page):
 def detect() -> Detected:
     """Detect this machine and its best profile. This takes milliseconds, or a second if py-cpuinfo is needed."""
     machine = detect_machine()
-    known = {field.name: getattr(machine, field.name) for field in fields(machine)}
-    return Detected(**known, match=match_profile(machine, load_profiles()))
+    # The subclass adds only the match, so all fields of the machine are passed on by name.
+    values = {field.name: getattr(machine, field.name) for field in fields(machine)}
+    return Detected(**values, match=match_profile(machine, load_profiles()))

@@ -72,12 +72,14 @@ def detect_engines(
         elsewhere: the engines of another machine, by name; `machine` then describes that machine.
     """
     states = []
-    installed = _installed(engines) if elsewhere is None else elsewhere
-    place = this_platform() if elsewhere is None else _platform_of(machine)
+    installed = _find_installed(engines) if elsewhere is None else elsewhere
+    place = this_platform() if elsewhere is None else _name_platform(machine)
+    # An engine without a module is onnxruntime's own, and False sorts first.
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
-        found = installed.get(engine.name, Installed())
-        version = found.version
-        problem = (version and hardware_problem(engine, machine, version)) or found.problem
+        package = installed.get(engine.name, Installed())
+        version = package.version
+        # The hardware's problem comes first: no new version of a package can solve it.
+        problem = (version and hardware_problem(engine, machine, version)) or package.problem
         if version or _would_run(engine, machine, place):
             states.append(
                 EngineState(
@@ -87,7 +89,9 @@ def detect_engines(
                     problem=problem,
                     precisions=engine.fast_precisions(machine.features),
                     int8_pairs=engine.int8.pairs,
-                    install="" if version else install_command(engine if elsewhere is None else _form(engine, machine)),
+                    install=""
+                    if version
+                    else install_command(engine if elsewhere is None else _choose_form(engine, machine)),
                 )
             )
     return tuple(states)
@@ -98,22 +102,24 @@ def simulates(engine: Engine, machine: Machine) -> bool:
 
     If so, it is not an error that the engine itself cannot run on `machine`.
     """
-    return _platform_of(machine) in engine.simulated_on
+    return _name_platform(machine) in engine.simulated_on
 
 
-def _platform_of(machine: Machine) -> str:
+def _name_platform(machine: Machine) -> str:
     return f"{machine.os.lower().partition(' ')[0]} {machine.architecture}"
 
 
-def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
+def find_wrong_kernels(machine: Machine) -> tuple[WrongKernels, ...]:
     """Return the operators or kernels that the installed onnxruntime is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
+    # Known faults belong to a release. Without an installed onnxruntime, there is nothing to warn of.
     return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
 
-def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
+def _find_installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
     versions = {name: installed_version(engine) for name, engine in engines.items()}
     return {
+        # onnxruntime's own engine has no module of its own that could fit badly.
         name: Installed(version, problem_of(engines[name], versions[DEFAULT]) if engines[name].module else "")
         for name, version in versions.items()
         if version
@@ -125,27 +131,29 @@ def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
 
     Such a problem is not an error of the engine or the machine.
     """
-    return gpu_problem(engine, machine) or vendor_problem(_form(engine, machine), version, machine.vendor)
+    return gpu_problem(engine, machine) or vendor_problem(_choose_form(engine, machine), version, machine.vendor)
 
 
-def _form(engine: Engine, machine: Machine) -> EngineSpec:
+def _choose_form(engine: Engine, machine: Machine) -> EngineSpec:
     """Return the form in which `engine` is available on `machine`."""
-    return form_for(engine, _platform_of(machine), machine.vendor)
+    return form_for(engine, _name_platform(machine), machine.vendor)
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
     """Return why `engine` cannot run on any NVIDIA GPU of `machine`; "" if it can, or needs no GPU."""
-    if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
+    # One GPU that fits is enough, because the engine can be told which one to use.
+    if not engine.compute_capabilities or any(_supports(engine, gpu) for gpu in machine.gpus):
         return ""
-    wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")
-    here = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
-    return f"it runs on NVIDIA GPUs of compute capability {wanted}; this machine has {here or 'none'}"
+    required = ", ".join(engine.compute_capabilities).replace("+", " or newer")
+    present = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
+    return f"it runs on NVIDIA GPUs of compute capability {required}; this machine has {present or 'none'}"
 
 
-def _takes(engine: Engine, gpu: Gpu) -> bool:
+def _supports(engine: Engine, gpu: Gpu) -> bool:
     for text in engine.compute_capabilities:
-        wanted = parse_version(text.rstrip("+"))
-        if gpu.compute_capability == wanted or (text.endswith("+") and gpu.compute_capability > wanted):
+        capability = parse_version(text.rstrip("+"))
+        # Without "+", an engine was built for exactly one generation of GPUs.
+        if gpu.compute_capability == capability or (text.endswith("+") and gpu.compute_capability > capability):
             return True
     return False
 
@@ -159,10 +167,12 @@ def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     form = form_for(engine, place, machine.vendor)
     if form.platforms and place not in form.platforms:
         return False
+    # A machine that does not name its maker is not ruled out.
     if form.cpu_vendors and machine.vendor and machine.vendor not in form.cpu_vendors:
         return False
     if engine.compute_capabilities:
         return not gpu_problem(engine, machine)
+    # A board's name settles what no feature shows, such as an accelerator on the same chip.
     if any(name in machine.board for name in engine.boards):
         return True
     return place in engine.present_on or engine.devices == ("CPU",)

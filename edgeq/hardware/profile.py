@@ -29,8 +29,9 @@ from edgeq.hardware.detect import Machine
 from edgeq.run.engines import only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
+from edgeq.util.folders import shipped, user_folder
 from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
-from edgeq.util.registry import BACKEND_TABLES, BACKENDS, data_folders, shipped, user_folder
+from edgeq.util.registry import BACKEND_TABLES, BACKENDS, find_data_folders
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]
@@ -50,7 +51,7 @@ class Document:
         return self.files[-1]
 
 
-def read(path: Path, kind: type) -> Document:
+def read_document(path: Path, kind: type) -> Document:
     """Read and check one file. The file's name without suffix becomes the document's name.
 
     Args:
@@ -68,24 +69,27 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
     """Return every .toml file directly in `folder`, by name. If there is no such folder, the result is empty.
 
     Raises:
-        HardwareError: a file is refused by `read`, or two files have the same name.
+        HardwareError: a file is refused by `read_document`, or two files have the same name.
     """
-    found: dict[str, Document] = {}
-    for document in (read(path, kind) for path in _toml_files(folder)):
-        if document.name in found:
-            raise HardwareError(f"{document.file} has the same name as {found[document.name].file.name}", "Rename one")
-        found[document.name] = document
-    return found
+    documents: dict[str, Document] = {}
+    for document in (read_document(path, kind) for path in _list_files(folder)):
+        if document.name in documents:
+            raise HardwareError(
+                f"{document.file} has the same name as {documents[document.name].file.name}", "Rename one"
+            )
+        documents[document.name] = document
+    return documents
 
 
-def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+def read_state(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
     """Return names, times and sizes of the .toml files in `folders`. Cached contents are valid until these change."""
-    files = [path for folder in folders for path in _toml_files(folder)]
-    found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
-    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
+    files = [path for folder in folders for path in _list_files(folder)]
+    # A broken link still has a state of its own, so its error is not hidden by a cache.
+    stats = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
+    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
 
 
-def _toml_files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if is_toml(path.name))
 
 
@@ -103,6 +107,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+# The architecture of profiles that every machine fits.
 ANY = "any"
 Above0 = Annotated[int, Meta(ge=1, description="a whole number above 0")]
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, description="a list of values")]
@@ -110,15 +115,17 @@ _HINTS = get_type_hints(Scheme, include_extras=True)
 _SCHEME = tuple(name for name in _HINTS if name != "dynamic_weight_types")
 
 
-def _table(name: str, fields: Mapping[str, Any]) -> Any:
+def _make_table(name: str, fields: Mapping[str, Any]) -> Any:
     """Return a record type with these fields, all of them optional."""
     return dataclasses.make_dataclass(name, [(key, kind, None) for key, kind in fields.items()], frozen=True)
 
 
 # These tables are made from the fields of `Scheme`, so that the fields are listed only once.
-_SchemeTable = _table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
-_Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime", "integer_only"), Text))
-_Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
+_SchemeTable = _make_table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
+_Reasons = _make_table(
+    "Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime", "integer_only"), Text)
+)
+_Search = _make_table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
 
 
 @dataclass(frozen=True)
@@ -262,28 +269,29 @@ def default_folders(name: str) -> tuple[Path, ...]:
     """Return the folders to read. Shipped folders come first, then plug-ins' folders, then the user's. Later folders
     override earlier ones.
     """
-    own = user_folder("config")
-    return shipped(name), *data_folders(name), *([own / name] if own is not None else [])
+    user_config = user_folder("config")
+    return shipped(name), *find_data_folders(name), *([user_config / name] if user_config is not None else [])
 
 
-def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
+def load_layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
     """Return the documents of all folders, by name. Later folders override earlier ones. Unchanged files are not read
     again.
 
     If a document overrides a value without giving a reason, the reason for the old value is dropped.
     """
-    return _layered(tuple(folders), kind, state_of(folders))
+    return _load_layers(tuple(folders), kind, read_state(folders))
 
 
 @lru_cache(maxsize=16)
-def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
-    first, *later = (read_folder(folder, kind) for folder in folders)
-    for document in [*first.values(), *(document for layer in later for document in layer.values())]:
+def _load_layers(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
+    base, *later = (read_folder(folder, kind) for folder in folders)
+    # Every file is checked before any is merged, so that the error names the file that the user must correct.
+    for document in [*base.values(), *(document for layer in later for document in layer.values())]:
         check_values(document)
-    merged = dict(first)
+    merged = dict(base)
     for name, document in (item for layer in later for item in layer.items()):
-        own = explain_override(document)
-        merged[name] = overlay(merged[name], own) if name in merged else own
+        explained = explain_override(document)
+        merged[name] = overlay(merged[name], explained) if name in merged else explained
     return MappingProxyType(merged)
 
 
@@ -305,9 +313,9 @@ def check_values(document: Document) -> None:
             raise HardwareError(
                 f"{document.file}: hazards.remedy_cost has {name!r}, which is not a mitigation", suggest(name, REMEDIES)
             )
-    chosen = document.content.get("scheme", {}).get("session_options", {})
-    tried = document.content.get("search", {}).get("session_options", {})
-    pairs = [*chosen.items(), *((key, value) for key, values in tried.items() for value in values)]
+    fixed_options = document.content.get("scheme", {}).get("session_options", {})
+    search_options = document.content.get("search", {}).get("session_options", {})
+    pairs = [*fixed_options.items(), *((key, value) for key, values in search_options.items() for value in values)]
     for key, value in pairs:
         problem = session_problem(key, str(value), references=False)
         if problem:
@@ -319,6 +327,7 @@ def check_values(document: Document) -> None:
 def explain_override(document: Document) -> Document:
     """Return `document` with a "why" and a "source" added for every scheme field for which it gives none."""
     fields = [*document.content.get("scheme", {}), *(["dynamic"] if "dynamic" in document.content else [])]
+    # The reason in the overridden file explains the old value, so it must not stay next to a new one.
     sources = dict.fromkeys(fields, f"set in {document.file}")
     return dataclasses.replace(document, content=merge({"why": sources, "source": sources}, document.content))
 
@@ -333,37 +342,41 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
         HardwareError: the document extends an unknown document, itself, or a document for another architecture.
     """
     chain = [document]
+    # The chain goes from the child to its oldest ancestor.
     while parent := chain[-1].content.get("extends"):
         if parent not in documents:
             raise HardwareError(f"{chain[-1].file}: extends {parent!r}, which is unknown", suggest(parent, documents))
         if documents[parent] in chain:
             raise HardwareError(f"{chain[-1].file}: extends {parent!r} in a circle", "Break the circle")
         chain.append(documents[parent])
-    whole: Document = chain[-1]
+    merged: Document = chain[-1]
+    # The oldest document is the lowest layer, so that each child overrides its parents.
     for link in reversed(chain[:-1]):
-        whole = overlay(whole, link)
+        merged = overlay(merged, link)
     added: dict[str, Any] = {
         "requires": sorted(normalise(value for link in chain for value in link.content.get("requires", ()))),
         "requires_runtimes": sorted({value for link in chain for value in link.content.get("requires_runtimes", ())}),
-        "features": sorted(normalise(whole.content.get("features", ()))),
+        "features": sorted(normalise(merged.content.get("features", ()))),
     }
-    if "architecture" in whole.content:
-        added["architecture"] = _architecture(chain)
-    return Document(document.name, {**whole.content, **added}, whole.files)
+    if "architecture" in merged.content:
+        added["architecture"] = _inherit_architecture(chain)
+    return Document(document.name, {**merged.content, **added}, merged.files)
 
 
-def _architecture(chain: Sequence[Document]) -> str:
+def _inherit_architecture(chain: Sequence[Document]) -> str:
     """Return the architecture of the first document in a chain of documents, each of which extends the next."""
-    found = ANY
+    architecture = ANY
     for link in reversed(chain):
-        own = normalise_architecture(link.content.get("architecture", ANY))
-        if own != ANY and found not in (ANY, own):
+        link_architecture = normalise_architecture(link.content.get("architecture", ANY))
+        # Feature names have no meaning on another architecture, so a child cannot change it.
+        if link_architecture != ANY and architecture not in (ANY, link_architecture):
             raise HardwareError(
-                f"{link.file}: architecture is {own!r}, but {link.content['extends']} is for {found}",
-                f"Extend a profile for {own}, or leave architecture out",
+                f"{link.file}: architecture is {link_architecture!r}, "
+                f"but {link.content['extends']} is for {architecture}",
+                f"Extend a profile for {link_architecture}, or leave architecture out",
             )
-        found = found if own == ANY else own
-    return found
+        architecture = architecture if link_architecture == ANY else link_architecture
+    return architecture
 
 
 @dataclass(frozen=True)
@@ -417,6 +430,7 @@ class Profile(Displayed):
 
     def missing(self, machine: Machine) -> tuple[str, ...]:
         """Return in words what `machine` lacks for this profile. The result is empty if the profile fits."""
+        # The features of another architecture say nothing, so nothing else is listed.
         if self.architecture not in (ANY, machine.architecture):
             return (f"architecture {self.architecture}",)
         lacks = sorted(self.requires - machine.features)
@@ -427,6 +441,7 @@ class Profile(Displayed):
                 lacks.append(f"compute capability {capability_text(self.min_compute_capability)}")
         lacks += [f"{runtime} (not installed)" for runtime in sorted(self.requires_runtimes - set(machine.runtimes))]
         oldest, installed = self.min_onnxruntime, machine.onnxruntime
+        # Without onnxruntime the machine can still be a target, so only an old version counts.
         if installed and parse_version(installed) < parse_version(oldest):
             lacks.append(f"onnxruntime {oldest} (here {installed})")
         return tuple(lacks)
@@ -436,17 +451,17 @@ class Profile(Displayed):
 
         Whether the sums really saturate depends on the weights.
         """
-        known = self.hazards.get("saturates_int16", ())
-        return scheme.mode == "static" and (scheme.pair in known or f"{scheme.pair}-{scheme.format}" in known)
+        pairs = self.hazards.get("saturates_int16", ())
+        return scheme.mode == "static" and (scheme.pair in pairs or f"{scheme.pair}-{scheme.format}" in pairs)
 
-    def includes(self, other: Profile) -> bool:
-        """Return whether every machine that fits this profile also has the hardware and runtimes for `other`."""
-        gpu, other_gpu = self.min_compute_capability, other.min_compute_capability
+    def includes(self, broader: Profile) -> bool:
+        """Return whether every machine that fits this profile also has the hardware and runtimes for `broader`."""
+        gpu, broader_gpu = self.min_compute_capability, broader.min_compute_capability
         return (
-            other.architecture in (ANY, self.architecture)
-            and other.requires <= self.requires
-            and other.requires_runtimes <= self.requires_runtimes
-            and (other_gpu is None or (gpu is not None and gpu >= other_gpu))
+            broader.architecture in (ANY, self.architecture)
+            and broader.requires <= self.requires
+            and broader.requires_runtimes <= self.requires_runtimes
+            and (broader_gpu is None or (gpu is not None and gpu >= broader_gpu))
         )
 
 
@@ -493,13 +508,14 @@ def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile
     Raises:
         HardwareError: a file is not a valid profile, or two profiles could tie.
     """
-    chosen = tuple(folders or default_folders("profiles"))
-    return _load_profiles(chosen, state_of(chosen))
+    sources = tuple(folders or default_folders("profiles"))
+    # The state is part of the cache's key, so an edited file is read again.
+    return _load_profiles(sources, read_state(sources))
 
 
 @lru_cache(maxsize=4)
 def _load_profiles(folders: Sequence[Path], state: object) -> Mapping[str, Profile]:
-    documents = layered(folders, ProfileFile)
+    documents = load_layered(folders, ProfileFile)
     profiles = [build_profile(inherit(document, documents)) for document in documents.values()]
     refuse_ties(profiles)
     return MappingProxyType({profile.name: profile for profile in sorted(profiles, key=lambda p: (p.rank, p.name))})
@@ -531,10 +547,10 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
         # Simulated hardware without CPU requirements is used only if the user names it as a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
     ]
-    return ProfileMatch(winner, _reasons(winner, machine), tuple(reversed(better)))
+    return ProfileMatch(winner, _explain_fit(winner, machine), tuple(reversed(better)))
 
 
-def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
+def _explain_fit(profile: Profile, machine: Machine) -> tuple[str, ...]:
     reasons = [machine.architecture if profile.architecture == ANY else profile.architecture]
     reasons += sorted(profile.requires)
     if profile.min_compute_capability is not None and machine.gpu is not None:
@@ -546,20 +562,21 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
 def build_profile(document: Document) -> Profile:
     """Return the profile that a document describes. Call `inherit` on the document first."""
     content = document.content
-    needed = ("title", "architecture", "rank", "backend", "min_onnxruntime")
-    for key in needed:
+    required_keys = ("title", "architecture", "rank", "backend", "min_onnxruntime")
+    for key in required_keys:
         if key not in content:
             raise HardwareError(f"{document.file}: {key} is missing", f"Add it, or extend a profile that has {key}")
     capability = content.get("min_compute_capability")
+    # A comparison of versions of different lengths would call 8 older than 8.0.
     if capability is not None and len(parse_version(capability)) != 2:
         raise HardwareError(f"{document.file}: min_compute_capability is {capability!r}", 'Write it as "8.6"')
-    chosen = {**content.get("scheme", {}), "dynamic_weight_types": content.get("dynamic", {})}
+    scheme_fields = {**content.get("scheme", {}), "dynamic_weight_types": content.get("dynamic", {})}
     return Profile(
         name=document.name,
-        **{key: content[key] for key in needed},
+        **{key: content[key] for key in required_keys},
         **{table: content.get(table, {}) for table in ("why", "source", "hazards", "emulate")},
         requires=frozenset(content["requires"]),
-        scheme=_checked_scheme(document, "scheme", chosen),
+        scheme=_check_scheme(document, "scheme", scheme_fields),
         search=_search(document),
         min_compute_capability=None if capability is None else parse_version(capability),  # type: ignore[arg-type]
         requires_runtimes=frozenset(content["requires_runtimes"]),
@@ -574,13 +591,14 @@ def _search(document: Document) -> dict[str, Any]:
     search = dict(document.content.get("search", {}))
     for name, values in search.items():
         for value in () if isinstance(values, Mapping) else values:
-            _checked_scheme(document, f"search.{name}", {name: value})
+            # Each value is tried as the only change, so that a wrong one is found before a search of hours.
+            _check_scheme(document, f"search.{name}", {name: value})
         if not isinstance(values, Mapping):
             search[name] = [tuple(value) if isinstance(value, list) else value for value in values]
     return search
 
 
-def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -> Scheme:
+def _check_scheme(document: Document, table: str, fields: Mapping[str, Any]) -> Scheme:
     try:
         return parse(fields, Scheme, f"{document.file}: [{table}]", HardwareError, unknown_keys=False)
     except UsageError as error:
@@ -594,6 +612,7 @@ def refuse_ties(profiles: Sequence[Profile]) -> None:
     Raises:
         HardwareError: two profiles break a rule. The message names the file with the wrong rank, and the reason.
     """
+    # Without this rule, a more special profile could never win against a general one.
     for more, less in itertools.permutations(profiles, 2):
         if more.includes(less) and not less.includes(more) and more.rank <= less.rank:
             raise HardwareError(

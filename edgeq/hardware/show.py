@@ -8,7 +8,7 @@ from typing import Any
 from edgeq_device.engines.cuda import capability_text
 
 from edgeq.hardware.detect import Machine
-from edgeq.hardware.engines import EngineState, wrong_on
+from edgeq.hardware.engines import EngineState, find_wrong_kernels
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
 from edgeq.run.engines import load_engines, only_engine
@@ -18,7 +18,7 @@ _KINDS = {"data": "d", "instruction": "i"}
 Page = tuple[dict[str, Any], list[str]]
 
 
-def machine_lines(
+def describe_machine(
     machine: Machine,
     match: ProfileMatch,
     profiles: Mapping[str, Profile],
@@ -32,11 +32,12 @@ def machine_lines(
         every_feature: whether to list all CPU features. Otherwise only the features that some profile requires are
             listed.
     """
-    asked = frozenset().union(*(profile.requires for profile in profiles.values()))
-    features = machine.features if every_feature else machine.features & asked
+    required = frozenset().union(*(profile.requires for profile in profiles.values()))
+    # Modern CPUs list over a hundred features, and only those that choose a profile matter to most users.
+    features = machine.features if every_feature else machine.features & required
     name = machine.cpu_name or "unknown CPU"
     gpus = [
-        f"{gpu.name}, compute capability {capability_text(gpu.compute_capability)}, {_size(gpu.memory_bytes)}, "
+        f"{gpu.name}, compute capability {capability_text(gpu.compute_capability)}, {_format_size(gpu.memory_bytes)}, "
         f"driver {gpu.driver or 'unknown'}"
         for gpu in machine.gpus
     ]
@@ -46,30 +47,31 @@ def machine_lines(
         ("system", f"{machine.architecture}, {machine.os}"),
         ("cores", f"{machine.cores or '?'}, {machine.threads or '?'} threads, {machine.usable_threads} usable here"),
         ("features", ", ".join(sorted(features)) or "none known"),
-        ("caches", ", ".join(f"L{c.level}{_KINDS.get(c.kind, '')} {_size(c.size)}" for c in machine.caches)),
-        ("memory", _size(machine.memory_bytes or None)),
+        ("caches", ", ".join(f"L{c.level}{_KINDS.get(c.kind, '')} {_format_size(c.size)}" for c in machine.caches)),
+        ("memory", _format_size(machine.memory_bytes or None)),
         *[("GPU", gpu) for gpu in gpus or ["none"]],
         ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
-        *[("engine", _engine(state)) for state in engines],
-        *[("wrong", row.explain(machine.onnxruntime or "")) for row in wrong_on(machine)],
+        *[("engine", _describe_engine(state)) for state in engines],
+        *[("wrong", row.explain(machine.onnxruntime or "")) for row in find_wrong_kernels(machine)],
         *[("note", note) for note in machine.notes],
         ("profile", f"{match.profile.name}: {match.profile.title}"),
         *[("because" if index == 0 else "", line) for index, line in enumerate(match.explain())],
     ]
-    return _table([row for row in rows if row[1]])
+    # A row without a value would look like a failed detection.
+    return _align_rows([row for row in rows if row[1]])
 
 
-def profile_list(profiles: Mapping[str, Profile]) -> Page:
+def list_profiles(profiles: Mapping[str, Profile]) -> Page:
     """Return all profiles, in order of rank."""
-    found = {"profiles": [plain(profile) for profile in profiles.values()]}
+    record = {"profiles": [plain(profile) for profile in profiles.values()]}
     rows = [
         (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
     ]
     legend = "U8S8: uint8 activations, int8 weights; r: weights reduced to 7 bits. `edgeq profiles show NAME --why`"
-    return found, [*_table(rows), "", legend]
+    return record, [*_align_rows(rows), "", legend]
 
 
-def profile_page(profile: Profile, *, why: bool) -> Page:
+def describe_profile(profile: Profile, *, why: bool) -> Page:
     """Return one profile. With `why`, add a reason and a source under each default."""
     capability = profile.min_compute_capability
     needs = [
@@ -89,27 +91,35 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
         ("onnxruntime", f"{profile.min_onnxruntime} or newer"),
         ("files", ", ".join(str(path) for path in profile.files) if why else ""),
     ]
-    lines = [profile.name, *_table([row for row in rows if row[1]]), "", "scheme", *_scheme_lines(profile, why=why)]
+    lines = [
+        profile.name,
+        *_align_rows([row for row in rows if row[1]]),
+        "",
+        "scheme",
+        *_describe_scheme(profile, why=why),
+    ]
+    # Notes stand among the hazards in the file, but they are texts by topic, so they are shown last.
     hazards = {key: value for key, value in profile.hazards.items() if key != "notes"}
     hazards |= profile.hazards.get("notes", {})
     for title, table in (("hazards", hazards), ("search", profile.search), ("emulate", profile.emulate)):
         if table:
-            lines += ["", title, *_table([(key, _plain(value)) for key, value in table.items()])]
+            lines += ["", title, *_align_rows([(key, _format_value(value)) for key, value in table.items()])]
+    # The JSON form is always complete. Only the lines depend on the options.
     return plain(profile), lines
 
 
-def target_list(targets: Mapping[str, Target]) -> Page:
+def list_targets(targets: Mapping[str, Target]) -> Page:
     """Return all targets, by name."""
     rows = [(t.name, t.profile.name, f"{t.title}{' *' if t.profile.never_run else ''}") for t in targets.values()]
     lines = [
-        *_table(rows),
+        *_align_rows(rows),
         "",
         "* not everything was run on such hardware: `edgeq targets show NAME` lists what was not",
     ]
     return {"targets": [plain(target) for target in targets.values()]}, lines
 
 
-def target_page(target: Target, *, why: bool) -> Page:
+def describe_target(target: Target, *, why: bool) -> Page:
     """Return one target: the facts known about the device, then its profile with the target's overrides."""
     rows = [
         ("title", target.title),
@@ -117,11 +127,11 @@ def target_page(target: Target, *, why: bool) -> Page:
         ("features", ", ".join(sorted(target.features))),
     ]
     tables = (("runtime", target.runtime), ("device", target.device), ("systolic", target.systolic))
-    rows += [(title, _plain(table)) for title, table in tables]
-    _, profile_lines = profile_page(target.profile, why=why)
+    rows += [(title, _format_value(table)) for title, table in tables]
+    _, profile_lines = describe_profile(target.profile, why=why)
     lines = [
         target.name,
-        *_table([row for row in rows if row[1]]),
+        *_align_rows([row for row in rows if row[1]]),
         "",
         f"profile {profile_lines[0]}",
         *profile_lines[1:],
@@ -129,14 +139,15 @@ def target_page(target: Target, *, why: bool) -> Page:
     return plain(target), lines
 
 
-def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
+def _describe_scheme(profile: Profile, *, why: bool) -> list[str]:
     values = plain(profile.scheme)
+    # The file calls this table "dynamic", and people compare the output with the file.
     values["dynamic"] = values.pop("dynamic_weight_types")
     lines = []
     for name, value in values.items():
         if name not in profile.why and not value:
             continue  # fields that neither the profile nor the user sets, such as op_types and exclude
-        lines.append(f"  {name:<20} {_plain(value)}")
+        lines.append(f"  {name:<20} {_format_value(value)}")
         if why and name in profile.why:
             lines += [f"    {profile.why[name]}", f"    [{profile.source[name]}]"]
     if why and "min_onnxruntime" in profile.why:
@@ -145,37 +156,39 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
     return lines
 
 
-def _engine(state: EngineState) -> str:
+def _describe_engine(state: EngineState) -> str:
     if not state.version:
-        known = load_engines().get(state.name)
-        own = known is not None and only_engine(known.int8.backend) is not None
-        use = "Its own targets need it" if own else "It may be faster"
+        engine = load_engines().get(state.name)
+        dedicated = engine is not None and only_engine(engine.int8.backend) is not None
+        use = "Its own targets need it" if dedicated else "It may be faster"
         return f"{state.name} is not installed: {state.title}. {use}: {state.install}"
-    what = (
+    detail = (
         state.problem or f"fast here in {', '.join(state.precisions)}; int8 {', '.join(state.int8_pairs) or 'unknown'}"
     )
-    return f"{state.name} {state.version}: {what}"
+    return f"{state.name} {state.version}: {detail}"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _align_rows(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Return rows in aligned columns. The last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] if rows else []
+    # Padding the last column would only add spaces at the ends of the lines.
     return [
         "  " + "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(f"{key}: {_plain(item)}" for key, item in value.items())
+        return "; ".join(f"{key}: {_format_value(item)}" for key, item in value.items())
+    # bool is an int in Python, so it must be tested before numbers reach str().
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(_plain(item) for item in value) or "none"
+        return ", ".join(_format_value(item) for item in value) or "none"
     return str(value)
 
 
-def _size(size: int | None) -> str:
+def _format_size(size: int | None) -> str:
     if size is None:
         return "memory unknown"
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -65,8 +65,9 @@ def load_targets(machine: Machine | None = None) -> dict[str, Target]:
     Raises:
         HardwareError: a file is not a valid target or profile.
     """
-    profiles = _profile_documents()
-    documents = _target_documents()
+    profiles = _load_profile_documents()
+    documents = _load_target_documents()
+    # Detection takes a moment, so it runs only if a target needs it.
     if machine is None and any(document.content.get("extends") == AUTO for document in documents.values()):
         machine = detect_machine()
     return {name: _build(documents[name], profiles, machine) for name in sorted(documents)}
@@ -84,33 +85,34 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
     """
     name = str(name_or_path)
     if is_toml(name):
-        return _resolve_file(Path(name), _profile_documents(), machine)
-    return named_target(name, machine)
+        return _resolve_file(Path(name), _load_profile_documents(), machine)
+    return find_target(name, machine)
 
 
-def as_targets(given: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
+def as_targets(names: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
     """Return names or paths of targets as a tuple. A single name or path becomes a tuple of one."""
-    return (given,) if isinstance(given, (str, Path)) else tuple(given)
+    return (names,) if isinstance(names, (str, Path)) else tuple(names)
 
 
-def named_target(name: str, machine: Machine | None = None) -> Target:
+def find_target(name: str, machine: Machine | None = None) -> Target:
     """Return the target with a name that is never a path, such as one in a bundle. See `resolve`.
 
     Raises:
         HardwareError: the name is unknown. The message suggests the nearest one.
     """
-    profiles, documents = _profile_documents(), _target_documents()
-    wanted = THIS_MACHINE if name == AUTO else name
-    if wanted in documents:
-        return _build(documents[wanted], profiles, machine)
-    if wanted in profiles:
-        return _of_profile(build_profile(inherit(profiles[wanted], profiles)))
+    profiles, documents = _load_profile_documents(), _load_target_documents()
+    # "auto" is a word of the user; the shipped file has a name like any other target.
+    target_name = THIS_MACHINE if name == AUTO else name
+    if target_name in documents:
+        return _build(documents[target_name], profiles, machine)
+    if target_name in profiles:
+        return _build_from_profile(build_profile(inherit(profiles[target_name], profiles)))
     raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
 
 
 def is_known(name: str) -> bool:
-    """Return whether `named_target` knows the name."""
-    return name == AUTO or name in _target_documents() or name in _profile_documents()
+    """Return whether `find_target` knows the name."""
+    return name == AUTO or name in _load_target_documents() or name in _load_profile_documents()
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:
@@ -126,29 +128,30 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 
-def _profile_documents() -> Mapping[str, Document]:
-    return schema.layered(schema.default_folders("profiles"), schema.ProfileFile)
+def _load_profile_documents() -> Mapping[str, Document]:
+    return schema.load_layered(schema.default_folders("profiles"), schema.ProfileFile)
 
 
-def _target_documents() -> Mapping[str, Document]:
-    return schema.layered(schema.default_folders("targets"), schema.TargetFile)
+def _load_target_documents() -> Mapping[str, Document]:
+    return schema.load_layered(schema.default_folders("targets"), schema.TargetFile)
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
     """Return the target of a user's own file. The file is a profile if it has a key that only profiles have, else a
     target.
     """
-    either = schema.read(path, schema.EitherFile)
+    # A key of another kind of file would be refused first, so the file is read with all keys allowed to find its kind.
+    either = schema.read_document(path, schema.EitherFile)
     is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
-    found = schema.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
-    schema.check_values(found)
-    document = schema.explain_override(found)
+    raw_document = schema.read_document(path, schema.ProfileFile if is_profile else schema.TargetFile)
+    schema.check_values(raw_document)
+    document = schema.explain_override(raw_document)
     if is_profile:
-        return _of_profile(build_profile(inherit(document, profiles)))
+        return _build_from_profile(build_profile(inherit(document, profiles)))
     return _build(document, profiles, machine)
 
 
-def _of_profile(profile: Profile) -> Target:
+def _build_from_profile(profile: Profile) -> Target:
     return Target(
         name=profile.name,
         title=profile.title,
@@ -171,26 +174,29 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
             raise HardwareError(f"{document.file}: {key} is missing", "Add it")
     if content["extends"] == AUTO:
         return _build_for(machine or detect_machine(), document, profiles)
-    whole = inherit(document, profiles)
+    merged = inherit(document, profiles)
     parent = build_profile(inherit(profiles[content["extends"]], profiles))
-    own = build_profile(whole)
-    profile = dataclasses.replace(own, name=parent.name, title=parent.title, extends=parent.extends)
+    # The target's own choices change the profile, but people and records still know it by the profile's name.
+    target_profile = build_profile(merged)
+    profile = dataclasses.replace(target_profile, name=parent.name, title=parent.title, extends=parent.extends)
     return dataclasses.replace(
-        _of_profile(profile),
+        _build_from_profile(profile),
         name=document.name,
         title=content["title"],
-        features=frozenset(whole.content["features"]) | profile.requires,
-        files=whole.files,
+        features=frozenset(merged.content["features"]) | profile.requires,
+        files=merged.files,
         **{table: content.get(table, {}) for table in ("runtime", "device", "systolic")},
     )
 
 
 def _build_for(machine: Machine, document: Document, profiles: Mapping[str, Document]) -> Target:
     """Return the target of an "auto" document on `machine`. Detected values fill in what the file leaves out."""
+    # All profiles are built, because the match compares their ranks.
     built = {name: build_profile(inherit(profile, profiles)) for name, profile in profiles.items()}
     match = match_profile(machine, built)
     fixed = Document(document.name, {**document.content, "extends": match.profile.name}, document.files)
     target = _build(fixed, profiles, machine)
+    # A value of 0 means unknown, and then the file or nothing decides.
     detected = {"cores": machine.cores, "memory_mib": machine.memory_bytes >> 20}
     return dataclasses.replace(
         target,

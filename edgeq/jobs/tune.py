@@ -16,7 +16,7 @@ from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import backend_named
 from edgeq.calibration.files import save_statistics
-from edgeq.data.open_source import Data, check_there
+from edgeq.data.open_source import Data, check_source
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
@@ -150,7 +150,7 @@ def _check_samples(*data: Data | None) -> None:
     """Refuse samples that do not exist, before hours of work."""
     for given in data:
         if given is not None and isinstance(given.source, str | Path):
-            check_there(given.source)
+            check_source(given.source)
 
 
 def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:

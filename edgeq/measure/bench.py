@@ -23,9 +23,9 @@ from edgeq.model.load import model_signature, unchecked_signature
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session
 from edgeq.signature import Signature
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.paths import path_of
-from edgeq.util.registry import device_errors
 
 SAMPLES = 32
 """Default number of samples from the data. The same few samples run over and over, as in MLPerf."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from edgeq.errors import UsageError
 from edgeq.measure.boxes import Detections, Floats, convert_to_corners, pick_best_class
 from edgeq.measure.inference import Outputs
-from edgeq.util.registry import DECODERS, Registry, load_function, names_function
+from edgeq.util.registry import DECODERS, Registry
+from edgeq.util.user_code import load_function, names_function
 
 
 class Decode(Protocol):

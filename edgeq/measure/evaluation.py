@@ -31,7 +31,7 @@ from edgeq.model.graph import GraphIndex
 from edgeq.run.engines import choose_engine, described
 from edgeq.run.session import SessionSettings, given_options
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.registry import names_function
+from edgeq.util.user_code import names_function
 
 
 @dataclass(frozen=True)

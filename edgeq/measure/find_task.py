@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.data.classes import score_count
+from edgeq.data.axes import model_size
+from edgeq.data.classes import count_scores
 from edgeq.data.open_source import Data, find_files
-from edgeq.data.records import Sample, model_size
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import DataError, EdgeqError, RuntimeUnavailableError
 from edgeq.measure.coco import load_annotations, load_package
@@ -65,7 +66,7 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
     """Return a detection task if the model is a detector and its images have a COCO file next to them. Otherwise return
     None.
     """
-    path = find_annotations(data.source) if score_count(signature) is None else None
+    path = find_annotations(data.source) if count_scores(signature) is None else None
     if path is None or not find_heads(signature, session):
         return None
     try:
@@ -81,7 +82,7 @@ def find_heads(signature: Signature, session: Session) -> list[Decoder]:
     """Return the decoders that can read the model's outputs for a black image. Return [] if the model is not a
     detector.
     """
-    if score_count(signature) is not None or len(signature.inputs) != 1:
+    if count_scores(signature) is not None or len(signature.inputs) != 1:
         return []
     spec = signature.inputs[0]
     if (size := model_size(spec)) is None:

@@ -18,8 +18,8 @@ from edgeq_device.measure.claim import Claim
 from edgeq_device.measure.scenarios import Feed
 
 from edgeq.run.session import onnxruntime
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.registry import device_errors
 
 
 @dataclass(frozen=True)

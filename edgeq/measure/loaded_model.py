@@ -24,7 +24,7 @@ from edgeq.run.draws import random_names
 from edgeq.run.session import Engines, SessionSettings, in_own_engine, with_carried
 from edgeq.signature import Signature
 from edgeq.util.bundle_names import is_named_bundle
-from edgeq.util.registry import device_errors
+from edgeq.util.device_errors import device_errors
 
 
 @dataclass(frozen=True)

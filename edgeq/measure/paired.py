@@ -24,7 +24,7 @@ from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import pair_outputs
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.measure.accuracy import RunningEvaluation
 from edgeq.measure.inference import Outputs
 from edgeq.measure.power_ratios import decibels

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeq.data.classes import score_count
+from edgeq.data.classes import count_scores
 from edgeq.data.samples import Sample, Samples, SourceSamples, spread_over
 from edgeq.errors import CheckFailedError
 from edgeq.measure.inference import Outputs, Session, infer
@@ -94,7 +94,7 @@ def check_folders(samples: SourceSamples) -> tuple[str, ...]:
     """Return a warning if class numbers are only the positions of the class folders, and the number of folders differs
     from the model's number of classes.
     """
-    scores, folders = score_count(samples.signature), samples.opened.sorted_classes
+    scores, folders = count_scores(samples.signature), samples.opened_source.sorted_classes
     # One score more than folders is a class for the background.
     if scores is None or not folders or samples.labels is not None or scores in (folders, folders + 1):
         return ()

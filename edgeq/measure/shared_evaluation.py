@@ -13,7 +13,7 @@ from pathlib import Path
 from edgeq_device.measure.basis import EVERYTHING, Basis
 
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
-from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.distributed.workers import Files, Workers, share_files
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import Collected, Evaluation, RunningEvaluation
 from edgeq.measure.inference import infer
@@ -62,7 +62,7 @@ class EvaluationJob:
 
         def run(shard: Shard) -> Collected:
             running = RunningEvaluation(tuple(sessions), task, self.reference, self.basis)
-            for sample in shard.read(self.samples):
+            for sample in shard.read_samples(self.samples):
                 running.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
             return running.collected()
 
@@ -96,7 +96,7 @@ def evaluate_on(
     sharded = Sharded(samples, workers, count)
     # Workers may be on other machines, so the job names every file that a model needs.
     job_models = {
-        name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
+        name: (share_files(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
         for name, m in models.items()
     }
     # A task from a user's file cannot be pickled. The worker makes it from its name.

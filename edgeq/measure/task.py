@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Outputs
 from edgeq.util.display import Displayed
-from edgeq.util.registry import TASKS, Registry, load_function, names_function
+from edgeq.util.registry import TASKS, Registry
+from edgeq.util.user_code import load_function, names_function
 
 
 class Meter(Protocol):

@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from edgeq.errors import HardwareError
 from edgeq.model.conditions import BOUNDED_CONDITIONS, CONDITIONS, is_condition
+from edgeq.util.folders import shipped
 from edgeq.util.records import read_toml
-from edgeq.util.registry import data_folders, shipped
+from edgeq.util.registry import find_data_folders
 
 DEFAULT = "*"
 """Key of the rule for operator types that a file of rules does not list."""
@@ -163,4 +164,4 @@ def _parse_rule(entry: _RuleEntry, path: Path) -> Int8Rule:
 
 
 def _folders(folder: Path | None) -> tuple[Path, ...]:
-    return (folder,) if folder else (shipped("targets") / "backends", *data_folders("targets/backends"))
+    return (folder,) if folder else (shipped("targets") / "backends", *find_data_folders("targets/backends"))

@@ -38,7 +38,7 @@ from edgeq.model.tensors import (
     weight_tensors,
 )
 from edgeq.signature import Dimension, Signature, TensorSpec
-from edgeq.util.registry import device_errors
+from edgeq.util.device_errors import device_errors
 
 SMALL_EXTERNAL = 2**26
 """Largest size of external data, in bytes, that `load_model` reads into the model by default."""

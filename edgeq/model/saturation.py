@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import HardwareError
+from edgeq.util.folders import shipped
 from edgeq.util.records import read_toml
-from edgeq.util.registry import shipped
 
 # 128: with it, two products of weights and any unsigned bytes fit into 16 bits.
 PAIR_LIMIT = (2**15 - 1) // 255

@@ -27,7 +27,7 @@ from edgeq_device.engines.catalog import installed_package, known_wrong
 
 from edgeq.backends.base import Alternative, Artifact, backend_for, backend_named
 from edgeq.data.samples import spread_over
-from edgeq.emulate.check import COMPILED, route_for
+from edgeq.emulate.check import COMPILED, find_route
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
@@ -132,7 +132,7 @@ def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: Exec
         with progress.stage("What runs in int8"):
             return measure_coverage(built.artifact.model, built.artifact.settings(), feed, source, explain)
     if route is None:
-        route = route_for(target, machine, built.artifact.settings().engine, progress=progress)
+        route = find_route(target, machine, built.artifact.settings().engine, progress=progress)
     reason = _why_not(route, emulate=emulate)
     if not reason and route.speed is not None:
         about = forecast_coverage(predicted, count_macs(source, feed), rules_title(target.backend), "")
@@ -159,7 +159,7 @@ def check_measurable(
     for target in targets:
         if runs_natively(target, machine) or backend_named(target.backend).targeted:
             continue  # edgeq's own compilers record where they placed each operator
-        reason = _why_not(route_for(target, machine, engine), emulate=emulate)
+        reason = _why_not(find_route(target, machine, engine), emulate=emulate)
         if reason:
             raise unchecked(f"{target.name}: {reason}")
 

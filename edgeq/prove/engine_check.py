@@ -11,7 +11,7 @@ from edgeq_device.system.places import scratch_folder
 
 from edgeq import demo
 from edgeq.backends.base import DoctorCheck
-from edgeq.emulate.emulator import integer_model
+from edgeq.emulate.probe import build_integer_model
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.measure.power_ratios import decibels
 from edgeq.model.convert import bytes_of_text
@@ -121,7 +121,7 @@ def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -
     samples = random.integers(0, 256, (4, _PRODUCTS)).astype(np.float32)
     samples[0] = 255
     file = folder / f"integers-{largest}.onnx"
-    file.write_bytes(integer_model(weights))
+    file.write_bytes(build_integer_model(weights))
     session = guest.open(file, SessionSettings(engine=engine))
     right = samples.astype(np.int64) @ weights.T.astype(np.int64)
     found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})

@@ -28,12 +28,12 @@ from edgeq.calibration.ranges import Range, clipped_power, derive_ranges, scheme
 from edgeq.calibration.statistics import UNIT, Statistics
 from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
-from edgeq.data.parts import shared_files
+from edgeq.data.parts import find_shared_files
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.same_preparation import Figures, InputFigures, differences, input_figures, unlike_images
-from edgeq.data.samples import Samples, SourceSamples, chosen_of
+from edgeq.data.same_preparation import Figures, InputFigures, find_differences, measure_inputs, warn_of_unlike_images
+from edgeq.data.samples import Samples, SourceSamples, select_samples
 from edgeq.distributed.workers import Workers
-from edgeq.emulate.audit import audit, largest_sums
+from edgeq.emulate.audit import audit, find_largest_sums
 from edgeq.errors import CalibrationError, ModelError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
@@ -193,7 +193,7 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
         if not collected.complete:
             raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
         calibrated_on = _recorded_figures(collected, prepared.signature, str(statistics))
-        job = _doubted(job, differences(calibrated_on, input_figures(job.validation)))
+        job = _doubted(job, find_differences(calibrated_on, measure_inputs(job.validation)))
     else:
         if job.calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
@@ -297,7 +297,9 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: DerivedValues,
         place = Path(folder) / "model.onnx"
         artifact = backend.build(job.prepared, derived.ranges, full, place, samples=job.calibration)
         source = make_source_finder(job.prepared.model)
-        return as_backend(backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source)))
+        return as_backend(
+            backend.fitting(find_largest_sums(artifact.model, artifact.settings(), job.calibration, source))
+        )
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> DerivedValues:
@@ -379,7 +381,7 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
-    listed = isinstance(options["labels"], Labels) and options["labels"].where is None  # only --classes is given
+    listed = isinstance(options["labels"], Labels) and options["labels"].source is None  # only --classes is given
     if options["labels"] and not options["val"] and not listed:
         raise UsageError("--labels needs --val, whose labels it names", "Give --val, or leave out --labels")
     if options["count"] is not None and not options["data"]:
@@ -685,12 +687,12 @@ def _input_doubts(calibration: Samples | None, proof: Samples) -> tuple[str, ...
     Raises:
         DataError: the sets cannot come from the same preparation.
     """
-    figures = input_figures(proof)
-    doubts = unlike_images(proof, figures)
+    figures = measure_inputs(proof)
+    doubts = warn_of_unlike_images(proof, figures)
     if calibration is None or calibration is proof:
         return doubts
-    calibrated_on = input_figures(calibration)
-    return (*differences(calibrated_on, figures), *unlike_images(calibration, calibrated_on), *doubts)
+    calibrated_on = measure_inputs(calibration)
+    return (*find_differences(calibrated_on, figures), *warn_of_unlike_images(calibration, calibrated_on), *doubts)
 
 
 # If there are _ENOUGH samples or more, every _PARTS-th sample is left out of the calibration.
@@ -703,7 +705,7 @@ def _parted(samples: Samples) -> tuple[Samples, Samples]:
     """
     proof = range(_PARTS // 2, len(samples), _PARTS)
     others = [number for number in range(len(samples)) if number not in proof]
-    return chosen_of(samples, others), chosen_of(samples, list(proof))
+    return select_samples(samples, others), select_samples(samples, list(proof))
 
 
 def _same_source(one: Any, other: Any) -> bool:
@@ -724,7 +726,7 @@ def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> t
     files = calibration.files()
     if not files or not proof.files():
         return None
-    shared = shared_files(files, proof.files())
+    shared = find_shared_files(files, proof.files())
     if not shared:
         return calibration, True
     left = calibration.without(shared)

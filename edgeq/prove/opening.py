@@ -20,7 +20,8 @@ import numpy as np
 from edgeq_device.measure.basis import EVERYTHING, Basis
 
 from edgeq.backends.base import Artifact
-from edgeq.data.records import Array, Sample
+from edgeq.data.images import Array
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions

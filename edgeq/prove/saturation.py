@@ -16,7 +16,7 @@ from typing import Any
 from edgeq.backends.base import Artifact
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
-from edgeq.emulate.audit import Audit, KernelSimulation, SimulatedSession, audit, graph_settings, sample_count
+from edgeq.emulate.audit import Audit, KernelSimulation, SimulatedSession, audit, build_graph_settings, count_samples
 from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
@@ -259,7 +259,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
             if artifact is None or evaluation is None:
                 considered.append(replace(mitigation, failed=failed[mitigation.name]))
             elif mitigation.scheme.fit_seen:
-                count = sample_count(sum(node_macs(builds.job.prepared.model).values()))
+                count = count_samples(sum(node_macs(builds.job.prepared.model).values()))
                 considered.append(_seen(mitigation, evaluation, trial.audit(artifact, count)))
             else:
                 safe = found.safe if mitigation.name == FULL else trial.weights(artifact).safe
@@ -429,7 +429,7 @@ def audit_saturation(
             samples = open_samples(data, loaded.signature, preprocess=loaded.preprocess, progress=progress)
         found = audit(
             loaded.model,
-            graph_settings(loaded.settings) if plugin is not None else loaded.settings,
+            build_graph_settings(loaded.settings) if plugin is not None else loaded.settings,
             samples=samples,
             reference=open_session(reference) if reference is not None else None,
             count=data.count if data is not None else None,

@@ -10,8 +10,8 @@ from typing import Any
 from edgeq_device.engines.catalog import find_library, parse_version, plugin_of
 
 from edgeq.backends.base import SIMULATORS, Artifact, backend_named
-from edgeq.emulate.audit import audit, graph_settings
-from edgeq.emulate.check import CheckedModel, EmulatedCheck, VerifyRequest, check_trial, route_for
+from edgeq.emulate.audit import audit, build_graph_settings
+from edgeq.emulate.check import CheckedModel, EmulatedCheck, VerifyRequest, check_trial, find_route
 from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionRoute
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import Machine
@@ -27,8 +27,8 @@ from edgeq.prove.saturation import Decision, kernel_table
 from edgeq.prove.variants import ProvenVariant, selftest_cases
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
+from edgeq.util.device_errors import device_errors
 from edgeq.util.numbers import parse_drop
-from edgeq.util.registry import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
 _FOREIGN = "run on this machine's kernels, not on the target's"
@@ -93,7 +93,7 @@ def saturation_check(built: Built, decision: Decision | None) -> ArtifactCheck |
     if decision is not None and decision.chosen.scheme == decision.mitigations[0].scheme:
         found = decision.audit
     else:
-        settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
+        settings = artifact.settings() if plugin is None else build_graph_settings(artifact.settings())
         found = audit(artifact.model, settings, table=kernel_table(target, plugin))
     return ArtifactCheck(
         "saturation", "modelled", "the weights, and a model of the kernels", found.summary(), found.safe
@@ -198,7 +198,9 @@ def check_built(
         CheckFailedError: the model fails on the target's kernels.
     """
     machine, progress = job.machine, job.progress
-    route = route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress)
+    route = find_route(
+        built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress
+    )
     count = _count(job, coverage, route)
     reason = too_slow(route, coverage, selftest + count, built.target, progress)
     if reason:

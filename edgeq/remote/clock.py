@@ -27,8 +27,9 @@ from edgeq.model.files import model_bytes
 from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.link import Text
-from edgeq.remote.machine import Description, check_graph, describe_board, kernel_events
-from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless
+from edgeq.remote.machine import Description, describe_board
+from edgeq.remote.profiled import check_graph, reduce_profile
+from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless_answer_error
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, Share, parse
@@ -43,7 +44,7 @@ COOL_S = 60.0
 class _Ready:
     session: BoardSession
     models: BoardModels
-    found: Description
+    description: Description
 
 
 class BoardClock:
@@ -70,7 +71,9 @@ class BoardClock:
                 models = self._stack.enter_context(BoardModels(session, self._progress))
                 self._ready.append(_Ready(session, models, describe_board(session)))
             self._check_same()
-            self._first = self._ready[0].found
+            # All boards are of one kind, so the first one stands for all, even after it is dropped.
+            self._reference = self._ready[0].description
+        # The boards that are already held must be released, whatever interrupts the others.
         except BaseException:
             self._stack.close()
             raise
@@ -82,23 +85,23 @@ class BoardClock:
     @property
     def machine(self) -> Machine:
         """Return the first board's machine, as the board describes it."""
-        return self._first.machine
+        return self._reference.machine
 
     @property
     def engines(self) -> Mapping[str, Installed]:
         """Return the engines that the first board has, by name."""
-        return self._first.engines
+        return self._reference.engines
 
     @property
     def route(self) -> ExecutionRoute:
         """Return how the boards run models under the profiler."""
-        where = f"{', '.join(board.name for board in self._boards)}, over SSH"
+        location = f"{', '.join(board.name for board in self._boards)}, over SSH"
 
         @contextmanager
         def running() -> Iterator[Running]:
             yield Running(self.open_profiled, None)
 
-        return ExecutionRoute(NATIVE, where, native_speed=True, start=running)
+        return ExecutionRoute(NATIVE, location, native_speed=True, start=running)
 
     def checks(self) -> tuple[ArtifactCheck, ...]:
         """Return the checks that each built candidate has passed on a board."""
@@ -106,18 +109,22 @@ class BoardClock:
 
     def record(self) -> dict[str, Any]:
         """Return the boards that were used, by name. Each entry has the board's machine and its state at the start."""
-        return {name: {"machine": found.machine, "state": found.state} for name, found in self._used.items()}
+        return {
+            name: {"machine": description.machine, "state": description.state}
+            for name, description in self._used.items()
+        }
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T:
         """Open a session on a board and return the result of `judge` for it. See `Clock.answers`."""
 
         def run(ready: _Ready) -> T:
             session = ready.models.open(model, settings)
-            found = judge(session)
+            verdict = judge(session)
+            # A board has little memory, and the next model needs it.
             session.close()
-            return found
+            return verdict
 
-        return self.on_one(run)
+        return self.run_on_next(run)
 
     def race(
         self, models: Mapping[str, _Model], feed: Mapping[str, Any], rules: RaceRules, on_round: Callable[[], None]
@@ -127,22 +134,23 @@ class BoardClock:
         def run(ready: _Ready) -> SpeedRanking:
             requests = [
                 {
-                    **open_request(ready.session.send_model(model, how.engine), with_carried(model, how)),
+                    **open_request(ready.session.send_model(model, settings.engine), with_carried(model, settings)),
                     "name": name,
                 }
-                for name, (model, how) in models.items()
+                for name, (model, settings) in models.items()
             ]
             request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
             # allow as much time for opening the models as for the comparison itself
             guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]
-            found = _ranking(ready.session, *guest.exchange(request))
-            if found.distributions.keys() != models.keys():
-                raise senseless(ready.session)
+            ranking = _parse_ranking(ready.session, *guest.exchange(request))
+            # The board is not trusted: a ranking of other models would choose a winner that never ran.
+            if ranking.distributions.keys() != models.keys():
+                raise senseless_answer_error(ready.session)
             on_round()
-            return found
+            return ranking
 
-        return self.on_one(lambda ready: self._undisturbed(ready, run))
+        return self.run_on_next(lambda ready: self._run_undisturbed(ready, run))
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
         """Return a session under the profiler on a board. See `Clock.open_profiled`."""
@@ -152,47 +160,54 @@ class BoardClock:
         """Return the peak memory of a session on a board. See `Clock.peak_memory`."""
 
         def run(ready: _Ready) -> int:
-            opened = open_request(ready.session.send_model(model, settings.engine), settings)
-            request = {"do": "peak", **opened, "shapes": dict(shapes)}
+            model_request = open_request(ready.session.send_model(model, settings.engine), settings)
+            request = {"do": "peak", **model_request, "shapes": dict(shapes)}
             reply, _ = ready.models.guest().exchange(request)
             return parse(reply, _Peak, ready.session.board.name, BoardError).session_peak_bytes
 
-        return self.on_one(run)
+        return self.run_on_next(run)
 
-    def on_one(self, run: Callable[[_Ready], T]) -> T:
+    def run_on_next(self, run: Callable[[_Ready], T]) -> T:
         """Call `run` for the next board in turn. If that fails, drop the board and try the next one."""
         while True:
             ready = self._ready[0]
+            # The board goes to the end of the line first, so that it rests while the others work.
             self._ready.append(self._ready.pop(0))
             try:
-                done = run(ready)
+                outcome = run(ready)
             except BoardError as error:
                 self._ready.remove(ready)
                 if not self._ready:
                     raise
                 self._progress.note(f"{error}: continuing without this board")
                 continue
-            self._used[ready.session.board.name] = ready.found
-            return done
+            # Only a board that has given a result is part of the record.
+            self._used[ready.session.board.name] = ready.description
+            return outcome
 
-    def _undisturbed(self, ready: _Ready, run: Callable[[_Ready], T]) -> T:
+    def _run_undisturbed(self, ready: _Ready, run: Callable[[_Ready], T]) -> T:
         """Call `run` for a board. If the board throttled during the call, let it rest and call `run` once more."""
         name = ready.session.board.name
-        for rest in (True, False):
-            before = describe_board(ready.session).state.thermal_throttles
-            done = run(ready)
-            after = describe_board(ready.session).state.thermal_throttles
-            if before is None or after is None or after <= before:
-                return done
-            if rest:
+        for may_rest in (True, False):
+            throttles_before = describe_board(ready.session).state.thermal_throttles
+            outcome = run(ready)
+            throttles_after = describe_board(ready.session).state.thermal_throttles
+            # A board that does not count its throttling cannot be checked, so its result is taken.
+            if throttles_before is None or throttles_after is None or throttles_after <= throttles_before:
+                return outcome
+            if may_rest:
                 self._progress.note(f"{name} throttled for heat during a race: it rests for {COOL_S:g} s")
                 self._sleep(COOL_S)
         raise BoardError(f"{name} throttles for heat again after a rest", "Cool it, then continue with --resume")
 
     def _check_same(self) -> None:
         profiles = load_profiles()
+        # Boards of one profile but with different CPUs have different times, which must not be compared.
         kinds = {
-            (match_profile(r.found.machine, profiles).profile.name, r.found.machine.cpu_name): r.session.board.name
+            (
+                match_profile(r.description.machine, profiles).profile.name,
+                r.description.machine.cpu_name,
+            ): r.session.board.name
             for r in self._ready
         }
         if len(kinds) > 1:
@@ -220,7 +235,7 @@ class _Profiled:
 
     def end_profiling(self) -> str:
         """Run the stored inputs on a board, and return the path of the profile on this machine."""
-        return self._clock.on_one(self._profile)
+        return self._clock.run_on_next(self._profile)
 
     def _profile(self, ready: _Ready) -> str:
         prefix, optimized = self._settings.profile_prefix, self._settings.save_optimized_to
@@ -231,19 +246,20 @@ class _Profiled:
         session = guest.opened({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
         for feed in self._feeds:
             session.run(None, feed)
-        here = prefix.with_name(f"{prefix.name}.json")
+        local_path = prefix.with_name(f"{prefix.name}.json")
         try:
-            here.write_bytes(kernel_events(_read(guest, session.end_profiling())))
-            graph = _read(guest, f"{folder}/{optimized.name}")
+            local_path.write_bytes(reduce_profile(_read_file(guest, session.end_profiling())))
+            graph = _read_file(guest, f"{folder}/{optimized.name}")
+            # The graph comes from the board, so it is checked before a file on this machine contains it.
             check_graph(graph, model_bytes(self._model))
             optimized.write_bytes(graph)
         except (KeyError, ValueError) as error:
-            raise senseless(ready.session) from error
+            raise senseless_answer_error(ready.session) from error
         session.close()
-        return str(here)
+        return str(local_path)
 
 
-def _read(guest: BoardGuest, file: str) -> bytes:
+def _read_file(guest: BoardGuest, file: str) -> bytes:
     _, arrays = guest.exchange({"do": "read", "file": file})
     return arrays["content"].tobytes()
 
@@ -276,18 +292,21 @@ class _Peak:
     session_peak_bytes: Count
 
 
-def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> SpeedRanking:
+def _parse_ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> SpeedRanking:
     """Return the ranking of the models whose speed a board compared."""
-    found = parse(answer, _Race, session.board.name, BoardError)
+    race = parse(answer, _Race, session.board.name, BoardError)
     try:
         distributions = {}
-        for name, one in found.runners.items():
-            samples, rounds, disturbed = (arrays[f"{one.index} {key}"] for key in ("samples_ms", "rounds", "disturbed"))
-            figures = one.samples_per_query, one.elapsed_s, disturbed, one.busy, one.sessions, one.stolen
+        for name, runner in race.runners.items():
+            samples, rounds, disturbed = (
+                arrays[f"{runner.index} {key}"] for key in ("samples_ms", "rounds", "disturbed")
+            )
+            figures = runner.samples_per_query, runner.elapsed_s, disturbed, runner.busy, runner.sessions, runner.stolen
             distributions[name] = Distribution(samples, rounds, *figures)
-        tied = {name for pair in found.ties for name in pair}
-        if sorted(found.order) != sorted(distributions) or not tied <= {*found.order}:
+        # The names in the answer must be the models that were sent, in every part of it.
+        tied = {name for pair in race.ties for name in pair}
+        if sorted(race.order) != sorted(distributions) or not tied <= {*race.order}:
             raise ValueError("an order of other models")
-        return SpeedRanking(found.order, found.settled, found.ties, found.rounds, distributions)
+        return SpeedRanking(race.order, race.settled, race.ties, race.rounds, distributions)
     except (*SENSELESS, ValueError) as error:
-        raise senseless(session) from error
+        raise senseless_answer_error(session) from error

@@ -13,8 +13,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.util.folders import user_folder
 from edgeq.util.records import is_toml, read_toml, toml_table
-from edgeq.util.registry import user_folder
 
 DEVICES = "devices.toml"
 """Name of the devices file, in the user's configuration folder and in the working directory."""
@@ -69,7 +69,7 @@ class Board(DeviceEntry):
     user: str = ""
 
 
-def boards_of(given: str) -> tuple[Board, ...]:
+def find_boards(text: str) -> tuple[Board, ...]:
     """Return the boards that the value of an `--on` option names. The result is empty if the value names something
     else, such as a target.
 
@@ -78,72 +78,76 @@ def boards_of(given: str) -> tuple[Board, ...]:
             different meanings.
         HardwareError: a devices file is not valid.
     """
-    if given.startswith(SSH):
-        return (_addressed(given),)
-    if is_toml(given):
-        path = Path(given)
+    if text.startswith(SSH):
+        return (_parse_address(text),)
+    # A .toml file may also be a target or a profile, and only its content tells.
+    if is_toml(text):
+        path = Path(text)
         content = toml_table(path, HardwareError, _FIX)
-        return tuple(_read(path).values()) if "devices" in content else ()
-    own, here = _boards_in(user_folder("config")), _boards_in(Path())
-    if given in here and (own[given] != here[given] if given in own else _is_target(given)):
+        return tuple(_read_devices(path).values()) if "devices" in content else ()
+    user_boards, local_boards = _load_folder(user_folder("config")), _load_folder(Path())
+    # A file in the working directory may come from somebody else, so it must not silently redefine a name of the user.
+    if text in local_boards and (user_boards[text] != local_boards[text] if text in user_boards else _is_target(text)):
         raise UsageError(
-            f"{DEVICES} in the working directory names a board {given!r}, which is also "
-            f"{'a board of yours' if given in own else 'a target'}",
+            f"{DEVICES} in the working directory names a board {text!r}, which is also "
+            f"{'a board of yours' if text in user_boards else 'a target'}",
             "Rename it there, or type the board's ssh:// address",
         )
-    return ((own | here)[given],) if given in own | here else ()
+    return ((user_boards | local_boards)[text],) if text in user_boards | local_boards else ()
 
 
 def _is_target(name: str) -> bool:
+    # Imported here, because most addresses never reach this question and the module is slow to load.
     from edgeq.emulate.check import ALL
     from edgeq.hardware.target import is_known
 
     return name == ALL or is_known(name)
 
 
-def one_board(given: str) -> Board:
-    """Return the one board that `given` names.
+def find_board(text: str) -> Board:
+    """Return the one board that `text` names.
 
     Raises:
-        UsageError: `given` names no board, or several boards.
+        UsageError: `text` names no board, or several boards.
         HardwareError: a devices file is not valid.
     """
-    found = boards_of(given)
-    if not found:
-        hint = suggest(given, known_boards()) if known_boards() else "Write ssh://user@host, or a name in devices.toml"
-        raise UsageError(f"there is no board {given!r}", hint)
-    if len(found) > 1:
-        raise UsageError(f"{given} names {len(found)} boards", "Name one of them")
-    return found[0]
+    boards = find_boards(text)
+    if not boards:
+        hint = suggest(text, load_boards()) if load_boards() else "Write ssh://user@host, or a name in devices.toml"
+        raise UsageError(f"there is no board {text!r}", hint)
+    if len(boards) > 1:
+        raise UsageError(f"{text} names {len(boards)} boards", "Name one of them")
+    return boards[0]
 
 
-def known_boards() -> dict[str, Board]:
+def load_boards() -> dict[str, Board]:
     """Return the boards in the devices files of the working directory and of the user, by name. If both files contain
     the same name, the user's file wins.
 
     Raises:
         HardwareError: a file is not valid.
     """
-    return _boards_in(Path()) | _boards_in(user_folder("config"))
+    return _load_folder(Path()) | _load_folder(user_folder("config"))
 
 
-def _boards_in(folder: Path | None) -> dict[str, Board]:
-    return _read(folder / DEVICES) if folder is not None and (folder / DEVICES).is_file() else {}
+def _load_folder(folder: Path | None) -> dict[str, Board]:
+    return _read_devices(folder / DEVICES) if folder is not None and (folder / DEVICES).is_file() else {}
 
 
-def _read(path: Path) -> dict[str, Board]:
-    found = read_toml(path, DevicesFile, HardwareError, _FIX)
-    if not found.devices:
+def _read_devices(path: Path) -> dict[str, Board]:
+    content = read_toml(path, DevicesFile, HardwareError, _FIX)
+    if not content.devices:
         raise HardwareError(f"{path} names no board", "Add a table [devices.NAME] with its host")
     boards = {}
-    for name, entry in found.devices.items():
+    for name, entry in content.devices.items():
         user, _, host = entry.host.rpartition("@")
         boards[name] = Board(host, entry.port, entry.kind or name, entry.python, entry.folder, name, user)
     return boards
 
 
-def _addressed(address: str) -> Board:
+def _parse_address(address: str) -> Board:
     fix = "Write it like ssh://user@host:port"
+    # A password in a command line is visible to every user of the machine.
     if re.match(r"ssh://[^@/]*:[^@/]*@", address):
         raise UsageError("the address of a board contains a password", "Leave it out: set up a key with ssh-copy-id")
     parts = _ADDRESS.fullmatch(address)
@@ -153,18 +157,21 @@ def _addressed(address: str) -> Board:
     host, user = parts["host"].strip("[]"), parts["user"] or ""
     board = Board(host, port, kind=host, name=address, user=user)
     # only the user's file counts: `python` is a command, so a file in the working directory is not trusted
-    own = _boards_in(user_folder("config")).values()
-    return next((replace(b, name=address) for b in own if (b.host, b.user, b.port) == (host, user, port)), board)
+    user_boards = _load_folder(user_folder("config")).values()
+    return next(
+        (replace(b, name=address) for b in user_boards if (b.host, b.user, b.port) == (host, user, port)), board
+    )
 
 
-def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:
+def find_fleet(texts: Sequence[str]) -> tuple[Board, ...]:
     """Return all boards that several `--on` options name, without duplicates.
 
     Raises:
         UsageError: an option names no board.
     """
-    found: dict[str, Board] = {}
-    for text in given:
-        boards = boards_of(text) or (one_board(text),)
-        found.update((board.name, board) for board in boards)
-    return tuple(found.values())
+    fleet: dict[str, Board] = {}
+    for text in texts:
+        boards = find_boards(text) or (find_board(text),)
+        # The same board may be in a file and on its own, and it must not be measured twice at once.
+        fleet.update((board.name, board) for board in boards)
+    return tuple(fleet.values())

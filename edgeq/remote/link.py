@@ -34,30 +34,30 @@ from msgspec import Meta
 
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
+from edgeq.util.folders import shipped
 from edgeq.util.outputs import sha256
-from edgeq.util.registry import shipped
 
 T = TypeVar("T")
 _STOP_S = 1.0
 
 
-def within(limit_s: float, call: Callable[[], T]) -> T:
+def run_within(limit_s: float, call: Callable[[], T]) -> T:
     """Run `call` in a thread, because reading from a pipe or writing to it may block for ever, and return its result.
 
     Raises:
         TimeoutError: the call takes longer than `limit_s`. Its thread ends as soon as the process at the other end of
             the pipe ends.
     """
-    found: Future[T] = Future()
+    future: Future[T] = Future()
 
     def work() -> None:
         try:
-            found.set_result(call())
+            future.set_result(call())
         except BaseException as error:
-            found.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return found.result(limit_s)
+    return future.result(limit_s)
 
 
 def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
@@ -81,11 +81,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         with suppress(TimeoutError, OSError):  # a reader is still waiting, or nobody will read the rest
-            within(_STOP_S, stream.close)
+            run_within(_STOP_S, stream.close)
 
 
 @dataclass(frozen=True)
-class Done:
+class EndedProcess:
     """Describe an ended process: its exit code, its standard output, and the end of its stderr."""
 
     code: int
@@ -138,7 +138,7 @@ Text = Annotated[str, Meta(max_length=1 << 12, pattern=_ON_ONE_LINE, description
 SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small system file")]
 
 
-def brief(text: object) -> str:
+def shorten(text: object) -> str:
     """Return a text from the board as one line, shortened if it is too long to read."""
     line = " ".join(str(text)[: 4 * SHOWN].split())
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
@@ -160,11 +160,11 @@ class Link:
 
     def __init__(self, board: Board, sockets: Path) -> None:
         self.board = board
-        found = find_program("ssh")
-        if found is None:
+        program = find_program("ssh")
+        if program is None:
             raise BoardError("ssh is not installed here, and edgeq needs it for boards", "Install OpenSSH's client")
-        self._ssh = found
-        shared = ["-o", "ControlMaster=auto", "-o", f"ControlPath={sockets}/%C", "-o", "ControlPersist=no"]
+        self._ssh = program
+        sharing_options = ["-o", "ControlMaster=auto", "-o", f"ControlPath={sockets}/%C", "-o", "ControlPersist=no"]
         self._options = [
             *("-T", "-x", "-a"),
             *("-o", "BatchMode=yes"),
@@ -172,7 +172,7 @@ class Link:
             *("-o", f"ServerAliveInterval={_ALIVE_S}"),
             *("-o", "ServerAliveCountMax=3"),
             # On Windows, ssh cannot share a connection through a socket.
-            *(shared if os.name == "posix" else ()),
+            *(sharing_options if os.name == "posix" else ()),
             *(("-p", str(board.port)) if board.port else ()),
             *(("-l", board.user) if board.user else ()),
         ]
@@ -182,18 +182,20 @@ class Link:
         words = ["exec", "sh", "-c", shlex.quote(script), "sh", *map(shlex.quote, arguments)]
         return [self._ssh, *self._options, "--", self.board.host, " ".join(words)]
 
-    def failed(self, code: int, errors: bytes) -> BoardError:
+    def explain_failure(self, code: int, errors: bytes) -> BoardError:
         """Return a one-line error for a failed command, made from its exit code and stderr."""
-        lines = lines_of(errors)
+        lines = split_lines(errors)
         text = "\n".join(lines)
         problem, fix = next(((p, f) for pattern, p, f in _FAILURES if re.search(pattern, text, re.I)), ("", ""))
         name, host = self.board.name, self.board.host
         if code == LINK_FAILED and problem:
             return BoardError(f"{name}: {problem.format(host=host)}", fix.format(host=host))
-        last = brief(lines[-1]) if lines else f"exit code {code}"
+        detail = shorten(lines[-1]) if lines else f"exit code {code}"
         if code == LINK_FAILED:
-            return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume continues where tune stopped")
-        return BoardError(f"{name}: {last}")
+            return BoardError(
+                f"{name}: the link was cut ({detail})", "Try again; --resume continues where tune stopped"
+            )
+        return BoardError(f"{name}: {detail}")
 
 
 def run(link: Link, script: str, *arguments: str, data: bytes = b"") -> None:
@@ -202,12 +204,12 @@ def run(link: Link, script: str, *arguments: str, data: bytes = b"") -> None:
     Raises:
         BoardError: the script failed, or took too long.
     """
-    done = finished(link.board, link.command(script, *arguments), COMMAND_S, data)
-    if done.code != 0:
-        raise link.failed(done.code, done.errors)
+    ended = run_command(link.board, link.command(script, *arguments), COMMAND_S, data)
+    if ended.code != 0:
+        raise link.explain_failure(ended.code, ended.errors)
 
 
-def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes = b"") -> Done:
+def run_command(board: Board, command: Sequence[str], limit_s: float, data: bytes = b"") -> EndedProcess:
     """Run a command line from `Link.command` until it ends.
 
     Raises:
@@ -223,25 +225,25 @@ def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes =
             stdin.write(data)
         out = stdout.read(ANSWER_BYTES + 1)
         if len(out) > ANSWER_BYTES:
-            raise too_much(board)
+            raise large_answer_error(board)
         process.wait()
         return out
 
     try:
-        out = within(limit_s, talk)
+        out = run_within(limit_s, talk)
     except TimeoutError as error:
-        raise hangs(board, limit_s) from error
+        raise timeout_error(board, limit_s) from error
     finally:
         stop(process)
-    return Done(process.returncode, out, errors.read())
+    return EndedProcess(process.returncode, out, errors.read())
 
 
-def too_much(board: Board) -> BoardError:
+def large_answer_error(board: Board) -> BoardError:
     """Return the error for a board whose answer exceeds the limit."""
     return BoardError(f"{board.name} sends an answer of more than {ANSWER_BYTES} bytes", "Check what runs there")
 
 
-def hangs(board: Board, limit_s: float) -> BoardError:
+def timeout_error(board: Board, limit_s: float) -> BoardError:
     """Return the error for a board that does not answer."""
     return BoardError(f"{board.name} does not answer within {limit_s:.0f} s", "Check the board; restart it if it hangs")
 
@@ -265,7 +267,7 @@ _FAILURES = (
 """Patterns in ssh's messages, each with the problem and its solution."""
 
 
-def lines_of(errors: bytes) -> list[str]:
+def split_lines(errors: bytes) -> list[str]:
     """Return the lines of a command's stderr. Empty lines are left out, and so are characters that could move a
     terminal's cursor.
     """
@@ -314,7 +316,7 @@ class Channel:
         Raises:
             BoardError: the link was cut, no message came within `ANSWER_S`, or the message is not a valid answer.
         """
-        return self._answered(ANSWER_S, self._read)
+        return self._receive_answer(ANSWER_S, self._read_line)
 
     def ask(self, request: Mapping[str, Any], data: IO[bytes] | None = None) -> dict[str, Any]:
         """Send a request, followed by the bytes of `data`, and return the answer.
@@ -324,18 +326,18 @@ class Channel:
         """
         size = os.fstat(data.fileno()).st_size if data is not None else 0
 
-        def asked() -> bytes:
+        def exchange() -> bytes:
             self._write(request, data)
-            return self._read()
+            return self._read_line()
 
-        return self._answered(ANSWER_S + size / LEAST_BYTES_PER_S, asked)
+        return self._receive_answer(ANSWER_S + size / LEAST_BYTES_PER_S, exchange)
 
     def end(self) -> None:
         """Release the board. It is safe to call this a second time."""
         self._ended.set()
         assert self._process.stdin is not None
         with suppress(TimeoutError, subprocess.TimeoutExpired, OSError, ValueError):
-            within(ALIVE_S, self._process.stdin.close)
+            run_within(ALIVE_S, self._process.stdin.close)
             self._process.wait(ALIVE_S)
         stop(self._process)
 
@@ -357,29 +359,29 @@ class Channel:
         """Return the exit code of the program, or None while it runs."""
         return self._process.poll()
 
-    def _answered(self, limit_s: float, call: Callable[[], bytes]) -> dict[str, Any]:
+    def _receive_answer(self, limit_s: float, call: Callable[[], bytes]) -> dict[str, Any]:
         try:
-            line = within(limit_s, call)
+            line = run_within(limit_s, call)
         except TimeoutError as error:
             stop(self._process)
-            raise hangs(self.link.board, limit_s) from error
+            raise timeout_error(self.link.board, limit_s) from error
         except (OSError, ValueError) as error:  # the pipe was broken or closed
-            raise self._cut() from error
+            raise self._link_error() from error
         except BaseException:  # the user interrupted the program, so do not wait for the board
             self._process.kill()
             raise
         if len(line) <= ANSWER_BYTES and not line.endswith(b"\n"):
-            raise self._cut()
+            raise self._link_error()
         try:
             if len(line) > ANSWER_BYTES:
-                raise too_much(self.link.board)
+                raise large_answer_error(self.link.board)
             # Answers contain system files, which have line breaks and tabs.
-            return read_json(line, self.link.board, kept="\n\t")
+            return read_json(line, self.link.board, allowed="\n\t")
         except BoardError:  # a program that writes such an answer does not end by itself
             stop(self._process)
             raise
 
-    def _cut(self) -> BoardError:
+    def _link_error(self) -> BoardError:
         try:
             code = self._process.wait(EXIT_S)  # ssh exits shortly after its output ends
         except subprocess.TimeoutExpired:
@@ -387,9 +389,9 @@ class Channel:
             code = self._process.wait()
         # A negative code means that a signal killed ssh, so the link is gone. Code 0 means that the board's program
         # ended because it treated the link as cut.
-        return self.link.failed(code if code > 0 else LINK_FAILED, self.errors())
+        return self.link.explain_failure(code if code > 0 else LINK_FAILED, self.errors())
 
-    def _read(self) -> bytes:
+    def _read_line(self) -> bytes:
         assert self._process.stdout is not None
         return self._process.stdout.readline(ANSWER_BYTES + 1)
 
@@ -424,13 +426,13 @@ def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
     version = program_version()
     channel, sent = _start(link, version), 0
     try:
-        hello = _hello(channel)
+        hello = _read_hello(channel)
         if hello is None:
             channel.end()
             data = PROGRAM.read_bytes()
             run(link, _SEND, board.folder, version, data=data)
             channel, sent = _start(link, version), len(data)
-            hello = _hello(channel)
+            hello = _read_hello(channel)
         if hello is None:
             raise BoardError(
                 f"{board.name}: a file that was sent there disappeared", "Check whether its disk is full or read-only"
@@ -459,7 +461,7 @@ def _start(link: Link, version: str) -> Channel:
     return Channel(link, *start(command))
 
 
-def _hello(channel: Channel) -> dict[str, Any] | None:
+def _read_hello(channel: Channel) -> dict[str, Any] | None:
     """Return the first message of the program, or None if the board does not have the program."""
     try:
         return channel.answer()
@@ -482,25 +484,29 @@ def _hello(channel: Channel) -> dict[str, Any] | None:
         return None
 
 
-def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
+def read_json(data: bytes, board: Board, *, allowed: str = "") -> dict[str, Any]:
     """Parse JSON from a program on the board, within size and depth limits. Control characters are removed from its
-    texts, except those in `kept`.
+    texts, except those in `allowed`.
 
     Raises:
         BoardError: the data are too large, too deep, or not JSON.
     """
     try:
-        found = parse_json(data, f"the answer of {board.name}", values=VALUES)
+        content = parse_json(data, f"the answer of {board.name}", values=VALUES)
     except DeviceError as error:
         fix = "Check whether something prints text at login there, such as ~/.bashrc"
-        raise BoardError(brief(error.problem), fix) from error
-    return {without_controls(key, kept=kept): without_controls(item, kept=kept) for key, item in found.items()}
+        raise BoardError(shorten(error.problem), fix) from error
+    return {
+        strip_controls(key, allowed=allowed): strip_controls(item, allowed=allowed) for key, item in content.items()
+    }
 
 
-def without_controls(value: Any, *, kept: str = "") -> Any:
-    """Return JSON from a board without characters that could move a terminal's cursor. Characters in `kept` stay."""
+def strip_controls(value: Any, *, allowed: str = "") -> Any:
+    """Return JSON from a board without characters that could move a terminal's cursor. Characters in `allowed` stay."""
     if isinstance(value, str):
-        return re.sub(f"[^{kept}]+", lambda part: printable(part[0]), value) if kept else printable(value)
+        return re.sub(f"[^{allowed}]+", lambda part: printable(part[0]), value) if allowed else printable(value)
     if isinstance(value, dict):
-        return {without_controls(key, kept=kept): without_controls(item, kept=kept) for key, item in value.items()}
-    return [without_controls(item, kept=kept) for item in value] if isinstance(value, list) else value
+        return {
+            strip_controls(key, allowed=allowed): strip_controls(item, allowed=allowed) for key, item in value.items()
+        }
+    return [strip_controls(item, allowed=allowed) for item in value] if isinstance(value, list) else value

@@ -41,12 +41,14 @@ from edgeq.run.session import (
     open_request,
     with_carried,
 )
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.folders import shipped
 from edgeq.util.outputs import sha256
 from edgeq.util.records import Count, parse
-from edgeq.util.registry import device_errors, shipped
 
 _SHORT = "/tmp"
+# edgeq_device supports no older Python.
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
 """Exit code of a command that the board killed, because the session ended or memory ran out."""
@@ -128,9 +130,10 @@ class BoardSession:
         """
         answer = self.channel.ask(request, data)
         if "error" in answer:
+            # A full disk is the usual reason for an error, so the message shows the free space.
             free = parse(answer, _Answer, self.board.name, BoardError).free
-            fix = f"{_mb(free)} are free there. {self._clean()}" if "free" in answer else ""
-            raise BoardError(f"{self.board.name}: {bounds.brief(answer['error'])}", fix)
+            fix = f"{_format_size(free)} are free there. {self._clean()}" if "free" in answer else ""
+            raise BoardError(f"{self.board.name}: {bounds.shorten(answer['error'])}", fix)
         return answer
 
     def send(
@@ -152,26 +155,30 @@ class BoardSession:
         Raises:
             BoardError: there is no space for the files, or a request fails (see `ask`).
         """
-        known = digests or {}
+        precomputed = digests or {}
         sizes = {name: path.stat().st_size for name, path in files.items()}
-        hashes = {name: known.get(name) or sha256(path) for name, path in files.items()}
+        hashes = {name: precomputed.get(name) or sha256(path) for name, path in files.items()}
         listing = json.dumps({name: [hashes[name], sizes[name]] for name in sorted(files)})
+        # One hash for the whole listing: if the board has all files, nothing else is sent.
         tree = {"do": "tree", "keep": keep, "digest": hashlib.sha256(listing.encode()).hexdigest()}
-        if path := self._asked(tree).path:
+        if path := self._request_answer(tree).path:
             return path
-        answer = self._asked({"do": "listing", "keep": keep, "listing": listing})
+        answer = self._request_answer({"do": "listing", "keep": keep, "listing": listing})
         sources = {hashes[name]: (path, sizes[name]) for name, path in files.items()}
+        # The board's list is untrusted, so it can only ask for files that this call offers.
         missing = {sha: sources[sha] for sha in answer.missing if sha in sources}
         size = sum(length for _, length in missing.values())
+        # The check comes first, because a disk that fills up in the middle harms other programs of the board.
         if size > answer.free:
-            problem = f"{self.board.name}: {_mb(size)} must be sent, but only {_mb(answer.free)} are free there"
+            needed_space, free_space = _format_size(size), _format_size(answer.free)
+            problem = f"{self.board.name}: {needed_space} must be sent, but only {free_space} are free there"
             raise BoardError(problem, self._clean())
         with progress.stage(f"sending to {self.board.name}", size) as advance:
             for sha, (source, length) in missing.items():
                 with open_file(source) as stream:
                     self.ask({"do": "put", "keep": keep, "sha256": sha, "size": length}, stream)
                 advance(length)
-        path = self._asked(tree).path
+        path = self._request_answer(tree).path
         if not path:
             raise BoardError(
                 f"{self.board.name}: files there changed or disappeared after they were sent", "Check its disk"
@@ -190,6 +197,7 @@ class BoardSession:
             BoardError: see `send`.
         """
         with scratch_folder("edgeq-converted-") as folder:
+            # Conversion happens here, because a board may lack the tools and the memory for it.
             sent = EngineFiles(Path(folder)).file(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
             # Give the file a fixed name, because its own name may contain any characters.
@@ -220,34 +228,35 @@ class BoardSession:
             BundleError: the bundle is damaged.
             BoardError: see `send`.
         """
-        with opened(bundle) as found, scratch_folder("edgeq-") as folder:
-            digests = {name: record.sha256 for name, record in found.files.items()}
+        with opened(bundle) as opened_bundle, scratch_folder("edgeq-") as folder:
+            # The manifest already has the hashes, and hashing gigabytes again takes minutes.
+            digests = {name: record.sha256 for name, record in opened_bundle.files.items()}
             files = {}
-            for name, content in contents(found).items():
+            for name, content in contents(opened_bundle).items():
                 files[name] = content if isinstance(content, Path) else Path(folder) / name
                 # The manifest and the signature are bytes, not files.
                 if isinstance(content, bytes):
                     files[name].write_bytes(content)
             return self.send(files, digests=digests, progress=progress)
 
-    def runtime(self) -> str:
+    def send_runtime(self) -> str:
         """Send edgeq's programs for devices, and return the path of their folder on the board."""
         root = shipped("targets") / "runtime"
         files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").rglob("*"))]
-        taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
-        return self.send(taken)
+        sources = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
+        return self.send(sources)
 
     @property
     def python(self) -> tuple[str, ...]:
         """Return the command that starts the board's interpreter."""
         return (f"{self.hello.folder}/venv/bin/python",) if self.hello.private else self.board.python
 
-    def attached(self, *command: str) -> list[str]:
+    def attached_command(self, *command: str) -> list[str]:
         """Return the command line that runs `command` on the board. The command ends when this session ends."""
         folder = self.hello.folder
         program = f"{folder}/board-{bounds.program_version()}.py"
-        held = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
-        return self.link.command('exec "$@"', *held, *command)
+        prefix = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
+        return self.link.command('exec "$@"', *prefix, *command)
 
     def run(self, *command: str, limit_s: float) -> tuple[int, bytes, str]:
         """Run a command on the board.
@@ -258,26 +267,26 @@ class BoardSession:
         Raises:
             BoardError: the link was cut, or the command takes longer than `limit_s`.
         """
-        done = bounds.finished(self.board, self.attached(*command), limit_s)
-        if self.lost(done.code):
-            raise self.cut(done.errors)
-        return done.code, done.out, bounds.brief((bounds.lines_of(done.errors) or [""])[-1])
+        ended = bounds.run_command(self.board, self.attached_command(*command), limit_s)
+        if self.is_lost(ended.code):
+            raise self.link_error(ended.errors)
+        return ended.code, ended.out, bounds.shorten((bounds.split_lines(ended.errors) or [""])[-1])
 
-    def lost(self, code: int) -> bool:
+    def is_lost(self, code: int) -> bool:
         """Return whether a command's exit code means that the command lost its link, or was killed at the end of the
         session.
         """
         return code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.channel.ends(bounds.EXIT_S))
 
-    def cut(self, errors: bytes) -> BoardError:
+    def link_error(self, errors: bytes) -> BoardError:
         """Return the error for a command that lost its link, made from the command's stderr.
 
         The command's stderr is empty if the shared connection of the session ended. The session's stderr then has the
         reason.
         """
-        return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
+        return self.link.explain_failure(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
-    def _asked(self, request: Mapping[str, Any]) -> _Answer:
+    def _request_answer(self, request: Mapping[str, Any]) -> _Answer:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
 
     def _clean(self) -> str:
@@ -315,7 +324,7 @@ def _check(board: Board, hello: Hello) -> None:
         raise BoardError(f"{board.name} is in use by {hello.busy.who or 'somebody'} since {since}", "Try again later")
 
 
-def _mb(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
@@ -354,7 +363,7 @@ class BoardGuest(GuestProgram):
         try:
             return super().exchange(request, arrays)
         except SENSELESS as error:
-            raise senseless(self.session) from error
+            raise senseless_answer_error(self.session) from error
         except ValueError as error:
             if request["do"] == "run":  # the model refused the inputs
                 raise
@@ -363,12 +372,12 @@ class BoardGuest(GuestProgram):
     def opened(self, request: Mapping[str, Any]) -> GuestSession:
         """Open a model, check the board's answer, and return the model's session. See `Guest.opened`."""
         reply, _ = self.exchange({"do": "open", **request})
-        found = parse(reply, _Opened, self.session.board.name, BoardError)
+        description = parse(reply, _Opened, self.session.board.name, BoardError)
         inputs, outputs = (
             tuple(TensorInfo(name, kind, list(shape)) for name, kind, shape in infos)
-            for infos in (found.inputs, found.outputs)
+            for infos in (description.inputs, description.outputs)
         )
-        return GuestSession(self, found.session, inputs, outputs, found.providers)
+        return GuestSession(self, description.session, inputs, outputs, description.providers)
 
     def _receive(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]] | None:
         assert self._process.stdout is not None
@@ -380,26 +389,26 @@ class BoardGuest(GuestProgram):
             problem = f"{self.session.board.name} answers with {error}, more than {limits.total}"
             raise BoardError(problem, f"If you trust the board, {VARIABLE}=sample=1GiB allows 512 MiB") from error
         except ValueError as error:
-            raise senseless(self.session) from error
+            raise senseless_answer_error(self.session) from error
         if frame is None:
             return None
-        reply = bounds.without_controls(frame[0])
-        return ({**reply, "error": bounds.brief(reply["error"])} if "error" in reply else reply), frame[1]
+        reply = bounds.strip_controls(frame[0])
+        return ({**reply, "error": bounds.shorten(reply["error"])} if "error" in reply else reply), frame[1]
 
     def _last_error(self) -> str:
         if self._late:
-            raise bounds.hangs(self.session.board, self.request_s)
+            raise bounds.timeout_error(self.session.board, self.request_s)
         try:
             code = self._process.wait(bounds.EXIT_S)  # ssh exits shortly after its output ends
         except subprocess.TimeoutExpired:  # the output has ended, but ssh still runs
             self._process.kill()
             code = bounds.LINK_FAILED
-        if self.session.lost(code):
-            raise self.session.cut(self._errors.read())
+        if self.session.is_lost(code):
+            raise self.session.link_error(self._errors.read())
         return super()._last_error()
 
 
-def senseless(session: BoardSession) -> BoardError:
+def senseless_answer_error(session: BoardSession) -> BoardError:
     """Return the error for an answer that none of edgeq's programs would give."""
     return BoardError(f"{session.board.name} sends an answer that is not from edgeq's program", "Check what runs there")
 
@@ -412,9 +421,9 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
         BoardError: the board lacks numpy or onnxruntime.
     """
     session.require("numpy", "onnxruntime")
-    runtime = session.runtime()
+    runtime = session.send_runtime()
     folders = os.pathsep.join((runtime, *session.hello.paths))
-    command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
+    command = session.attached_command(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
     guest = BoardGuest(
         command, guest_environment(os.environ), session.board.name, request_s=request_s or bounds.REQUEST_S
     )
@@ -444,7 +453,7 @@ class _BoardModel(GuestSession):
         for name, value in zip(names, values, strict=True):
             if name in self.declared and (value is None or value.dtype != self.declared[name]):
                 assert isinstance(self.guest, BoardGuest)
-                raise senseless(self.guest.session)
+                raise senseless_answer_error(self.guest.session)
         return values
 
 
@@ -470,11 +479,12 @@ class BoardModels:
         """
         settings = with_carried(model, settings)
         with scratch_folder("edgeq-draws-") as folder:
+            # Random operators must draw the same numbers here and there, or the outputs could not be compared.
             copy = model if settings.draws else write_with_same_draws(model, Path(folder))
             place = self._session.send_model(copy, settings.engine, progress=self._progress)
         request = open_request(place, settings)
         engine = settings.engine.name if settings.engine and settings.engine.module else ""
-        return self._model(self.guest(engine), request, model)
+        return self._open_model(self.guest(engine), request, model)
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
         """Send a bundle and open one variant of it: the variant with the given name, or the one that the board's runner
@@ -488,23 +498,24 @@ class BoardModels:
             RuntimeUnavailableError: no variant fits the board, or there is no variant of that name.
         """
         place = self._session.send_bundle(bundle, self._progress)
-        wanted = {"bundle": place, "variant": variant, "threads": threads}
-        with opened(bundle) as found:
-            known = {one.name: one.model for one in found.components[MAIN]}
-            chosen = str(self.guest().exchange({"do": "choose", **wanted})[0].get("variant"))
-            if (model := known.get(chosen)) is None:
-                raise senseless(self._session)
-            return chosen, self._model(self.guest(), {**wanted, "variant": chosen}, model)
+        request = {"bundle": place, "variant": variant, "threads": threads}
+        with opened(bundle) as opened_bundle:
+            models = {entry.name: entry.model for entry in opened_bundle.components[MAIN]}
+            name = str(self.guest().exchange({"do": "choose", **request})[0].get("variant"))
+            if (model := models.get(name)) is None:
+                raise senseless_answer_error(self._session)
+            return name, self._open_model(self.guest(), {**request, "variant": name}, model)
 
-    def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
+    def _open_model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
         session = guest.opened(request)
+        # The board names the inputs and outputs, but only the file on this machine is trusted.
         graph = load_unchecked(model).graph
         outputs = [output.name for output in session.outputs]
         if outputs != [output.name for output in graph.output] or not (
-            {one.name for one in session.inputs} <= {one.name for one in graph.input}
+            {tensor.name for tensor in session.inputs} <= {tensor.name for tensor in graph.input}
         ):
-            raise senseless(self._session)
-        return _BoardModel(**vars(session), declared=_dtypes(graph.output))
+            raise senseless_answer_error(self._session)
+        return _BoardModel(**vars(session), declared=_read_dtypes(graph.output))
 
     def guest(self, engine: str = "") -> BoardGuest:
         """Return the program for an engine. For "", return the program for onnxruntime's own kernels."""
@@ -519,8 +530,10 @@ class BoardModels:
         self._stack.close()
 
 
-def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
+def _read_dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
     """Return the dtype of each output that is an array of a numeric or boolean numpy type."""
-    kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
+    kinds = {
+        output.name: output.type.tensor_type.elem_type for output in outputs if output.type.HasField("tensor_type")
+    }
     dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

@@ -17,8 +17,9 @@ from typing import Any
 from edgeq_device.engines.catalog import FLOAT, EngineSpec
 
 from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.util.folders import shipped
 from edgeq.util.records import parse, toml_table
-from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
+from edgeq.util.registry import BACKENDS, Registry, find_data_folders
 
 DEFAULT = "onnxruntime"
 """The engine that is available wherever edgeq runs."""
@@ -205,7 +206,7 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
         HardwareError: a file is malformed, or two files describe the same name.
     """
     found: dict[str, Engine] = {}
-    for folder in folders or (shipped("targets") / "engines", *data_folders("targets/engines")):
+    for folder in folders or (shipped("targets") / "engines", *find_data_folders("targets/engines")):
         for path in sorted(folder.glob("*.toml")):
             if path.stem in found:
                 raise HardwareError(f"{path}: there is an engine {path.stem} already", "Rename the file")

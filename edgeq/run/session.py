@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
 from edgeq.run.draws import with_same_draws, write_with_same_draws
 from edgeq.run.engines import DEFAULT, Engine, converter_of, load_engines, only_engine
+from edgeq.util.device_errors import device_errors
+from edgeq.util.folders import shipped
 from edgeq.util.records import NOT_WRITTEN
-from edgeq.util.registry import device_errors, shipped
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
 

@@ -27,9 +27,9 @@ from edgeq_device.system.programs import child_environment, ending_with_parent, 
 
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.folders import shipped, user_folder
 from edgeq.util.outputs import is_full
 from edgeq.util.process import endings
-from edgeq.util.registry import shipped, user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
 """Environment variable that overrides the time limit of a job, in seconds."""

@@ -24,9 +24,9 @@ from edgeq_device.measure.pairs import pair_outputs
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import Artifact
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import Samples, Sharded, SourceSamples
-from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.distributed.workers import Files, Workers, share_files
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.comparison import OutputSums
@@ -475,7 +475,7 @@ def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memor
     if reference is None:
         return None
     path = job.prepared.path
-    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, held, memory, job.basis)
+    return AssessmentJob(reference, share_files(workers, path, model_files(path)[1:]), task, held, memory, job.basis)
 
 
 def assess_on(
@@ -489,7 +489,7 @@ def assess_on(
     asked = [
         Asked(
             name,
-            files_for(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
+            share_files(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
             artifact.proof_settings(),
             samples,
             together,

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.measure.agreement import worst_db
 from edgeq.measure.class_scores import is_class_scores, probabilities
 from edgeq.measure.comparison import OutputSums

@@ -30,8 +30,8 @@ from edgeq.tuning.goal import EQUAL, SQNR_BEHIND_DB
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.tuning.space import Candidate, build_sequence, in_engine, with_scheme
 from edgeq.tuning.trials import Trial, Trials, behind, outrun, unmeasured
+from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.registry import device_errors
 
 # Fields of `Scheme` for weights that never saturate. The field that adds the least noise is first.
 _SAFE_WEIGHTS = ("fit_pairs", "reduce_range")

@@ -30,9 +30,9 @@ from edgeq.tuning.goal import BEHIND
 from edgeq.tuning.space import Candidate, engine_name
 from edgeq.tuning.trials import Outcome, Trial, unmeasured
 from edgeq.util.display import Progress
+from edgeq.util.folders import user_folder
 from edgeq.util.outputs import output_file
 from edgeq.util.records import fingerprint, parse, plain
-from edgeq.util.registry import user_folder
 
 SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"

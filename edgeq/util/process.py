@@ -28,7 +28,9 @@ from edgeq_device.system.programs import child_environment
 from edgeq_device.system.relay import prepare_output, printable, without_passwords
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
-from edgeq.util.registry import describe, device_errors, place_in, plugin_in
+from edgeq.util.device_errors import device_errors
+from edgeq.util.registry import find_plugin
+from edgeq.util.user_code import describe_error, find_place
 
 BUG = 1
 INTERRUPTED = 128 + signal.SIGINT
@@ -144,11 +146,11 @@ def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
     if verbose:
         lines = without_passwords(traceback.format_exc()).splitlines()
         click.echo("\n".join(map(printable, lines)), err=True)
-    text, fix = describe(error)
+    text, fix = describe_error(error)
     hint = "the traceback is above" if verbose else "run it with -v for the traceback"
-    if place_in(error):
+    if find_place(error):
         _end(f"{text}. {fix} ({hint})", UsageError.exit_code)
-    if plugin := plugin_in(error):
+    if plugin := find_plugin(error):
         _end(f"{text}. Report it to the authors of {plugin} ({hint})", UsageError.exit_code)
     _end(f"{text}. This is a bug in edgeq: please report it ({hint})", BUG)
 

@@ -33,7 +33,7 @@ from edgeq.calibration.table import FLATBUFFERS
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import load_profiles
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 
 from .attacks.directories import MODEL, edit_ort, edit_variant, seal
 from .samples import HERE, INPUT, linear, tree, variant

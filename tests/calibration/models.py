@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from tests.graphs import proto
 
 

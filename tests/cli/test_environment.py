@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from edgeq.errors import BudgetError, OutputError
-from edgeq.util.registry import user_folder
+from edgeq.util.folders import user_folder
 from tests.cli import process
 from tests.graphs import proto
 

@@ -29,7 +29,7 @@ from edgeq.cli import COMMANDS, group
 from edgeq.emulate.emulator import load_emulators
 from edgeq.emulate.machine import find_qemu
 from edgeq.errors import EdgeqError
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.remote.link import Link
 from edgeq.run import toolkit
 from edgeq.run.engines import load_engines
@@ -446,7 +446,7 @@ def test_each_search_for_a_program_skips_the_working_directory(monkeypatch: pyte
     searches = {
         "vela": find_vela,
         "python3.99": lambda: toolkit.find_base(kit),
-        "ssh": lambda: Link(one_board("ssh://pi"), tmp_path),
+        "ssh": lambda: Link(find_board("ssh://pi"), tmp_path),
         "node": lambda: node_for(tmp_path),
     }
     for search in searches.values():

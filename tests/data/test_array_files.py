@@ -9,8 +9,8 @@ import pytest
 
 from data.helpers import IMAGE_MODEL, encoded, floats, pixels, signature, spec
 from edgeq.data.array_files import open_array_files
-from edgeq.data.records import SourceOptions
 from edgeq.data.samples import open_samples
+from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError
 
 TWO = signature(spec("a", "N", 2), spec("b", "N", 3))
@@ -24,18 +24,18 @@ def test_prepared_stacks_and_single_samples(tmp_path: Path) -> None:
         tmp_path, (tmp_path / "0.npy", tmp_path / "1.npz"), IMAGE_MODEL, SourceOptions(), prepared=True
     )
     assert (len(files), files.rows, files.prepared) == (5, "one", True)
-    records = list(files.read(range(5)))
+    records = list(files.read_records(range(5)))
     assert np.array_equal(records[2].raw["x"], stack[2:3])
     assert np.array_equal(records[4].raw["x"], single)
     assert records[2].name == f"{tmp_path / '0.npy'}[2]"
-    assert [r.raw["x"].shape[0] for r in files.read(range(1, 5, 3))] == [1, 3]
+    assert [r.raw["x"].shape[0] for r in files.read_records(range(1, 5, 3))] == [1, 3]
 
 
 def test_several_inputs_with_labels(tmp_path: Path) -> None:
     a, b = floats(5, 2), floats(5, 3)
     np.savez_compressed(tmp_path / "x.npz", b=b, a=a, labels=np.arange(5))
     files = open_array_files(tmp_path, (tmp_path / "x.npz",), TWO, SourceOptions(), prepared=True)
-    record = next(iter(files.read(range(3, 4))))
+    record = next(iter(files.read_records(range(3, 4))))
     assert np.array_equal(record.raw["a"], a[3:4])
     assert np.array_equal(record.raw["b"], b[3:4])
     assert record.label == 3
@@ -46,7 +46,7 @@ def test_raw_items_by_key(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", X=images, Y=np.array([5, 6, 7], np.uint8))
     options = SourceOptions(key="X", label="Y", layout="HWC")
     files = open_array_files(tmp_path, (tmp_path / "x.npz",), IMAGE_MODEL, options, prepared=False)
-    records = list(files.read(range(3)))
+    records = list(files.read_records(range(3)))
     assert [r.label for r in records] == [5, 6, 7]
     assert np.array_equal(records[1].raw["x"], images[1])
     # If there is only one array besides the labels, it needs no key. Several leading axes together count samples.
@@ -54,14 +54,14 @@ def test_raw_items_by_key(tmp_path: Path) -> None:
     files = open_array_files(
         tmp_path, (tmp_path / "y.npz",), IMAGE_MODEL, SourceOptions(label="Y", layout="HWC"), prepared=False
     )
-    assert np.array_equal(next(iter(files.read(range(2, 3)))).raw["x"], images[2])
+    assert np.array_equal(next(iter(files.read_records(range(2, 3)))).raw["x"], images[2])
 
 
 def test_unlabelled_files_are_read_with_the_same_options(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", X=np.zeros((2, 9, 7, 3), np.uint8))
     options = SourceOptions(key="X", label="Y", layout="HWC")
     files = open_array_files(tmp_path, (tmp_path / "x.npz",), IMAGE_MODEL, options, prepared=False)
-    assert [r.label for r in files.read(range(2))] == [None, None]
+    assert [r.label for r in files.read_records(range(2))] == [None, None]
 
 
 def test_images_in_arrays(tmp_path: Path) -> None:
@@ -72,12 +72,16 @@ def test_images_in_arrays(tmp_path: Path) -> None:
     options = SourceOptions(key="X", encoded="jpg", offsets="off", label="Y", layout="HWC")
     np.savez_compressed(tmp_path / "x.npz", jpg=joined, off=offsets, Y=np.arange(4))
     files = open_array_files(tmp_path, (tmp_path / "x.npz",), IMAGE_MODEL, options, prepared=False)
-    for record, image in zip(files.read(range(1, 4, 2)), images[1::2], strict=True):
+    for record, image in zip(files.read_records(range(1, 4, 2)), images[1::2], strict=True):
         assert np.array_equal(record.raw["x"].pixels, image)
     offsets[2] = len(joined) + 5
     np.savez(tmp_path / "x.npz", jpg=joined, off=offsets, Y=np.arange(4))
     with pytest.raises(DataError, match="offsets"):
-        list(open_array_files(tmp_path, (tmp_path / "x.npz",), IMAGE_MODEL, options, prepared=False).read(range(4)))
+        list(
+            open_array_files(tmp_path, (tmp_path / "x.npz",), IMAGE_MODEL, options, prepared=False).read_records(
+                range(4)
+            )
+        )
     np.savez(tmp_path / "x.npz", jpg=joined.astype(np.int16), off=offsets)
     with pytest.raises(DataError, match="is not bytes"):
         open_array_files(tmp_path, (tmp_path / "x.npz",), IMAGE_MODEL, options, prepared=False)
@@ -108,12 +112,12 @@ def test_labels_must_match_the_samples(tmp_path: Path) -> None:
         tmp_path, (tmp_path / "x.npz",), IMAGE_MODEL, SourceOptions(key="X", label="Y"), prepared=False
     )
     with pytest.raises(DataError, match="2 samples and 3 labels"):
-        list(files.read(range(2)))
+        list(files.read_records(range(2)))
 
 
 def labels_of(path: Path, options: SourceOptions, *, prepared: bool) -> list[object]:
     files = open_array_files(path.parent, (path,), IMAGE_MODEL, options, prepared=prepared)
-    return [record.label for record in files.read(range(len(files)))]
+    return [record.label for record in files.read_records(range(len(files)))]
 
 
 @pytest.mark.parametrize("key", ["label", "labels"])

@@ -38,7 +38,7 @@ def test_slices_are_numpys(
             slices = opened.slices(key)
             for index in [*range(len(array)), 0]:
                 np.testing.assert_array_equal(slices.take(index), array[index])
-            np.testing.assert_array_equal(slices.whole(), array)
+            np.testing.assert_array_equal(slices.load_all(), array)
             np.testing.assert_array_equal(opened.load(key), array)
             assert slices.take(0).dtype.isnative
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.data.records import Sample
-from edgeq.data.samples import batches, rebatch
+from edgeq.data.sample import Sample
+from edgeq.data.samples import count_batches, rebatch
 
 
 def make(number: int, rows: int) -> Sample:
@@ -48,4 +48,4 @@ def test_rows_of_different_scalars_are_not_gathered() -> None:
 @given(st.integers(0, 30), st.integers(1, 8))
 def test_count(rows: int, size: int) -> None:
     if size > 1:
-        assert batches(rows, size) == len(list(rebatch([make(i, 1) for i in range(rows)], size)))
+        assert count_batches(rows, size) == len(list(rebatch([make(i, 1) for i in range(rows)], size)))

@@ -9,7 +9,7 @@ import pytest
 
 from data.helpers import IMAGE_MODEL, floats, save_image
 from edgeq import register_preprocess
-from edgeq.data.classes import class_folders, empty_classes, strays
+from edgeq.data.classes import empty_class_note, number_folders, stray_note
 from edgeq.data.samples import open_samples
 
 
@@ -30,27 +30,27 @@ def test_class_folders(tmp_path: Path) -> None:
             ((), {}),
         )
     ):
-        assert class_folders(tmp_path / str(number), files(tmp_path / str(number), *names)).numbers == classes
+        assert number_folders(tmp_path / str(number), files(tmp_path / str(number), *names)).numbers == classes
 
 
 def test_a_class_without_samples_keeps_its_number(tmp_path: Path) -> None:
     for name in ("bird", ".git", "__MACOSX"):
         (tmp_path / name).mkdir()
     found = files(tmp_path, "ant/a.png", "cat/b.png")
-    classes = class_folders(tmp_path, found).numbers
+    classes = number_folders(tmp_path, found).numbers
     assert classes == {"ant": 0, "bird": 1, "cat": 2}
-    assert empty_classes(tmp_path, found, classes) == (
+    assert empty_class_note(tmp_path, found, classes) == (
         f"{tmp_path}: no samples of 1 of 3 class folders (bird); they keep their numbers",
     )
-    assert empty_classes(tmp_path, found, {"ant": 0, "cat": 2}) == ()
+    assert empty_class_note(tmp_path, found, {"ant": 0, "cat": 2}) == ()
 
 
 def test_files_beside_class_folders_are_named(tmp_path: Path) -> None:
     found = files(tmp_path, "a/1.png", "b/2.png", "top.png")
-    assert strays(tmp_path, found) == (
+    assert stray_note(tmp_path, found) == (
         f"{tmp_path}: the sub-folders give no labels, because top.png is in none of them",
     )
-    assert strays(tmp_path, found[:2]) == strays(tmp_path, found[::2]) == strays(tmp_path, found[2:]) == ()
+    assert stray_note(tmp_path, found[:2]) == stray_note(tmp_path, found[::2]) == stray_note(tmp_path, found[2:]) == ()
     assert any("top.png is in none" in note for note in open_samples(tmp_path, IMAGE_MODEL, preprocess="none").notes)  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.helpers import save_image
-from edgeq.data.classes import class_folders, imagenet, load_classes, without_background
+from edgeq.data.classes import drop_background, imagenet, load_classes, number_folders
 from edgeq.data.labels import Labels
 from edgeq.data.samples import open_samples, spread
 from edgeq.errors import DataError
@@ -68,8 +68,8 @@ def test_imagenet_is_known_by_synset_and_by_name() -> None:
 
 def test_a_background_class_is_left_out_where_the_model_has_none() -> None:
     listed = load_classes(["background", *NAMES])
-    assert without_background(listed, 4).number("tench") == 1
-    assert without_background(listed, 3).number("tench") == 0
+    assert drop_background(listed, 4).number("tench") == 1
+    assert drop_background(listed, 3).number("tench") == 0
 
 
 def labels_of(folder: Path, classes: int, **options: object) -> list[object]:
@@ -100,8 +100,8 @@ def test_sorted_numbers_are_marked(tmp_path: Path) -> None:
     found = [tmp_path / "b" / "1.png", tmp_path / "a" / "2.png"]
     for path in found:
         save_image(path)
-    assert class_folders(tmp_path, found).sorted_names
-    assert not class_folders(tmp_path, found, classes=load_classes(["b", "a"])).sorted_names
+    assert number_folders(tmp_path, found).sorted_names
+    assert not number_folders(tmp_path, found, classes=load_classes(["b", "a"])).sorted_names
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.integers(1, 45))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from edgeq.data.preprocess import SOURCE, list_preprocessings, show_preprocessing, steps
-from edgeq.data.records import SourceOptions
+from edgeq.data.source_options import SourceOptions
 from edgeq.data.steps import is_step
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.data.open_source import find_files, matching_files
+from edgeq.data.open_source import find_files, find_matching_files
 from edgeq.errors import DataError
 
 
@@ -134,7 +134,7 @@ def test_a_pattern_matches_what_glob_does(pattern: str, tmp_path: Path, monkeypa
         touch(tmp_path, *(f"{folder}/{name}" for name in ("1.png", ".2.png", "3.txt")))
     monkeypatch.chdir(tmp_path)
     wanted = {path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()}  # noqa: PTH207
-    assert matching_files(pattern) == sorted(wanted)
+    assert find_matching_files(pattern) == sorted(wanted)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads every folder")

@@ -9,14 +9,9 @@ import onnx
 import pytest
 
 from data.helpers import IMAGE_MODEL, signature, spec
-from edgeq.data.fit import (
-    SplitPlan,
-    check_shapes,
-    fit_inputs,
-    fixed_batch,
-    match_names,
-    plan_prepared,
-)
+from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch
+from edgeq.data.input_names import match_names
+from edgeq.data.split import SplitPlan, plan_prepared
 from edgeq.errors import DataError
 
 ONE = signature(spec("x", 1, 3, 8, 8))

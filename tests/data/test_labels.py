@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.data.labels import load_labels_from
-from edgeq.data.records import Record, plain_label
+from edgeq.data.records import Record
+from edgeq.data.sample import plain_label
 from edgeq.errors import DataError
 
 CAT = Record("/data/pets/cat_01.jpg", {}, 5, {"file": "cat_01.jpg", "path": "pets/cat_01.jpg"})

@@ -9,7 +9,7 @@ import pytest
 
 from data.helpers import IMAGE_MODEL, floats, save_image
 from edgeq.data.open_source import Data, has_parts
-from edgeq.data.parts import part_of, shared_files
+from edgeq.data.parts import choose_part, find_shared_files
 from edgeq.data.samples import SourceSamples, open_samples
 
 
@@ -37,9 +37,9 @@ def test_parts_follow_from_names(
     tmp_path: Path, names: tuple[str, ...], calibration: list[str], validation: list[str]
 ) -> None:
     files = made(tmp_path, *names)
-    assert part_of(tmp_path, files, None) == (tmp_path, files, "")
+    assert choose_part(tmp_path, files, None) == (tmp_path, files, "")
     for role, expected in (("calibration", calibration), ("validation", validation)):
-        root, chosen, note = part_of(tmp_path, files, role)  # type: ignore[arg-type]
+        root, chosen, note = choose_part(tmp_path, files, role)  # type: ignore[arg-type]
         assert [path.relative_to(tmp_path).as_posix() for path in chosen] == expected
         assert bool(note) == (len(expected) < len(names))
         assert all(path.is_relative_to(root) for path in chosen)
@@ -68,6 +68,6 @@ def test_arrays_of_two_parts_are_not_mixed(tmp_path: Path) -> None:
 def test_files_are_shared_by_path_and_by_content(tmp_path: Path) -> None:
     one = made(tmp_path / "one", "a", "b", "c")
     other = made(tmp_path / "other", "x", "y")  # with the contents of a and b
-    assert shared_files(one, other) == set(one[:2])
-    assert shared_files(one, one[2:]) == {one[2]}
-    assert shared_files(one, made(tmp_path / "empty", *"pqrstu")[5:]) == set()
+    assert find_shared_files(one, other) == set(one[:2])
+    assert find_shared_files(one, one[2:]) == {one[2]}
+    assert find_shared_files(one, made(tmp_path / "empty", *"pqrstu")[5:]) == set()

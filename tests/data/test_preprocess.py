@@ -15,8 +15,8 @@ from PIL import Image
 
 from data.helpers import pixels, spec
 from edgeq.data import preprocess as module
+from edgeq.data.images import Picture
 from edgeq.data.preprocess import load_preprocess, names, register, shipped
-from edgeq.data.records import Picture
 from edgeq.errors import DataError
 from edgeq.util.records import plain
 

@@ -28,7 +28,7 @@ def test_cases_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         save(tmp_path / f"test_data_set_{number}" / "input_1.pb", np.full((1, 3), number, np.float32))
         save(tmp_path / f"test_data_set_{number}" / "output_0.pb", np.zeros(1, np.float32))
     cases = open_cases(tmp_path, find_cases(tmp_path), TWO, prepared=True)
-    got = [(r.raw["a"][0, 0], r.raw["b"].shape, r.context["file"]) for r in cases.read(range(3))]
+    got = [(r.raw["a"][0, 0], r.raw["b"].shape, r.context["file"]) for r in cases.read_records(range(3))]
     assert got == [(n, (1, 3), f"test_data_set_{n}") for n in (0, 2, 10)]
 
 
@@ -40,7 +40,7 @@ def test_a_folder_that_is_one_case(tmp_path: Path) -> None:
 def test_names_decide_where_they_are_the_models(tmp_path: Path) -> None:
     save(tmp_path / "input_0.pb", floats(1, 3), "b")
     save(tmp_path / "input_1.pb", floats(1, 2), "a")
-    record = next(iter(open_cases(tmp_path, (tmp_path,), TWO, prepared=True).read(range(1))))
+    record = next(iter(open_cases(tmp_path, (tmp_path,), TWO, prepared=True).read_records(range(1))))
     assert record.raw["a"].shape == (1, 2)
 
 
@@ -67,7 +67,7 @@ def test_stacks(
     array = floats(*shape)
     save(tmp_path / "x.pb", array)
     stacked = open_stacked(tmp_path / "x.pb", IMAGE_MODEL, layout, None, prepared=prepared)
-    got = [record.raw["x"] for record in stacked.read(range(len(stacked)))]
+    got = [record.raw["x"] for record in stacked.read_records(range(len(stacked)))]
     assert [item.shape for item in got] == items
     assert np.array_equal(np.concatenate([item.ravel() for item in got]), array.ravel())
 

@@ -13,7 +13,7 @@ from data.helpers import IMAGE_MODEL, floats, save_image, signature, spec
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import register as register_preprocess
 from edgeq.data.python_items import open_python, split_item
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError, UsageError
 
@@ -45,10 +45,10 @@ class Dataset:
     [lambda: list(ITEMS), lambda: tuple(ITEMS), generator, lambda: generator, Dataset, Reader, lambda: np.stack(ITEMS)],
 )
 def test_everything_that_gives_samples_can_be_read_twice(make: Callable[[], Any]) -> None:
-    items = open_python(make(), IMAGE_MODEL, prepared=True, wanted=None)
+    items = open_python(make(), IMAGE_MODEL, prepared=True, input_name=None)
     assert len(items) == 4
     for indices in (range(4), range(1, 4, 2)):
-        got = [record.raw["x"] for record in items.read(indices)]
+        got = [record.raw["x"] for record in items.read_records(indices)]
         assert [np.array_equal(a, ITEMS[i]) for a, i in zip(got, indices, strict=True)] == [True] * len(indices)
 
 
@@ -57,8 +57,8 @@ def test_ragged_generators_keep_shapes_labels_and_text() -> None:
         for length in (3, 5):
             yield {"x": np.zeros((1, length), np.float16), "words": "text"}, length
 
-    items = open_python(ragged(), IMAGE_MODEL, prepared=True, wanted=None)
-    records = list(items.read(range(2)))
+    items = open_python(ragged(), IMAGE_MODEL, prepared=True, input_name=None)
+    records = list(items.read_records(range(2)))
     assert [r.raw["x"].shape for r in records] == [(1, 3), (1, 5)]
     assert [r.label for r in records] == [3, 5]
     assert records[0].raw["words"] == "text"
@@ -83,12 +83,12 @@ def test_items() -> None:
 @pytest.mark.parametrize("source", [3, None, b"bytes", {"x": 1}])
 def test_what_is_no_data(source: Any) -> None:
     with pytest.raises(DataError, match="is not data"):
-        open_python(source, IMAGE_MODEL, prepared=True, wanted=None)
+        open_python(source, IMAGE_MODEL, prepared=True, input_name=None)
 
 
 def test_objects_are_never_pickled() -> None:
     with pytest.raises(DataError, match="Python objects"):
-        open_python(iter([np.array([object()])]), IMAGE_MODEL, prepared=True, wanted=None)
+        open_python(iter([np.array([object()])]), IMAGE_MODEL, prepared=True, input_name=None)
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -187,7 +187,7 @@ def test_functions_that_read_paths_get_paths(tmp_path: Path) -> None:
 
 def test_ragged_items_are_named() -> None:
     with pytest.raises(DataError, match="item 1 is not an array"):
-        list(open_python([[1], [[1], [1, 2]]], IMAGE_MODEL, prepared=True, wanted=None).read(range(2)))
+        list(open_python([[1], [[1], [1, 2]]], IMAGE_MODEL, prepared=True, input_name=None).read_records(range(2)))
 
 
 class Shrinks:
@@ -204,23 +204,23 @@ class Shrinks:
 def test_data_that_give_fewer_items_the_second_time_say_so() -> None:
     once = generator()
     for source, second in ((lambda: once, 0), (Shrinks(), 2)):
-        items = open_python(source, IMAGE_MODEL, prepared=True, wanted=None)
+        items = open_python(source, IMAGE_MODEL, prepared=True, input_name=None)
         with pytest.raises(DataError, match=f"gave 4 items at first, but {second} when read again"):
-            list(items.read(range(4)))
-        assert len(list(items.read(range(0)))) == 0
+            list(items.read_records(range(4)))
+        assert len(list(items.read_records(range(0)))) == 0
 
 
 def test_a_class_of_a_reader_and_a_reader_read_before_say_what_to_do() -> None:
     with pytest.raises(DataError, match=r"the class Reader is not data. Give an object of it, Reader"):
-        open_python(Reader, IMAGE_MODEL, prepared=True, wanted=None)
+        open_python(Reader, IMAGE_MODEL, prepared=True, input_name=None)
     reader = Reader()
-    open_python(reader, IMAGE_MODEL, prepared=True, wanted=None)
+    open_python(reader, IMAGE_MODEL, prepared=True, input_name=None)
 
     class Arrays(Reader):
         def get_next(self) -> Any:
             """Return one array, which cannot be compared with None as a whole."""
             return self.left.pop(0) if self.left else None
 
-    assert len(open_python(Arrays(), IMAGE_MODEL, prepared=True, wanted=None)) == 4
+    assert len(open_python(Arrays(), IMAGE_MODEL, prepared=True, input_name=None)) == 4
     with pytest.raises(DataError, match=r"gives no samples\. If it was read before, make a new one"):
-        open_python(reader, IMAGE_MODEL, prepared=True, wanted=None)
+        open_python(reader, IMAGE_MODEL, prepared=True, input_name=None)

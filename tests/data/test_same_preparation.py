@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from edgeq.data.open_source import Data
-from edgeq.data.same_preparation import differences, input_figures
+from edgeq.data.same_preparation import find_differences, measure_inputs
 from edgeq.errors import DataError
 from edgeq.jobs.calibrate import calibrate
 from edgeq.jobs.quantize import quantize
@@ -32,7 +32,7 @@ def samples(values: np.ndarray) -> FakeSamples:
 
 
 def compared(one: np.ndarray, other: np.ndarray) -> tuple[str, ...]:
-    return differences(input_figures(samples(one)), input_figures(samples(other)))
+    return find_differences(measure_inputs(samples(one)), measure_inputs(samples(other)))
 
 
 UNIT = images(16, 1) / 255

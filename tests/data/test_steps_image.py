@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.helpers import pixels, spec
-from edgeq.data.records import ImageGeometry, ItemState, to_original
+from edgeq.data.axes import ItemState
+from edgeq.data.images import ImageGeometry, to_original
 from edgeq.data.steps import build_step
 from edgeq.errors import DataError
 

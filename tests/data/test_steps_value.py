@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from data.helpers import spec
-from edgeq.data.records import ItemState
+from edgeq.data.axes import ItemState
 from edgeq.data.steps import build_step
-from edgeq.data.steps.shape import Window
+from edgeq.data.steps.window import Window
 from edgeq.errors import DataError
 
 bytes_hwc = hnp.arrays(np.uint8, hnp.array_shapes(min_dims=3, max_dims=3, max_side=5).map(lambda s: (s[0], s[1], 3)))

@@ -8,7 +8,7 @@ from edgeq_device.engines.catalog import known_wrong
 from edgeq_device.errors import BundleError
 
 from edgeq.model.compatibility import wrong_table
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 
 from .fakes import bundle, device, variant
 

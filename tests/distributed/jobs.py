@@ -14,7 +14,7 @@ from typing import Any
 from edgeq.data.samples import SourceSamples
 from edgeq.errors import DataError
 
-_SAMPLE = SourceSamples._sample
+_SAMPLE = SourceSamples._make_sample
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ def dies_at(place: int, once: Path) -> bool:
             os.kill(os.getpid(), signal.SIGKILL)
         return _SAMPLE(samples, index, record)
 
-    SourceSamples._sample = sample  # type: ignore[method-assign]
+    SourceSamples._make_sample = sample  # type: ignore[method-assign]
     return True
 
 
 def lives() -> bool:
     """Undo `dies_at`."""
-    SourceSamples._sample = _SAMPLE  # type: ignore[method-assign]
+    SourceSamples._make_sample = _SAMPLE  # type: ignore[method-assign]
     return True
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.distributed import workers
-from edgeq.distributed.workers import Workers, check_versions, files_for, open_workers, versions
+from edgeq.distributed.workers import Workers, check_versions, open_workers, read_versions, share_files
 from edgeq.errors import DataError, EdgeqError, GoalNotMetError, RuntimeUnavailableError, UsageError
 from tests.distributed.jobs import Squares, ignores_interrupts
 
@@ -133,14 +133,14 @@ def test_files_are_named_where_workers_see_them_and_sent_where_they_do_not(tmp_p
     (tmp_path / "bundle" / "inner" / "a").write_bytes(b"1")
     (tmp_path / "m.onnx").write_bytes(b"2")
     (tmp_path / "m.onnx.data").write_bytes(b"3")
-    seen = files_for(pool, tmp_path / "bundle")
+    seen = share_files(pool, tmp_path / "bundle")
     assert seen.contents is None
     assert seen.names == ("bundle/inner/a",)
-    model = files_for(pool, tmp_path / "m.onnx", [tmp_path / "m.onnx.data"])
-    assert model.here()
+    model = share_files(pool, tmp_path / "m.onnx", [tmp_path / "m.onnx.data"])
+    assert model.is_visible()
     sent = replace(model, contents={name: (tmp_path / name).read_bytes() for name in model.names})
     (tmp_path / "m.onnx").write_bytes(b"changed")
-    assert not model.here()
+    assert not model.is_visible()
     with ExitStack() as stack:
         place = sent.place(stack)
         assert place.parent != tmp_path
@@ -187,9 +187,9 @@ def test_a_script_that_workers_import_anew_is_refused_with_the_line_that_it_need
 
 
 def test_a_worker_with_other_versions_is_refused() -> None:
-    check_versions(versions())
+    check_versions(read_versions())
     with pytest.raises(RuntimeUnavailableError, match="a worker has numpy"):
-        check_versions({**versions(), "numpy": "1.0"})
+        check_versions({**read_versions(), "numpy": "1.0"})
 
 
 @pytest.mark.parametrize("kind", [DataError, GoalNotMetError, EdgeqError])

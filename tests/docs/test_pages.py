@@ -15,7 +15,7 @@ import click
 import pytest
 
 from edgeq.cli import group
-from edgeq.emulate.emulator import home
+from edgeq.emulate.cache import home
 from edgeq.emulate.routes import FOLDER
 from edgeq.errors import UsageError
 from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, blocks, pages, spans

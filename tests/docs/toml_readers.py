@@ -15,7 +15,7 @@ from edgeq.hardware import profile as document
 from edgeq.hardware import profile as schema
 from edgeq.hardware.target import resolve
 from edgeq.model.int8_rules import int8_rules
-from edgeq.remote.devices import boards_of
+from edgeq.remote.devices import find_boards
 from edgeq.reporting.gate import read_limits
 
 
@@ -29,7 +29,7 @@ def _preprocessing(path: Path) -> None:
 
 
 def _hardware(path: Path) -> None:
-    document.read(path, schema.EitherFile)
+    document.read_document(path, schema.EitherFile)
     resolve(str(path))
 
 
@@ -42,7 +42,7 @@ def _recipe(path: Path) -> None:
 
 
 def _devices(path: Path) -> None:
-    if not boards_of(str(path)):
+    if not find_boards(str(path)):
         raise EdgeqError("no boards")
 
 

@@ -11,7 +11,8 @@ import pytest
 from edgeq_device.measure.features import read_features
 
 from edgeq.emulate import routes
-from edgeq.emulate.emulator import emulator_named, home, load_emulators
+from edgeq.emulate.cache import home
+from edgeq.emulate.emulator import find_emulator, load_emulators
 from edgeq.emulate.machine import QemuProgram, find_qemu
 from edgeq.emulate.routes import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
@@ -41,7 +42,7 @@ def _machines() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def arm64(_machines: None) -> tuple[QemuProgram, Sysroot]:
     """Return the emulated ARM64 machine, or skip the test."""
-    emulator = emulator_named("arm64")
+    emulator = find_emulator("arm64")
     if os.environ.get(MAKE) == "1":
         home().mkdir(parents=True, exist_ok=True)
         with (home() / "tests.lock").open("w") as lock:
@@ -67,5 +68,5 @@ def haswell() -> str:
 
 @pytest.fixture(scope="session")
 def maskable(masked: None) -> None:
-    if routes.why_not() or "avx512_vnni" not in read_features()[1]:
-        pytest.skip(routes.why_not() or "this CPU has no AVX-512 VNNI to mask")
+    if routes.mask_problem() or "avx512_vnni" not in read_features()[1]:
+        pytest.skip(routes.mask_problem() or "this CPU has no AVX-512 VNNI to mask")

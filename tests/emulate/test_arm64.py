@@ -17,8 +17,8 @@ import pytest
 
 from edgeq.data.open_source import Data
 from edgeq.emulate.check import VerifyRequest, verify_on
-from edgeq.emulate.emulator import emulator_named
-from edgeq.emulate.machine import QemuProgram, emulated_command
+from edgeq.emulate.emulator import find_emulator
+from edgeq.emulate.machine import QemuProgram, build_command
 from edgeq.emulate.sysroot import Sysroot
 from edgeq.errors import HardwareError
 from edgeq.jobs.package import package
@@ -58,7 +58,7 @@ def device(arm64: tuple[QemuProgram, Sysroot]) -> Run:
     """Return a function that runs a bundle's own program on an ARM64 CPU."""
 
     def run(cpu: str, script: Path, *arguments: str, modules: str = "") -> subprocess.CompletedProcess[str]:
-        command = emulated_command(emulator_named("arm64"), cpu)
+        command = build_command(find_emulator("arm64"), cpu)
         environment = {**command.environment, "PYTHONPATH": modules or str(arm64[1].site)}
         words = [*command.interpreter, "-X", f"pycache_prefix={command.compiled}", str(script), *arguments]
         return subprocess.run(words, capture_output=True, text=True, env=environment)
@@ -219,4 +219,4 @@ def test_edgeq_proves_the_kernels_and_the_answers(arm64: tuple[QemuProgram, Sysr
 
 def test_a_cpu_that_this_qemu_does_not_have(arm64: tuple[QemuProgram, Sysroot]) -> None:
     with pytest.raises(HardwareError, match=r"has no CPU 'cortex-z9'"):
-        emulated_command(emulator_named("arm64"), "cortex-z9")
+        build_command(find_emulator("arm64"), "cortex-z9")

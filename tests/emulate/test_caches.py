@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgeq.emulate import routes
-from edgeq.emulate.emulator import emulator_named, load_emulators
-from edgeq.emulate.machine import emulated_command, find_qemu
-from edgeq.emulate.routes import masked_command
+from edgeq.emulate.emulator import find_emulator, load_emulators
+from edgeq.emulate.machine import build_command, find_qemu
+from edgeq.emulate.routes import build_masked_command
 from edgeq.emulate.sysroot import load_sysroot
 from edgeq.errors import RuntimeUnavailableError
 from tests.cli import process
@@ -52,7 +52,7 @@ def test_a_qemu_that_others_can_change_does_not_run(own_home: Path, fetched: Pat
     if mode == 0o775 and os.geteuid() != 0:
         pytest.skip("the group may be the user's own")
     PLACES[place](own_home).chmod(mode)
-    for call in (find_qemu, lambda emulator: emulated_command(emulator, "max")):
+    for call in (find_qemu, lambda emulator: build_command(emulator, "max")):
         with pytest.raises(RuntimeUnavailableError, match=EXPOSED + "edgeq emulate setup"):
             call(ARM)
     done = process.run("emulate", "status", cwd=own_home.parent)
@@ -69,21 +69,21 @@ def test_a_root_file_system_that_others_can_change_is_not_used(own_home: Path) -
     for place in (python, python.parent, own_home / "arm64", own_home):
         place.chmod(0o777)
         with pytest.raises(RuntimeUnavailableError, match=EXPOSED + "edgeq emulate setup arm64"):
-            load_sysroot(emulator_named("arm64"))
+            load_sysroot(find_emulator("arm64"))
         place.chmod(0o755)
 
 
-@pytest.mark.skipif(bool(routes.why_not()), reason=routes.why_not() or "-")
+@pytest.mark.skipif(bool(routes.mask_problem()), reason=routes.mask_problem() or "-")
 def test_a_masked_runtime_that_others_can_change_is_not_loaded(own_home: Path) -> None:
-    folder = masked_command(["avx512_vnni"]).folders[0]
+    folder = build_masked_command(["avx512_vnni"]).folders[0]
     assert folder.is_relative_to(own_home)
     for place in (folder / "cpuid_mask.so", folder / "onnxruntime", folder, folder.parent, own_home):
         before = place.stat().st_mode
         place.chmod(0o777)
         with pytest.raises(RuntimeUnavailableError, match=EXPOSED):
-            masked_command(["avx512_vnni"])
+            build_masked_command(["avx512_vnni"])
         place.chmod(before)
-    assert masked_command(["avx512_vnni"]).folders[0] == folder
+    assert build_masked_command(["avx512_vnni"]).folders[0] == folder
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")

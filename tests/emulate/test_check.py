@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from edgeq.data.samples import Samples, open_samples
-from edgeq.emulate.check import CheckedModel, EmulatedCheck, check_trial, summary
+from edgeq.emulate.check import CheckedModel, EmulatedCheck, check_trial, summarise
 from edgeq.emulate.routes import Open, Simulator
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
@@ -91,7 +91,7 @@ def test_wrong_answers_fail_the_self_test(model: Path, samples: Samples) -> None
     assert "self-test: output y: error 0.5 is over 0.1" in found.reason
     with pytest.raises(CheckFailedError, match=r"variant v fails on gemmini"):
         found.check()
-    assert any("WRONG" in line for line in summary([found]))
+    assert any("WRONG" in line for line in summarise([found]))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_without_a_tolerance_float32_is_the_judge(model: Path, samples: Samples,
     assert 35 < found.host_agreement.sqnr_db < 45
     record = json.loads(json.dumps(plain(found), allow_nan=False))
     assert record["selftest"]["y"]["tolerance"] is None
-    assert any("against float32" in line for line in summary([found]))
+    assert any("against float32" in line for line in summarise([found]))
     if status == "failed":
         assert "dB SQNR against float32" in found.reason
 
@@ -194,7 +194,7 @@ def test_nothing_at_hand_is_not_run(model: Path) -> None:
     trial = CheckedModel(model, SessionSettings())
     found = check_trial(trial, resolve("gemmini", MACHINE), MACHINE)
     assert (found.status, found.reason) == ("not run", "there is no simulator 'systolic' here")
-    assert summary([found]) == ["gemmini: not run", "  there is no simulator 'systolic' here"]
+    assert summarise([found]) == ["gemmini: not run", "  there is no simulator 'systolic' here"]
 
 
 @pytest.fixture
@@ -256,4 +256,4 @@ def test_without_the_float_model_the_variant_s_own_noise_decides(
         model, samples=samples, noise_db=noise_db, tolerance=None,
     )  # fmt: skip
     assert found.status == status
-    assert ("its own quantization noise" in "\n".join(summary([found]))) == (noise_db is not None)
+    assert ("its own quantization noise" in "\n".join(summarise([found]))) == (noise_db is not None)

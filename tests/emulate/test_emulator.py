@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.emulate.emulator import emulator_named, load_emulators
+from edgeq.emulate.emulator import find_emulator, load_emulators
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.profile import load_profiles
 from edgeq.hardware.target import load_targets
@@ -33,14 +33,14 @@ def test_cpus_that_qemu_has_are_taken(cpu: str) -> None:
 
 
 def test_a_machine_that_cannot_be_made_is_refused() -> None:
-    assert emulator_named("arm64").sysroot is not None
+    assert find_emulator("arm64").sysroot is not None
     for name in ("x86_64", "vax"):
         with pytest.raises(UsageError, match=f"there is no emulated machine '{name}'"):
-            emulator_named(name)
+            find_emulator(name)
 
 
 def test_what_the_recipe_leaves_out() -> None:
-    recipe = emulator_named("arm64").sysroot
+    recipe = find_emulator("arm64").sysroot
     assert recipe is not None
     assert recipe.leaves_out("usr/share/doc/libc6/copyright")
     assert recipe.leaves_out("site/numpy/linalg/tests/test_linalg.py")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.emulate.check import CheckedModel, check_trial, route_for
-from edgeq.emulate.emulator import EXACT, SATURATED
-from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, route_to
+from edgeq.emulate.check import CheckedModel, check_trial, find_route
+from edgeq.emulate.probe import EXACT, SATURATED
+from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, choose_route
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
@@ -47,15 +47,15 @@ def _saturating(engine: Engine) -> Engine:
 
 def test_without_a_plugin_nothing_changes() -> None:
     target = resolve("haswell", OLD)
-    expected = route_to(target, OLD)
+    expected = choose_route(target, OLD)
     for engine in (None, load_engines()["onnxruntime"]):
-        found = route_for(target, OLD, engine)
+        found = find_route(target, OLD, engine)
         assert (found.where, found.how, found.reason) == (expected.where, expected.how, expected.reason)
 
 
 def test_why_it_is_not_run(fake: Engine) -> None:
     def reason(target: str, machine: Machine, engine: Engine = fake) -> str:
-        found = route_for(resolve(target, machine), machine, engine)
+        found = find_route(resolve(target, machine), machine, engine)
         assert (found.where, found.start) == (NOT_RUN, None)
         return found.reason
 
@@ -91,7 +91,7 @@ def test_other_kernels_than_the_targets_prove_nothing(fake: Engine, tmp_path: Pa
 
 def test_this_machines_own_kernels(fake: Engine) -> None:
     machine = detect_machine()
-    found = route_for(resolve("auto", machine), machine, fake)
+    found = find_route(resolve("auto", machine), machine, fake)
     assert (found.where, found.how) == (NATIVE, "fake, this machine")
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from edgeq.emulate import routes
-from edgeq.emulate.emulator import load_emulators, probe, probe_file
-from edgeq.emulate.machine import emulated_command
-from edgeq.emulate.routes import masked_command, patched
+from edgeq.emulate.emulator import load_emulators
+from edgeq.emulate.machine import build_command
+from edgeq.emulate.probe import probe, probe_file
+from edgeq.emulate.routes import build_masked_command, patch_library
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.run.session import GuestProgram, SessionSettings, start_guest
 
@@ -48,8 +49,8 @@ print(shim.edgeq_mask_count())
 
 @pytest.fixture
 def compiler() -> None:
-    if routes.why_not() or not sys.platform.startswith("linux") or not importlib.util.find_spec("onnxruntime"):
-        pytest.skip(routes.why_not() or "CPUID is an x86-64 instruction")
+    if routes.mask_problem() or not sys.platform.startswith("linux") or not importlib.util.find_spec("onnxruntime"):
+        pytest.skip(routes.mask_problem() or "CPUID is an x86-64 instruction")
     if load_emulators()["x86_64"].elf_machine != int.from_bytes(Path(sys.executable).read_bytes()[18:20], "little"):
         pytest.skip("CPUID is an x86-64 instruction")
 
@@ -63,7 +64,7 @@ def compiled(source: str, place: Path) -> Path:
 def test_only_instructions_are_replaced_and_only_bits_are_cleared(compiler: None, tmp_path: Path) -> None:
     plain = compiled(ASKING, tmp_path / "plain.so")
     changed = tmp_path / "patched.so"
-    changed.write_bytes(patched(plain))
+    changed.write_bytes(patch_library(plain))
     assert changed.read_bytes().count(b"\x0f\xff") == plain.read_bytes().count(b"\x0f\xff") + 2
     shim = compiled(Path(routes.__file__).with_name("cpuid_mask.c").read_text(), tmp_path / "shim.so")
     ran = subprocess.run(
@@ -93,7 +94,7 @@ def test_another_illegal_instruction_still_ends_the_process(compiler: None, tmp_
 def test_without_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeUnavailableError, match=r"needs cc and objdump. Install a C compiler|needs Linux"):
-        masked_command(["avx512f"])
+        build_masked_command(["avx512f"])
 
 
 def sums(guest: GuestProgram) -> str:
@@ -116,7 +117,7 @@ OTHER_EXACT = ("avx_vnni", "avx_vnni_int8", "amx_tile", "amx_int8")
     ],
 )
 def test_a_lesser_cpu_runs_lesser_kernels(maskable: None, features: tuple[str, ...], answer: str) -> None:
-    with start_guest(masked_command(features), "masked") as guest:
+    with start_guest(build_masked_command(features), "masked") as guest:
         seen = guest.features(features)
         assert seen["trapped"] > 0
         assert not set(features) & set(seen["features"])
@@ -129,12 +130,12 @@ def test_a_masked_cpu_answers_as_an_emulated_one(maskable: None, haswell: str, t
     saturate.
     """
     random_model = _benchmark_models()
-    emulated = emulated_command(load_emulators()["x86_64"], haswell)
+    emulated = build_command(load_emulators()["x86_64"], haswell)
     differing = 0
     with (
-        start_guest(masked_command(("avx512f", *OTHER_EXACT)), "masked") as left,
+        start_guest(build_masked_command(("avx512f", *OTHER_EXACT)), "masked") as left,
         start_guest(emulated, "emulated") as right,
-        start_guest(masked_command(()), "this machine") as here,
+        start_guest(build_masked_command(()), "this machine") as here,
     ):
         for seed in range(18):
             case = random_model(seed)

@@ -7,18 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.emulate.emulator import (
-    KernelProof,
-    KernelWatch,
-    check_kernels,
-    kind_of_sums,
-    load_emulators,
-    load_proof,
-    probe,
-    probe_model,
-    save_proof,
-    scan,
-)
+from edgeq.emulate.emulator import load_emulators
+from edgeq.emulate.probe import build_probe_model, classify_sums, probe
+from edgeq.emulate.proof import KernelProof, check_kernels, load_proof, save_proof
+from edgeq.emulate.watch import KernelWatch, scan
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.target import resolve
 from edgeq.run.session import open_session
@@ -28,7 +20,7 @@ ARM = load_emulators()["arm64"]
 
 def test_this_machine_answers_as_its_profile_says() -> None:
     saturates = bool(resolve("auto").profile.hazards.get("saturates_int16"))
-    assert probe(open_session(probe_model()), "here") == ("saturated" if saturates else "exact")
+    assert probe(open_session(build_probe_model()), "here") == ("saturated" if saturates else "exact")
 
 
 @pytest.mark.parametrize(
@@ -37,10 +29,10 @@ def test_this_machine_answers_as_its_profile_says() -> None:
 def test_the_two_sums_and_no_other(value: int, kind: str | None) -> None:
     sums = np.full((8, 32), value, np.int32)
     if kind is not None:
-        assert kind_of_sums(sums, "x") == kind
+        assert classify_sums(sums, "x") == kind
         sums[3, 3] += 1
     with pytest.raises(CheckFailedError, match=r"x: integer products are wrong"):
-        kind_of_sums(sums, "x")
+        classify_sums(sums, "x")
 
 
 @pytest.mark.parametrize(("pairs", "saturates"), [("exact", True), ("saturated", False)])

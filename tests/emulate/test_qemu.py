@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.emulate.emulator import load_emulators
-from edgeq.emulate.machine import QemuProgram, check_cpuinfo, emulated_command, find_qemu, require_qemu
+from edgeq.emulate.machine import QemuProgram, build_command, check_cpuinfo, find_qemu, require_qemu
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 
 X86, ARM = load_emulators()["x86_64"], load_emulators()["arm64"]
@@ -49,7 +49,7 @@ def test_a_damaged_folder_of_programs_is_one_line(own_home: Path) -> None:
 def test_none_at_all_says_what_to_install(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeUnavailableError, match=r"qemu-aarch64 is not installed.*edgeq emulate setup"):
-        emulated_command(ARM, "cortex-a53")
+        build_command(ARM, "cortex-a53")
 
 
 @pytest.mark.parametrize("feature", ["avx512f", "avx512-vnni", "avx-vnni", "amx-int8"])

@@ -10,7 +10,7 @@ import pytest
 from edgeq_device.measure.features import FEATURES
 
 from edgeq.emulate import routes
-from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, Open, Running, route_to
+from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, Open, Running, choose_route
 from edgeq.errors import CheckFailedError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles
@@ -26,7 +26,7 @@ LAPTOP = Machine("x86_64", frozenset(AVX2.split()))
 @pytest.fixture(autouse=True)
 def tools(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
     """Imitate a machine with a compiler but without qemu."""
-    monkeypatch.setattr(routes, "why_not", lambda: "")
+    monkeypatch.setattr(routes, "mask_problem", lambda: "")
     monkeypatch.setenv("PATH", "")
 
 
@@ -42,7 +42,7 @@ def tools(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
     ],
 )
 def test_the_best_way_is_taken(target: str, machine: Machine, where: str, how: str) -> None:
-    route = route_to(resolve(target, machine), machine)
+    route = choose_route(resolve(target, machine), machine)
     assert (route.where, route.how, route.reason) == (where, how, "")
     assert route.native_speed
     assert route.start is not None
@@ -58,26 +58,28 @@ def test_the_best_way_is_taken(target: str, machine: Machine, where: str, how: s
     ],
 )
 def test_what_cannot_be_run_says_why(target: str, machine: Machine, reason: str) -> None:
-    route = route_to(resolve(target, machine), machine)
+    route = choose_route(resolve(target, machine), machine)
     assert (route.where, route.start) == (NOT_RUN, None)
     assert route.reason.startswith(reason)
 
 
 def test_without_a_compiler_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "why_not", lambda: "masking CPUID needs cc")
-    assert route_to(resolve("haswell", SERVER), SERVER).reason.startswith("masking CPUID needs cc; qemu-x86_64 is not")
+    monkeypatch.setattr(routes, "mask_problem", lambda: "masking CPUID needs cc")
+    assert choose_route(resolve("haswell", SERVER), SERVER).reason.startswith(
+        "masking CPUID needs cc; qemu-x86_64 is not"
+    )
 
 
 def test_a_cpu_that_qemu_has_in_name_only_is_refused() -> None:
     target = emulating(resolve("nvidia-t4", SERVER), qemu={"arch": "x86_64", "cpu": "Icelake-Server"})
-    assert "has no Icelake-Server: it silently runs a lesser CPU" in route_to(target, SERVER).reason
+    assert "has no Icelake-Server: it silently runs a lesser CPU" in choose_route(target, SERVER).reason
 
 
 def test_masks_are_cpuid_features() -> None:
     for profile in load_profiles().values():
         assert set(profile.emulate.get("mask", ())) <= FEATURES
     with pytest.raises(HardwareError, match=r"'avx9000', which is not a CPUID feature"):
-        route_to(emulating(resolve("haswell", SERVER), mask=["avx9000"]), SERVER)
+        choose_route(emulating(resolve("haswell", SERVER), mask=["avx9000"]), SERVER)
 
 
 def test_a_simulator_stands_for_the_device() -> None:
@@ -88,7 +90,7 @@ def test_a_simulator_stands_for_the_device() -> None:
         asked.append(target.name)
         yield open_session
 
-    route = route_to(resolve("gemmini", SERVER), SERVER, simulators={"systolic": simulate})
+    route = choose_route(resolve("gemmini", SERVER), SERVER, simulators={"systolic": simulate})
     assert (route.where, route.how) == (MODELLED, "the systolic simulator")
     assert route.start is not None
     with route.start() as running:
@@ -98,7 +100,7 @@ def test_a_simulator_stands_for_the_device() -> None:
 
 def test_this_machine_is_proven_too() -> None:
     machine = detect_machine()
-    route = route_to(resolve("auto", machine), machine)
+    route = choose_route(resolve("auto", machine), machine)
     assert route.start is not None
     with route.start() as running:
         assert running.kernels is not None
@@ -106,7 +108,7 @@ def test_this_machine_is_proven_too() -> None:
     saturates = bool(target.profile.hazards.get("saturates_int16"))
     hazards = {"saturates_int16": [] if saturates else ["U8S8"]}
     other = dataclasses.replace(target, profile=dataclasses.replace(target.profile, hazards=hazards))
-    route = route_to(other, machine)
+    route = choose_route(other, machine)
     assert route.start is not None
     with pytest.raises(CheckFailedError, match=r"this machine runs other kernels than the target"), route.start():
         pass

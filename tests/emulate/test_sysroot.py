@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.emulate.emulator import Emulator, Pins, emulator_named
+from edgeq.emulate.emulator import Emulator, Pins, find_emulator
 from edgeq.emulate.sysroot import LOCK, Apt, Package, build_sysroot, load_sysroot, place_of, use_sysroot
 from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
 
@@ -76,7 +76,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def small() -> Emulator:
     """Return the ARM64 machine with fewer packages and without pins."""
-    emulator = emulator_named("arm64")
+    emulator = find_emulator("arm64")
     assert emulator.sysroot is not None
     recipe = replace(
         emulator.sysroot,

@@ -18,7 +18,7 @@ from edgeq.backends.base import SIMULATORS
 from edgeq.bundle.verify import opened
 from edgeq.cli import group
 from edgeq.data.open_source import Data
-from edgeq.emulate.check import VerifyRequest, next_check, verify_on
+from edgeq.emulate.check import VerifyRequest, suggest_check, verify_on
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
@@ -114,14 +114,14 @@ def test_what_stands_in_for_others_is_checked_on_this_machine(
     found = verify_on(VerifyRequest(tmp_path / "b", ("all",)), simulators=SIMULATORS)
     assert {check.variant: check.status for check in found.checks} == states
     found.check()
-    assert next_check(tmp_path / "b", SIMULATORS) == line
+    assert suggest_check(tmp_path / "b", SIMULATORS) == line
 
 
 def test_the_next_check_of_what_nothing_here_can_run(data: Path, tmp_path: Path, bare: None) -> None:
     board = "raspberry-pi-4" if detect_machine().architecture != "arm64" else "haswell"
     samples = Data(data / "x.npz", "key=x,label=label")
     package(data / "net.onnx", samples, tmp_path / "b", targets=(board,), timed=False, emulate=False)
-    assert next_check(tmp_path / "b", SIMULATORS) == ("emulate setup" if board == "raspberry-pi-4" else None)
+    assert suggest_check(tmp_path / "b", SIMULATORS) == ("emulate setup" if board == "raspberry-pi-4" else None)
 
 
 def test_a_target_takes_what_its_runner_would(bundle: Path) -> None:

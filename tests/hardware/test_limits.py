@@ -22,7 +22,7 @@ def eight_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eight_cpus")
 def test_threads_by_affinity_alone(tmp_path: Path) -> None:
-    assert detect.usable_threads(tmp_path) == 8
+    assert detect.count_threads(tmp_path) == 8
 
 
 @pytest.mark.usefixtures("eight_cpus")
@@ -31,7 +31,7 @@ def test_threads_by_affinity_alone(tmp_path: Path) -> None:
 )
 def test_threads_by_quota_of_version_2(tmp_path: Path, quota: str, threads: int) -> None:
     write(tmp_path, {"proc/self/cgroup": "0::/app\n", "sys/fs/cgroup/app/cpu.max": quota + "\n"})
-    assert detect.usable_threads(tmp_path) == threads
+    assert detect.count_threads(tmp_path) == threads
 
 
 @pytest.mark.usefixtures("eight_cpus")
@@ -44,7 +44,7 @@ def test_the_tightest_ancestor_counts(tmp_path: Path) -> None:
             "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
         },
     )
-    assert detect.usable_threads(tmp_path) == 3
+    assert detect.count_threads(tmp_path) == 3
 
 
 @pytest.mark.usefixtures("eight_cpus")
@@ -59,8 +59,8 @@ def test_version_1_with_the_path_of_the_host(tmp_path: Path) -> None:
             "proc/meminfo": "MemTotal:       16000000 kB\nMemFree: 1 kB\n",
         },
     )
-    assert detect.usable_threads(tmp_path) == 2
-    assert detect.memory_bytes(tmp_path) == 1 << 30
+    assert detect.count_threads(tmp_path) == 2
+    assert detect.read_memory(tmp_path) == 1 << 30
 
 
 def test_no_limit_is_not_a_limit(tmp_path: Path) -> None:
@@ -73,14 +73,14 @@ def test_no_limit_is_not_a_limit(tmp_path: Path) -> None:
             "proc/meminfo": "MemTotal:       2048 kB\n",
         },
     )
-    assert detect.memory_bytes(tmp_path) == 2048 * 1024
+    assert detect.read_memory(tmp_path) == 2048 * 1024
 
 
 def test_nothing_known(tmp_path: Path) -> None:
-    assert detect.memory_bytes(tmp_path) == 0
-    assert detect.caches(tmp_path) == ()
-    assert detect.board(tmp_path) == ""
-    assert detect.core_count("") == (0, 0)
+    assert detect.read_memory(tmp_path) == 0
+    assert detect.read_caches(tmp_path) == ()
+    assert detect.read_board(tmp_path) == ""
+    assert detect.count_cores("") == (0, 0)
 
 
 def test_caches_and_board(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_caches_and_board(tmp_path: Path) -> None:
             "proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0",
         },
     )
-    assert detect.caches(tmp_path) == (Cache(1, "data", 64 << 10), Cache(3, "unified", 2 << 20))
-    assert detect.board(tmp_path) == "Raspberry Pi 5 Model B Rev 1.0"
+    assert detect.read_caches(tmp_path) == (Cache(1, "data", 64 << 10), Cache(3, "unified", 2 << 20))
+    assert detect.read_board(tmp_path) == "Raspberry Pi 5 Model B Rev 1.0"
 
 
 def test_two_sockets_with_two_threads_a_core() -> None:
@@ -107,4 +107,4 @@ def test_two_sockets_with_two_threads_a_core() -> None:
         f"processor\t: {n}\nphysical id\t: {socket}\ncore id\t\t: {core}\n"
         for n, (socket, core) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)] * 2)
     ]
-    assert detect.core_count("\n".join(blocks)) == (4, 8)
+    assert detect.count_cores("\n".join(blocks)) == (4, 8)

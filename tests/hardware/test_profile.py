@@ -13,8 +13,8 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import ANY, Profile, load_profiles, match_profile
 from edgeq.run.engines import only_engine
 from edgeq.scheme import Scheme
+from edgeq.util.folders import shipped
 from edgeq.util.records import plain
-from edgeq.util.registry import shipped
 
 SHIPPED = shipped("profiles")
 PROFILES = load_profiles([SHIPPED])

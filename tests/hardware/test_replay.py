@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.util.folders import shipped
 from edgeq.util.records import plain
-from edgeq.util.registry import shipped
 from tests.hardware.recorded import FOLDER, RECORDS, machine_of
 
 PROFILES = load_profiles([shipped("profiles")])

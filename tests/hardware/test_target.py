@@ -11,8 +11,8 @@ from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import load_targets, resolve
+from edgeq.util.folders import shipped
 from edgeq.util.records import plain
-from edgeq.util.registry import shipped
 from tests.hardware.recorded import RECORDS, machine_of
 
 PROFILES = load_profiles([shipped("profiles")])

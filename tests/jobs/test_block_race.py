@@ -13,7 +13,7 @@ from edgeq_device.measure.latency import Distribution
 from onnx import numpy_helper
 
 from edgeq.data.open_source import Data
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.prove.block_race import raced_feeds
 from edgeq.quantization.block_products import LEVEL

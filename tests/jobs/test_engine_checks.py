@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.emulate.emulator import integer_model
+from edgeq.emulate.probe import build_integer_model
 from edgeq.prove.engine_check import check_engine
 from edgeq.run.engines import load_engines
 from edgeq.run.session import SessionSettings, open_session
@@ -18,7 +18,7 @@ from tests.plugins import needs_plugin
 def test_the_integers_are_exact() -> None:
     weights = np.random.default_rng(0).integers(-63, 64, (3, 8)).astype(np.int8)
     samples = np.random.default_rng(1).integers(0, 256, (4, 8)).astype(np.float32)
-    for found in open_session(integer_model(weights)).run(None, {"x": samples[:, :, None, None]}):
+    for found in open_session(build_integer_model(weights)).run(None, {"x": samples[:, :, None, None]}):
         np.testing.assert_array_equal(found.reshape(4, 3), samples @ weights.T.astype(np.float32))
 
 

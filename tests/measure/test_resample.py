@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.inference import Outputs

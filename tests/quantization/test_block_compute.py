@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import UsageError
 from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.emulate.audit import audit, largest_sums
+from edgeq.emulate.audit import audit, find_largest_sums
 from edgeq.errors import UsageError
 from edgeq.measure.node_runs import make_source_finder
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
@@ -69,7 +69,7 @@ def test_weights_that_fit_stay_as_they_are(tmp_path: Path) -> None:
 def test_ranges_fitted_to_samples_grow_less_and_bear_the_samples(tmp_path: Path) -> None:
     net = bench(tmp_path, residual())
     full = net.build("full.onnx")
-    reach = largest_sums(full.model, full.settings(), net.samples, make_source_finder(net.prepared.model))
+    reach = find_largest_sums(full.model, full.settings(), net.samples, make_source_finder(net.prepared.model))
     assert set(reach) == {"first", "last", "fc"}, "depthwise: its kernel is exact"
     assert max(values.max() for values in reach.values()) > 1
     scheme = Scheme(fit_pairs=True, fit_seen=True)

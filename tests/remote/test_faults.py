@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import BoardError
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.remote.session import open_board
 from tests.remote.conftest import FakeBoard
 
@@ -32,7 +32,7 @@ def _hangs(board: FakeBoard, command: str) -> None:
 
 @contextmanager
 def _used(board: FakeBoard) -> Iterator[None]:
-    with open_board(one_board(board.address)):
+    with open_board(find_board(board.address)):
         yield
 
 
@@ -75,7 +75,7 @@ def test_one_line(fault: str, command: str, board: FakeBoard, tmp_path: Path, mo
     assert not (tmp_path / "out").exists()
     board.python(f'exec {sys.executable} "$@"')
     (board.path / "fails").unlink(missing_ok=True)
-    with open_board(one_board(board.address)) as session:  # the board works as before
+    with open_board(find_board(board.address)) as session:  # the board works as before
         session.require("numpy", "onnxruntime")
         assert [path for path in (board.cache / "tmp").rglob("*") if path.is_file()] == []
     assert {path.name for path in board.home.iterdir()} <= {".cache"}

@@ -25,7 +25,7 @@ from edgeq.errors import BoardError, EdgeqError
 from edgeq.measure.kernels import profile
 from edgeq.remote import link as bounds
 from edgeq.remote.clock import BoardClock
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.run.session import SessionSettings
 from tests.remote.tuning import FEW
 
@@ -365,7 +365,7 @@ def run(command: str, bundle: Path) -> tuple[int, str, str]:
         done = CliRunner().invoke(group, [str(word) for word in commands[command]])
         return done.exit_code, done.stdout, done.stderr
     try:
-        with BoardClock([one_board(BOARD)]) as clock:
+        with BoardClock([find_board(BOARD)]) as clock:
             if command == "race":
                 clock.race({"a": (demo.MODEL, SessionSettings())}, {}, FEW, lambda: None)
             elif command == "peak":

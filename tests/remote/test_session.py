@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import BoardError
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.remote.session import BoardSession, open_board
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 from tests.remote.conftest import FakeBoard
 
 
 def opened(board: FakeBoard):  # type: ignore[no-untyped-def]
-    return open_board(one_board(board.address))
+    return open_board(find_board(board.address))
 
 
 def files(folder: Path) -> set[str]:
@@ -110,7 +110,7 @@ def test_what_runs_there_ends_with_the_link(board: FakeBoard, tmp_path: Path) ->
     mark = tmp_path / "pid"
     code = f"import os,time; open({str(mark)!r},'w').write(str(os.getpid())); time.sleep(60)"
     with opened(board) as session:
-        child = subprocess.Popen(session.attached(*session.python, "-c", code))
+        child = subprocess.Popen(session.attached_command(*session.python, "-c", code))
         wait_for(lambda: mark.exists() and mark.read_text() != "")
         board.cut()
     child.wait(5)
@@ -137,7 +137,7 @@ def test_the_program_starts_on_any_python_3() -> None:
 def test_no_python(board: FakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "devices.toml").write_text('[devices.pi]\nhost = "pi"\npython = ["python9"]\n')
-    with pytest.raises(BoardError, match="pi has no python9"), open_board(one_board("pi")):
+    with pytest.raises(BoardError, match="pi has no python9"), open_board(find_board("pi")):
         raise AssertionError
 
 
@@ -162,7 +162,7 @@ def test_a_board_that_is_not_reached(board: FakeBoard, says: str, line: str) -> 
 
 def test_a_full_disk(board: FakeBoard, payload: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(board) as session:
-        session.runtime()
+        session.send_runtime()
         real = session.ask
 
         def short(request, data=None):  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from edgeq.errors import BoardError, UsageError
 from edgeq.measure.kernels import profile
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.remote.machine import BoardState
 from edgeq.remote.session import open_board, start_board_guest
 from edgeq.run.session import SessionSettings
@@ -66,7 +66,7 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_a_race_on_a_board(board: FakeBoard, tiny: Path) -> None:
     plain = SessionSettings(intra_op_threads=1)
-    with BoardClock([one_board(board.address)]) as clock:
+    with BoardClock([find_board(board.address)]) as clock:
         found = clock.race(
             {"a": (tiny, plain), "b": (tiny, plain)}, {"x": np.ones((1, 4), np.float32)}, FEW, lambda: None
         )
@@ -80,7 +80,7 @@ def test_boards_take_turns_and_one_that_fails_is_left_out(
 ) -> None:
     one, two = make_board("one"), make_board("two")
     race = {"a": (tiny, SessionSettings(intra_op_threads=1))}
-    with BoardClock([one_board(b.address) for b in (one, two)]) as clock:
+    with BoardClock([find_board(b.address) for b in (one, two)]) as clock:
         for board in (None, one, None):
             if board is not None:
                 board.cut()
@@ -95,7 +95,7 @@ def test_why_the_link_was_cut_is_what_the_first_connection_says(board: FakeBoard
     """The first connection reports why the link was cut. The others, which share it, end without a message."""
     says = "Timeout, server pi not responding."
     board.python(f'case "$*" in *" serve "*) echo "{says}" >&2;; esac; exec {sys.executable} "$@"')
-    with open_board(one_board(board.address)) as session, start_board_guest(session) as guest:
+    with open_board(find_board(board.address)) as session, start_board_guest(session) as guest:
         board.cut()
         with pytest.raises(BoardError, match="cannot be reached"):
             guest.exchange({"do": "features", "masked": [], "runtime": False})
@@ -109,7 +109,7 @@ def test_a_profile_goes_on_on_the_next_board(make_board: Callable[[str], FakeBoa
         boards[0].cut()
         return session
 
-    with BoardClock([one_board(board.address) for board in boards]) as clock:
+    with BoardClock([find_board(board.address) for board in boards]) as clock:
         found = profile(tiny, SessionSettings(), {"x": np.ones((1, 4), np.float32)}, opener=opener)
         assert [kernel.op_type for kernel in found.kernels] == ["Relu"]
         assert list(clock.record()) == ["ssh://two"]
@@ -121,7 +121,7 @@ def test_a_board_that_throttles_rests_and_is_left_out(
     slept: list[float] = []
     throttles = iter(range(100))
     real = clocks.describe_board
-    with BoardClock([one_board(board.address)], sleep=slept.append) as clock:
+    with BoardClock([find_board(board.address)], sleep=slept.append) as clock:
         monkeypatch.setattr(
             clocks,
             "describe_board",
@@ -144,5 +144,5 @@ def test_boards_of_different_kinds(make_board: Callable[[str], FakeBoard], monke
 
     monkeypatch.setattr(clocks, "describe_board", describe)
     with pytest.raises(UsageError, match="ssh://one is a CPU, ssh://two is another CPU"):
-        BoardClock([one_board(b.address) for b in (one, two)]).__enter__()
+        BoardClock([find_board(b.address) for b in (one, two)]).__enter__()
     assert json.loads((one.cache / "lock").read_text())["who"]

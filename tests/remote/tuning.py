@@ -23,7 +23,7 @@ from edgeq.jobs.tune import Tuned
 from edgeq.measure.task import make_task
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
-from edgeq.remote.devices import one_board
+from edgeq.remote.devices import find_board
 from edgeq.remote.link import Channel
 from edgeq.remote.session import BoardGuest
 from edgeq.run.engines import choose_engine
@@ -40,7 +40,7 @@ def steady_boards() -> Iterator[None]:
     """Replace a board's measurements with times that are the same on every machine (see tests/tuning/steady.py), and
     make the search small: two ways to build, each with one way to calibrate.
     """
-    real, race, every = clocks._ranking, BoardClock.race, kernel_candidates
+    real, race, every = clocks._parse_ranking, BoardClock.race, kernel_candidates
 
     def steady(session: Any, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> SpeedRanking:
         names = real(session, answer, arrays).distributions
@@ -53,7 +53,7 @@ def steady_boards() -> Iterator[None]:
         return race(clock, models, feed, dataclasses.replace(FEW, how=how), on_round)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clocks, "_ranking", steady)
+        patch.setattr(clocks, "_parse_ranking", steady)
         patch.setattr(BoardClock, "race", short)
         patch.setattr("edgeq.tuning.race.RACE_S", 0.6)
         patch.setattr("edgeq.jobs.tune.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
@@ -63,7 +63,7 @@ def steady_boards() -> Iterator[None]:
 
 def tuned(output: Path, boards: Sequence[str], **changes: Any) -> Tuned:
     """Tune the demo model for boards, given by their addresses."""
-    with BoardClock([one_board(board) for board in boards]) as clock:
+    with BoardClock([find_board(board) for board in boards]) as clock:
         return edgeq.tune(
             demo.MODEL,
             Data(demo.CALIBRATION, count=8),

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from edgeq_device.measure.features import read_features
 
-from edgeq.emulate.emulator import probe, probe_model
+from edgeq.emulate.probe import build_probe_model, probe
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.kernels import profile
 from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
@@ -32,7 +32,7 @@ def here() -> Iterator[GuestProgram]:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     file = tmp_path / "probe.onnx"
-    file.write_bytes(probe_model())
+    file.write_bytes(build_probe_model())
     return file
 
 

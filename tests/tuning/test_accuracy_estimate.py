@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.measure.class_scores import probabilities
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Outputs

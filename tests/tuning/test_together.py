@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from edgeq import demo
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.data.samples import open_samples
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_signature

@@ -9,8 +9,8 @@ from functools import cache
 from edgeq.calibration.groups import SHARING
 from edgeq.calibration.ranges import Range
 from edgeq.errors import HardwareError
+from edgeq.util.folders import shipped
 from edgeq.util.records import read_toml
-from edgeq.util.registry import shipped
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ from edgeq.quantization.quantizer import quant_type, quantize_with_ranges, quiet
 from edgeq.run.engines import Engine, EngineChoice, engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
+from edgeq.util.folders import shipped
 from edgeq.util.records import parse, read_toml
-from edgeq.util.registry import shipped
 
 # Bits of the activations, in a row of the table.
 _NARROW = 8

@@ -8,8 +8,8 @@ from functools import cache
 
 from edgeq.errors import HardwareError, suggest
 from edgeq.run.toolkit import Toolkit
+from edgeq.util.folders import shipped
 from edgeq.util.records import read_toml
-from edgeq.util.registry import shipped
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from edgeq.errors import UsageError, closest
 from edgeq.run.session import onnxruntime
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 
 
 @dataclass(frozen=True)

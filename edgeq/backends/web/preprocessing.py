@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgeq.data.records import model_axes
+from edgeq.data.axes import model_axes
 from edgeq.signature import TensorSpec
 from edgeq.util.records import plain
 

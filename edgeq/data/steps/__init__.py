@@ -1,5 +1,7 @@
-"""Find the preprocessing steps by name. Each step is in its own file, in which `STEP` is the step's class. Plug-ins add
-steps through an entry point.
+"""Find the preprocessing steps by name, and make a step from a table or from one line of text.
+
+Each file holds the steps of one idea. `edgeq.util.registry.STEPS` lists their classes. Plug-ins add steps through an
+entry point.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from edgeq.util.registry import STEPS, Registry
 
 REGISTRY: Registry[type[Step]] = Registry(
     STEPS,
-    lambda found: isinstance(found, type) and issubclass(found, Step) and is_dataclass(found),
+    lambda candidate: isinstance(candidate, type) and issubclass(candidate, Step) and is_dataclass(candidate),
     "dataclass that derives from edgeq.data.step.Step",
 )
 
@@ -25,7 +27,7 @@ def is_step(op: str) -> bool:
     return op in REGISTRY.names() or any(op in step.aliases for _, step in REGISTRY.items())
 
 
-def step_class(op: str) -> type[Step]:
+def find_step(op: str) -> type[Step]:
     """Return the class of a step by its name or an alias.
 
     Raises:
@@ -46,9 +48,9 @@ def build_step(value: Any) -> Step:
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("op"), str):
         raise DataError(f"a step is {value!r}", "Write it as {op = 'resize', size = 256}")
-    given = dict(value)
-    op = given.pop("op")
-    return from_table(step_class(op), op, given)
+    table = dict(value)
+    op = table.pop("op")
+    return from_table(find_step(op), op, table)
 
 
 def parse_step(op: str, text: str) -> Step:
@@ -57,6 +59,7 @@ def parse_step(op: str, text: str) -> Step:
     Raises:
         DataError: for the same reasons as in `build_step`.
     """
-    step = step_class(op)
+    step = find_step(op)
+    # A colon inside [a:b] does not end a part.
     parts = [part for part in re.split(r":(?![^\[]*\])", text) if part]
     return from_table(step, op, table_of_text(step, op, parts))

@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgeq.data.records import Array, ItemState, check_size
+from edgeq.data.axes import ItemState
+from edgeq.data.images import Array
+from edgeq.data.limits import check_size
 from edgeq.data.step import Step, field_kind, one_of, read_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
@@ -34,9 +36,10 @@ class Arithmetic(Step):
 
     sign: ClassVar[str]
     compute: ClassVar[Operator]
-    value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, many=True))
+    value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, takes_all=True))
 
     def __post_init__(self) -> None:
+        # Dividing by 0 gives infinity in every sample, so the step itself is wrong.
         if self.sign == "/" and 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
             raise DataError(f"{self.name}: it divides by 0", "Correct the constant")
 
@@ -46,11 +49,11 @@ class Arithmetic(Step):
         Raises:
             DataError: the number of constants differs from the size of the channel axis.
         """
-        array = floating(state.array)
+        array = to_floating(state.array)
         with np.errstate(all="ignore"):  # a later check refuses values that are not finite and names the sample
             constant = np.asarray(self.value, array.dtype)
             if constant.ndim:
-                constant = _along_channels(constant, array, state.axes)
+                constant = _align_channels(constant, array, state.axes)
             return replace(state, array=np.asarray(type(self).compute(array, constant), array.dtype))
 
     def describe(self) -> str:
@@ -60,7 +63,7 @@ class Arithmetic(Step):
         return f"x = x {self.sign} {self.value!r}"
 
 
-def floating(array: Array) -> Array:
+def to_floating(array: Array) -> Array:
     """Return `array` itself if its dtype is floating. Otherwise return it as float32.
 
     Raises:
@@ -72,30 +75,39 @@ def floating(array: Array) -> Array:
     return array.astype(np.float32)
 
 
-def _along_channels(constant: Array, array: Array, axes: str) -> Array:
+def _align_channels(constant: Array, array: Array, axes: str) -> Array:
+    # Without declared axes, the last one is taken, as numpy's broadcasting would.
     axis = axes.index("C") if "C" in axes else array.ndim - 1
     if array.ndim == 0 or array.shape[axis] != constant.size:
         raise DataError(
             f"{constant.size} constants do not fit axis {axis} of shape {list(array.shape)}",
             "Declare the axes of the source (source.layout = 'CHW' or 'HWC'), or give one constant per channel",
         )
+    # All axes but the channels get size 1, so that numpy broadcasts over them.
     shape: list[Any] = [1] * array.ndim
     shape[axis] = constant.size
     return constant.reshape(shape)
 
 
-def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
+def _make_step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
     """Make the class of a step. The class must be an attribute of this module, because other processes look it up here
     when they load samples.
     """
-    own = {"name": name, "sign": sign, "compute": compute, "aliases": (alias,), "help": help, "__module__": __name__}
-    return type(name.title(), (Arithmetic,), own)
+    members = {
+        "name": name,
+        "sign": sign,
+        "compute": compute,
+        "aliases": (alias,),
+        "help": help,
+        "__module__": __name__,
+    }
+    return type(name.title(), (Arithmetic,), members)
 
 
-Add = _step("add", "+", operator.add, "offset", "x + CONSTANT")
-Subtract = _step("subtract", "-", operator.sub, "mean", "x - CONSTANT")
-Divide = _step("divide", "/", operator.truediv, "std", "x / CONSTANT")
-Multiply = _step(
+Add = _make_step("add", "+", operator.add, "offset", "x + CONSTANT")
+Subtract = _make_step("subtract", "-", operator.sub, "mean", "x - CONSTANT")
+Divide = _make_step("divide", "/", operator.truediv, "std", "x / CONSTANT")
+Multiply = _make_step(
     "multiply", "*", operator.mul, "scale", "x * CONSTANT; a number, a fraction such as 1/255, or [one,per,channel]"
 )
 
@@ -111,7 +123,8 @@ class Center(Step):
 
     def apply(self, state: ItemState, spec: TensorSpec | None) -> ItemState:
         """Return x - mean(x) in the dtype of x. Integers become float32 first."""
-        array = floating(state.array)
+        array = to_floating(state.array)
+        # A float32 sum over a million pixels loses digits.
         mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
         return replace(state, array=np.asarray(array - mean, array.dtype))
 

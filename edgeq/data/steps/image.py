@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from edgeq.data.records import Array, ImageGeometry, ItemState, check_size, model_size
-from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_of
+from edgeq.data.axes import ItemState, model_size
+from edgeq.data.images import Array, ImageGeometry
+from edgeq.data.limits import check_size
+from edgeq.data.step import Step, UnfitError, field_kind, one_of, parse_integer, parse_list
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
+# The names are edgeq's own, so that a recording does not depend on Pillow's numbers.
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "box": Image.Resampling.BOX,
@@ -41,32 +44,34 @@ def _read_size(value: Any) -> Size:
     if (
         not isinstance(pair, list | tuple)
         or len(pair) != 2
+        # A side of more than 65536 pixels is most likely a typing error.
         or not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 65536 for n in pair)
     ):
         raise UnfitError(value, "Give pixels, as 256, [width, height], or 'model'")
     return int(pair[0]), int(pair[1])
 
 
-def _size_part(text: str) -> Any:
+def _parse_size(text: str) -> Any:
     if match := re.fullmatch(r"(\d{1,9})x(\d{1,9})", text):
         return [int(match[1]), int(match[2])]
-    value = integer(text)
+    value = parse_integer(text)
     return value if isinstance(value, int) or text == "model" else None
 
 
-SIZE = field_kind(_read_size, _size_part)
+SIZE = field_kind(_read_size, _parse_size)
 FILTER = one_of(*FILTERS)
 ROUNDING = one_of(*ROUNDINGS)
 
 
-def rounded(value: float, rule: str) -> int:
+def round_by(value: float, rule: str) -> int:
     """Round `value` to whole pixels by the rule floor, ceil or round (half to even)."""
     if rule == "round":
+        # Half to even, as Python and PyTorch round.
         return round(value)
     return math.floor(value) if rule == "floor" else math.ceil(value)
 
 
-def target_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
+def choose_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
     """Return (width, height) in pixels, or None if `size` is "model" and the model does not fix a size."""
     return model_size(spec) if isinstance(size, str) else size
 
@@ -76,7 +81,7 @@ def describe_size(size: Size, model: str = "the model's width and height") -> st
     return model if isinstance(size, str) else f"{size[0]} x {size[1]}"
 
 
-def image_size(state: ItemState) -> tuple[int, int]:
+def measure_image(state: ItemState) -> tuple[int, int]:
     """Return (height, width) of an image in any axis order.
 
     Raises:
@@ -95,29 +100,30 @@ def to_hwc(array: Array, axes: str) -> Array:
     Raises:
         DataError: another axis has a size other than 1.
     """
-    others = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
-    if any(array.shape[i] != 1 for i in others):
+    extra_axes = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
+    # Pillow works on one image, so another axis may be there only in name.
+    if any(array.shape[i] != 1 for i in extra_axes):
         raise DataError(f"shape {list(array.shape)}, axes {axes}, is not one image", "Put steps on pixels first")
-    kept = "".join(axis for axis in axes if axis in "HWC")
-    array = array.squeeze(others)
-    if "C" not in kept:
-        return array.transpose([kept.index(a) for a in "HW"])[:, :, None]
-    return array.transpose([kept.index(a) for a in "HWC"])
+    image_axes = "".join(axis for axis in axes if axis in "HWC")
+    array = array.squeeze(extra_axes)
+    if "C" not in image_axes:
+        return array.transpose([image_axes.index(a) for a in "HW"])[:, :, None]
+    return array.transpose([image_axes.index(a) for a in "HWC"])
 
 
 def from_hwc(array: Array, axes: str) -> Array:
     """Return an HWC array in the order of `axes`: the inverse of `to_hwc`."""
-    kept = "".join(axis for axis in axes if axis in "HWC")
-    if "C" not in kept:
-        array = array[:, :, 0].transpose(["HW".index(a) for a in kept])
+    image_axes = "".join(axis for axis in axes if axis in "HWC")
+    if "C" not in image_axes:
+        array = array[:, :, 0].transpose(["HW".index(a) for a in image_axes])
     else:
-        array = (array if array.ndim == 3 else array[:, :, None]).transpose(["HWC".index(a) for a in kept])
+        array = (array if array.ndim == 3 else array[:, :, None]).transpose(["HWC".index(a) for a in image_axes])
     return np.expand_dims(array, tuple(i for i, axis in enumerate(axes) if axis not in "HWC"))
 
 
-def through_pillow(state: ItemState, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
-    """Convert the item to a Pillow image, apply `work` to it, and return the resulting array. `what` names the step in
-    messages.
+def apply_pillow(state: ItemState, step_name: str, work: Callable[[Image.Image], Image.Image]) -> Array:
+    """Convert the item to a Pillow image, apply `work` to it, and return the resulting array. `step_name` names the
+    step in messages.
 
     Raises:
         DataError: the item is not uint8 with 1 or 3 channels.
@@ -125,9 +131,10 @@ def through_pillow(state: ItemState, what: str, work: Callable[[Image.Image], Im
     array = to_hwc(state.array, state.axes)
     if array.dtype != np.uint8 or array.shape[2] not in (1, 3):
         raise DataError(
-            f"{what} takes uint8 images of 1 or 3 channels, not {array.dtype} {list(array.shape)} (rows first)",
+            f"{step_name} takes uint8 images of 1 or 3 channels, not {array.dtype} {list(array.shape)} (rows first)",
             "Put the step before any arithmetic, or prepare the data at the model's size",
         )
+    # Pillow needs consecutive bytes, and a single channel without its axis.
     image = Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2] == 1 else array))
     result = np.asarray(work(image))
     return from_hwc(result if result.ndim == 3 else result[:, :, None], state.axes)
@@ -148,10 +155,12 @@ class Channels(Step):
             DataError: the item is not an image of three channels.
         """
         if self.order == "L":
+            # An image without a channel axis is already grey.
             if "C" not in state.axes:
                 return state
+            # Pillow weighs the channels as red, green, blue, so another order would weigh them wrongly.
             rgb = state if state.channels != "BGR" else Channels("RGB").apply(state, spec)
-            array = through_pillow(rgb, "channels = L", lambda image: image.convert("L"))
+            array = apply_pillow(rgb, "channels = L", lambda image: image.convert("L"))
             return ItemState(array, state.axes, "", state.geometry)
         if state.channels == self.order:
             return state
@@ -194,17 +203,20 @@ class Resize(Step):
         Raises:
             DataError: the item is not a uint8 image of 1 or 3 channels, or the size is below one pixel.
         """
-        size = target_size(self.size, spec)
+        size = choose_size(self.size, spec)
         if size is None:
             return state
-        height, width = image_size(state)
+        height, width = measure_image(state)
         x, y, new = self.plan(width, height, size)
+        # Resampling at the same size could still blur, depending on the filter.
         if new == (width, height):
             return state
         if min(new) < 1:
             raise DataError(f"an image of {width}x{height} would shrink to {new[0]}x{new[1]}", "Leave it out")
+        # A wide image of one row, resized by its short side, grows without limit.
         check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
-        array = through_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
+        array = apply_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
+        # An array that was not decoded from an image starts its own geometry here.
         geometry = state.geometry or ImageGeometry((width, height))
         return replace(state, array=array, geometry=geometry.scaled(x, y))
 
@@ -214,24 +226,24 @@ class Resize(Step):
             return size[0] / width, size[1] / height, size
         if self.rule == "fit":
             scale = min(size[0] / width, size[1] / height)
-            return scale, scale, (rounded(width * scale, self.rounding), rounded(height * scale, self.rounding))
-        known = min(width, height) if self.rule == "short" else max(width, height)
-        scale = size[0] / known
+            return scale, scale, (round_by(width * scale, self.rounding), round_by(height * scale, self.rounding))
+        fixed_side = min(width, height) if self.rule == "short" else max(width, height)
+        scale = size[0] / fixed_side
         # The integer product is computed before the only division, so that the known side is exact.
-        sides = tuple(rounded(size[0] * side / known, self.rounding) for side in (width, height))
+        sides = tuple(round_by(size[0] * side / fixed_side, self.rounding) for side in (width, height))
         return scale, scale, (sides[0], sides[1])
 
     def describe(self) -> str:
         """Describe the filter and how the new size is computed."""
         target = describe_size(self.size)
         side = self.size if isinstance(self.size, str) else self.size[0]
-        how = {
+        rule = {
             "exact": f"resized to {target} (width x height), aspect not kept",
             "fit": f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r)",
             "short": f"the shorter side becomes {side}, the other {self.rounding}({side} * longer / shorter)",
             "long": f"the longer side becomes {side}, the other {self.rounding}({side} * shorter / longer)",
         }[self.rule]
-        return f"{how}; Pillow filter {self.filter}; no change if the image has that size or the size is not fixed"
+        return f"{rule}; Pillow filter {self.filter}; no change if the image has that size or the size is not fixed"
 
 
 POSITIONS = ("top-left", "center")
@@ -244,11 +256,11 @@ def _read_pad(value: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _pad_part(text: str) -> Any:
+def _parse_pad(text: str) -> Any:
     if not re.fullmatch(r"\d+|\[.*\]", text):
         return None
-    values = listed([text])
-    return integer(values) if isinstance(values, str) else [integer(item) for item in values]
+    values = parse_list([text])
+    return parse_integer(values) if isinstance(values, str) else [parse_integer(item) for item in values]
 
 
 @dataclass(frozen=True)
@@ -259,7 +271,7 @@ class Letterbox(Step):
     help = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
     size: Size = field(metadata=SIZE)
     position: str = field(default="top-left", metadata=one_of(*POSITIONS))
-    value: tuple[int, ...] = field(default=(114,), metadata=field_kind(_read_pad, _pad_part))
+    value: tuple[int, ...] = field(default=(114,), metadata=field_kind(_read_pad, _parse_pad))
     filter: str = field(default="bilinear", metadata=FILTER)
     rounding: str = field(default="floor", metadata=ROUNDING)
 
@@ -270,23 +282,25 @@ class Letterbox(Step):
             DataError: the item is not an image, the pad values do not fit its channels, or the model does not fix the
                 size.
         """
-        size = target_size(self.size, spec)
+        size = choose_size(self.size, spec)
+        # Unlike a resize, padding cannot do without a size.
         if size is None:
             raise DataError("letterbox = 'model' needs a model input of fixed height and width", "Give a size")
         resized = Resize(size, "fit", self.filter, self.rounding).apply(state, spec)
-        height, width = image_size(resized)
-        left, top = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
+        height, width = measure_image(resized)
+        x, y = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
         array = to_hwc(resized.array, resized.axes)
         if len(self.value) not in (1, array.shape[2]):
             raise DataError(
                 f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one per channel"
             )
         check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
+        # Every pixel is written below, either as padding or as image, so zeros are not needed.
         canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
         canvas[:] = self.value
-        canvas[top : top + height, left : left + width] = array
+        canvas[y : y + height, x : x + width] = array
         geometry = resized.geometry or ImageGeometry((width, height))
-        return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
+        return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(x, y))
 
     def describe(self) -> str:
         """Describe the scale, the rounding, the filter, the position and the pad value."""
@@ -319,18 +333,19 @@ class Crop(Step):
         Raises:
             DataError: the item is not an image, or is smaller than the crop.
         """
-        size = target_size(self.size, spec)
+        size = choose_size(self.size, spec)
         if size is None:
             return state
-        height, width = image_size(state)
-        left, top = rounded((width - size[0]) / 2, self.rounding), rounded((height - size[1]) / 2, self.rounding)
-        if left < 0 or top < 0:
+        height, width = measure_image(state)
+        x, y = round_by((width - size[0]) / 2, self.rounding), round_by((height - size[1]) / 2, self.rounding)
+        # Padding here would put values into the sample that no user asked for.
+        if x < 0 or y < 0:
             raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}", "Resize")
         row, column = state.axes.index("H"), state.axes.index("W")
         cut = [slice(None)] * state.array.ndim
-        cut[row], cut[column] = slice(top, top + size[1]), slice(left, left + size[0])
+        cut[row], cut[column] = slice(y, y + size[1]), slice(x, x + size[0])
         geometry = state.geometry or ImageGeometry((width, height))
-        return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
+        return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-x, -y))
 
     def describe(self) -> str:
         """Describe the size, and how an odd margin is divided."""

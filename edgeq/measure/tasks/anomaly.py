@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.paired_meter import PairedMeter

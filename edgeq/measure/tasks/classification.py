@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.skill import Skill, score_interval

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample, to_original
+from edgeq.data.images import to_original
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.average_precision import Matches, mean_average_precisions
 from edgeq.measure.boxes import BoxUnit, Detections, Floats, find_box_unit, in_pixels, suppress
@@ -30,7 +31,8 @@ from edgeq.measure.skill import Skill, score_interval
 from edgeq.measure.task import TaskKind, TaskOptions
 from edgeq.measure.task_inputs import pick_input
 from edgeq.util.display import Displayed
-from edgeq.util.registry import DECODERS, names_function
+from edgeq.util.registry import DECODERS
+from edgeq.util.user_code import names_function
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.paired_meter import PairedMeter

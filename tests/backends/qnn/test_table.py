@@ -13,7 +13,7 @@ from edgeq.errors import HardwareError
 from edgeq.model.int8_rules import int8_rules
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 from tests.backends.qnn.test_qnn import simulator
 
 TABLE: list[dict[str, Any]] = tomllib.loads((shipped("targets") / "qnn" / "htp.toml").read_text("utf-8"))["line"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgeq.backends.web.preprocessing import web_recipe
 from edgeq.data.preprocess import load_preprocess
 from edgeq.signature import TensorSpec
-from edgeq.util.registry import shipped
+from edgeq.util.folders import shipped
 
 from .runtime import in_node
 

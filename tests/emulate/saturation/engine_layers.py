@@ -16,7 +16,7 @@ import onnx.parser
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.emulate.kernels import conv_sums, exact_product, matmul_sums, saturating_product
+from edgeq.emulate.kernels import multiply_exactly, multiply_saturating, sum_conv, sum_matmul
 from edgeq.model.convert import from_proto
 from edgeq.model.graph import is_depthwise
 from edgeq.model.saturation import PAIR_LIMIT, SaturationTable, conv_rows, possible_sums, saturation_table
@@ -94,12 +94,12 @@ def _answers(
     assert path is not None
     moved, point = (x + shift).astype(np.uint8), np.array(zero + shift)
     if op == "MatMul":
-        found = [matmul_sums(moved, w, point, None, product)[0] for product in (saturating_product, exact_product)]
+        found = [sum_matmul(moved, w, point, None, product)[0] for product in (multiply_saturating, multiply_exactly)]
         return found[0], found[1]
-    exact = conv_sums(node, moved, w, point, None, exact_product)[0]
+    exact = sum_conv(node, moved, w, point, None, multiply_exactly)[0]
     if path.exact_depthwise and is_depthwise(node, w.shape):
         return exact, exact
-    return conv_sums(node, moved, w, point, None, saturating_product, path)[0], exact
+    return sum_conv(node, moved, w, point, None, multiply_saturating, path)[0], exact
 
 
 def _fitted(w: NDArray[np.int8], op: str) -> NDArray[np.int8]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.emulate.kernels import exact_product, saturating_product, watched_product
+from edgeq.emulate.kernels import multiply_exactly, multiply_saturating, multiply_watched
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 
 
@@ -35,7 +35,7 @@ def test_products_are_computed_in_parts_for_which_blas_starts_no_threads(monkeyp
     random = np.random.default_rng(0)
     for m, k, n in ((300, 700, 130), (1, 512, 97), (5000, 3, 1), (2, 0, 3)):
         a, b = random.integers(0, 256, (m, k)).astype(np.uint8), random.integers(-128, 128, (k, n)).astype(np.int8)
-        np.testing.assert_array_equal(exact_product(a, b).values, a.astype(np.int64) @ b.astype(np.int64))
+        np.testing.assert_array_equal(multiply_exactly(a, b).values, a.astype(np.int64) @ b.astype(np.int64))
     assert sum(size for size, _ in parts) == 300 * 700 * 130 + 512 * 97 + 15000
     assert max(size for size, _ in parts) <= 2**18
     assert max(size for size, by_vector in parts if by_vector) <= 2304 * 4
@@ -48,32 +48,32 @@ def test_as_defined(m: int, k: int, n: int, seed: int, width: int) -> None:
     a = random.integers(0, 256, (m, k)).astype(np.uint8)
     b = np.clip(random.normal(0, width, (k, n)), -128, 127).astype(np.int8)
     values, clipped, largest = spelled_out(a, b)
-    product, watched = saturating_product(a, b), watched_product(a, b)
+    product, watched = multiply_saturating(a, b), multiply_watched(a, b)
     np.testing.assert_array_equal(product.values, values)
     for found in (product, watched):
         np.testing.assert_array_equal(found.clipped, clipped)
         np.testing.assert_array_equal(found.largest[clipped > 0], largest[clipped > 0])
         assert (found.largest <= largest).all()
-    for exact in (exact_product(a, b), watched):
+    for exact in (multiply_exactly(a, b), watched):
         np.testing.assert_array_equal(exact.values, a.astype(np.int64) @ b.astype(np.int64))
 
 
 def test_the_known_example() -> None:
     a, b = np.full((1, 64), 255, np.uint8), np.full((64, 1), 127, np.int8)
-    assert saturating_product(a, b).values.item() == 1048544
-    assert exact_product(a, b).values.item() == 2072640
+    assert multiply_saturating(a, b).values.item() == 1048544
+    assert multiply_exactly(a, b).values.item() == 2072640
 
 
 def test_long_sums_are_exact() -> None:
     a, b = np.full((1, 5000), 255, np.uint8), np.full((5000, 1), -128, np.int8)
-    assert exact_product(a, b).values.item() == 5000 * 255 * -128
+    assert multiply_exactly(a, b).values.item() == 5000 * 255 * -128
 
 
 def test_the_limit_is_the_largest_that_cannot_saturate() -> None:
     for first, second, safe in ((64, 64, True), (127, 1, True), (-128, 0, True), (65, 64, False), (-65, -64, False)):
         weights = np.array([[first, second]], np.int8)
         assert (pair_sums(weights) <= PAIR_LIMIT).all() == safe
-        product = saturating_product(np.full((1, 2), 255, np.uint8), weights.T)
+        product = multiply_saturating(np.full((1, 2), 255, np.uint8), weights.T)
         assert (product.clipped == 0).all() == safe
 
 

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from edgeq_device.engines.catalog import problem_of
 
-from edgeq.emulate.kernels import compute, saturating_product
+from edgeq.emulate.kernels import compute, multiply_saturating
 from edgeq.model.saturation import saturation_table
 from edgeq.run.engines import Engine, load_engines
 from tests.emulate.saturation.engine_layers import compare, saturating_levels
@@ -47,7 +47,7 @@ def test_pairs_of_an_odd_number_of_channels_stay_within_a_tap() -> None:
     x = rng.choice([0, 200, 255], (1, 3, 2, 2)).astype(np.uint8)
     w = rng.choice([-127, 3, 127], (2, 3, 2, 2)).astype(np.int8)
     one, zero, none, big = np.float32(1), np.array(7, np.uint8), np.array(0, np.int8), np.float32(1024)
-    found = compute(next(iter(net.graph)), [x, one, zero, w, one, none, big, zero], saturating_product, path)
+    found = compute(next(iter(net.graph)), [x, one, zero, w, one, none, big, zero], multiply_saturating, path)
     for channel in range(2):
         total = -7 * int(w[channel].astype(int).sum())
         for i, j in itertools.product(range(2), range(2)):

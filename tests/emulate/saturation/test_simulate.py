@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeq.backends.base import Artifact
-from edgeq.emulate.audit import KernelSimulation, audit, sample_count
+from edgeq.emulate.audit import KernelSimulation, audit, count_samples
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
@@ -105,7 +105,7 @@ def test_fitting_what_cannot_be_fitted_is_refused(net: Bench, scheme: dict[str, 
 
 
 def test_larger_models_are_simulated_on_fewer_samples() -> None:
-    assert [sample_count(macs) for macs in (0, 10**6, 10**9, 4 * 10**9, 10**12)] == [8, 8, 8, 2, 2]
+    assert [count_samples(macs) for macs in (0, 10**6, 10**9, 4 * 10**9, 10**12)] == [8, 8, 8, 2, 2]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.model.prepare import PreparedModel, prepare_model
 
 WIDTH, HEADS, WIDE = 32, 4, 64

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.calibration.collect import collect
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.convert import from_proto, to_bytes
 from edgeq.model.digests import model_digest

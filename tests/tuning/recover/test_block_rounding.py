@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.load import read_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from edgeq.data.records import Sample
+from edgeq.data.sample import Sample
 from edgeq.errors import ModelError
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
