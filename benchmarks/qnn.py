@@ -141,7 +141,7 @@ def judged(case: Case, model: Path, there: Any, count: int, folder: Path) -> Ass
     `count` of them also run in the simulator.
     """
     meter = AccuracyMeter(
-        every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), held="seen"
+        every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), loss_kind="seen"
     )
     here = open_session(model, SessionSettings(optimization="none"))
     whole = meter.assess("tuned", lambda: here, meter.total, lambda seen: None)

@@ -85,7 +85,7 @@ class Repairer:
                 destination or Path(tempfile.mkdtemp(prefix="repaired-", dir=job.folder)) / "model.onnx",
                 max_drop=limit,
                 effort=effort,
-                chosen=self.chosen,
+                fixed_fields=self.chosen,
                 engine=built.artifact.plugin,
             )
         return self._found[key]

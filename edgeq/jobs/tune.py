@@ -253,9 +253,9 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     coverage = target_coverage(job, built, route=route)
     judged = replace(job, validation=evaluator.proof_samples(count))
     proof = simulated_proof(job, built, prove_built(judged, built, coverage, timed=False, threads=threads, count=count))
-    size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
+    size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.host)
     there = () if run.clock is None else run.clock.checks()
-    checks = strongest((*artifact_checks(built, proof, run.here, None), *there))
+    checks = strongest((*artifact_checks(built, proof, run.host, None), *there))
     return ProvenVariant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
@@ -396,8 +396,8 @@ def tune(
         held.enter_context(claimed(kept))
         forget_record(kept)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
-        if journal.known:
-            progress.note(f"continuing from {journal.path}: {journal.known} measurements are known")
+        if journal.count:
+            progress.note(f"continuing from {journal.path}: {journal.count} measurements are known")
         if job.statistics is not None and statistics is None:
             save_statistics(job.statistics, collected, force=True)
         evaluator = LocalEvaluator(
@@ -424,7 +424,7 @@ def tune(
         try:
             searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)
         except (KeyboardInterrupt, BoardError):
-            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume continues from them")
+            progress.note(f"{journal.count} measurements are kept in {journal.path}: --resume continues from them")
             raise
         outcome, record = searched.outcome, record_of(run, evaluator, searched, deadline.elapsed_s)
         if outcome.winner is None:

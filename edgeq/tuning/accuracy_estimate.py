@@ -63,19 +63,22 @@ class Regret:
         if not self.fits:
             return
         scores = reference.reshape(len(reference), -1).astype(np.float64)
-        other = candidate.reshape(len(candidate), -1).astype(np.float64)
+        candidate_scores = candidate.reshape(len(candidate), -1).astype(np.float64)
         p = probabilities(scores)
         every = np.arange(len(p))
-        first, second = scores.argmax(1), np.where(np.isnan(other), -np.inf, other).argmax(1)
-        lost = p[every, first] - p[every, second]
+        float_class, candidate_class = (
+            scores.argmax(1),
+            np.where(np.isnan(candidate_scores), -np.inf, candidate_scores).argmax(1),
+        )
+        lost = p[every, float_class] - p[every, candidate_class]
         self.rows += len(p)
         self.sum += float(lost.sum())
         self.squares += float((lost**2).sum())
-        self.changed += int((first != second).sum())
-        lead = _lead(scores, first)
+        self.changed += int((float_class != candidate_class).sum())
+        lead = _lead(scores, float_class)
         self.leads.append(lead)
         with np.errstate(invalid="ignore"):  # the scores of an excluded class may be -inf in both models
-            self.moves.append(lead - _lead(other, first))
+            self.moves.append(lead - _lead(candidate_scores, float_class))
 
     @property
     def mean(self) -> float:
@@ -102,9 +105,9 @@ class Regret:
 def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.float64]:
     """Return, for each row, the lead of its class `best` over the next class: [rows, classes] and [rows] to [rows]."""
     every = np.arange(len(scores))
-    others = scores.copy()
-    others[every, best] = -np.inf
-    lead: NDArray[np.float64] = scores[every, best] - others.max(1)
+    rivals = scores.copy()
+    rivals[every, best] = -np.inf
+    lead: NDArray[np.float64] = scores[every, best] - rivals.max(1)
     return lead
 
 
@@ -128,9 +131,9 @@ class AgreementEstimate:
         float32 is not sure enough of its own classes.
         """
         for output in self.comparison.result().outputs:
-            found = self.regrets.get(output.name)
-            if output.top1 is not None and found is not None and found.fits and found.rows:
-                return found if self.comparison.outputs[output.name].classes.confident else None
+            regret = self.regrets.get(output.name)
+            if output.top1 is not None and regret is not None and regret.fits and regret.rows:
+                return regret if self.comparison.outputs[output.name].classes.confident else None
         return None
 
 
@@ -139,51 +142,51 @@ def assess(
     labels: tuple[Task, RowMetrics, RowMetrics] | None,
     *,
     complete: bool,
-    held: Held = "expected",
+    loss_kind: Held = "expected",
 ) -> Assessment:
     """Return the assessment from the samples seen so far.
 
     Args:
         labels: the task, and its measurements of float32 and of the candidate on the same rows; None without labels.
         complete: whether all samples have been seen.
-        held: the figure to compare with the allowed loss; see `Held`.
+        loss_kind: the figure to compare with the allowed loss; see `Held`.
     """
     compared = agreement.comparison.result()
     regret = agreement.regret
-    known: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "samples": compared.samples,
         "complete": complete,
-        "basis": "labels" if labels else "noise" if held == "noise" else "agreement",
+        "basis": "labels" if labels else "noise" if loss_kind == "noise" else "agreement",
         "sqnr_db": compared.least_db,
         "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
     }
     if any(o.nonfinite or o.mismatched for o in compared.outputs):
-        return Assessment(**known, drop=1.0, low=1.0, high=1.0, expected=1.0)
+        return Assessment(**figures, drop=1.0, low=1.0, high=1.0, expected=1.0)
     if labels is not None:
         task, reference, candidate = labels
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
         error = loss_error(reference, candidate, further=further_error(candidate, regret, compared.samples))
-        known["metrics"] = candidate.metrics
+        figures["metrics"] = candidate.metrics
         low, high = sure(drop, error)
         if error is None:
-            return Assessment(**known, drop=drop, low=low, high=high, expected=drop)
+            return Assessment(**figures, drop=drop, low=low, high=high, expected=drop)
         by_float = regret if task.primary == _TOP1 else None
-        expected, doubt = (drop, 0.0) if held == "seen" else _combine(drop, error, by_float)
-        return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
-    if held == "noise":
+        expected, doubt = (drop, 0.0) if loss_kind == "seen" else _combine(drop, error, by_float)
+        return Assessment(**figures, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
+    if loss_kind == "noise":
         noise = 10 ** (-worst_db(compared) / 10)
-        return Assessment(**known, drop=noise, low=noise / _STEADY, high=noise * _STEADY, expected=noise)
-    if held == "seen":
+        return Assessment(**figures, drop=noise, low=noise / _STEADY, high=noise * _STEADY, expected=noise)
+    if loss_kind == "seen":
         top1 = compared.top1
-        drop = 1 - (known["cosine"] if top1 is None else top1)
-        return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+        drop = 1 - (figures["cosine"] if top1 is None else top1)
+        return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
     if regret is not None:
         mean, reach = regret.mean, _SURE * regret.error
-        return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
-    drop = 1 - known["cosine"]
-    return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+        return Assessment(**figures, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
+    drop = 1 - figures["cosine"]
+    return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
 
 
 def further_error(measured: RowMetrics, regret: Regret | None, rows: int) -> float:
@@ -230,7 +233,7 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
 
 
 def loses_more(
-    here: Assessment, there: Assessment, error: float | None, whole: Assessment, between_db: float
+    native: Assessment, engine: Assessment, error: float | None, overall: Assessment, between_db: float
 ) -> tuple[float, float | None]:
     """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of the
     difference.
@@ -244,22 +247,22 @@ def loses_more(
     is large, and the labels decide.
 
     Args:
-        here, there: assessments of the model on the same samples in this machine's kernels and in the engine.
+        native, engine: assessments of the model on the same samples in this machine's kernels and in the engine.
         error: standard error of the difference between their losses; None if it is not known.
-        whole: the assessment in this machine's kernels on all samples.
+        overall: the assessment in this machine's kernels on all samples.
         between_db: SQNR of the engine's outputs against this machine's outputs.
     """
-    more = there.drop - here.drop
+    more = engine.drop - native.drop
     if error is None:
         return more, None
-    before, after, between = (10 ** (-db / 10) for db in (here.sqnr_db, there.sqnr_db, between_db))
-    if between == 0:
+    native_noise, engine_noise, difference = (10 ** (-db / 10) for db in (native.sqnr_db, engine.sqnr_db, between_db))
+    if difference == 0:
         return 0.0, 0.0
-    if before in (0, math.inf):
+    if native_noise in (0, math.inf):
         return more, error
-    expected = max(0.0, whole.drop) * (after / before - 1)
-    most = max(whole.high, 2 / whole.samples)
-    return _weighed((more, error), (expected, _TRUST * most * math.sqrt(between / before)))
+    expected = max(0.0, overall.drop) * (engine_noise / native_noise - 1)
+    largest_loss = max(overall.high, 2 / overall.samples)
+    return _weighed((more, error), (expected, _TRUST * largest_loss * math.sqrt(difference / native_noise)))
 
 
 def _weighed(*estimates: tuple[float, float]) -> tuple[float, float]:

@@ -29,16 +29,16 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
     if name in trials:
         return not trials[name].reason
     trials.add(candidate, stage, parent)
-    found = _screened(trials, candidate)
-    if isinstance(found, EdgeqError):
-        trials.eliminate(name, found.problem)
+    screening = _screened(trials, candidate)
+    if isinstance(screening, EdgeqError):
+        trials.eliminate(name, screening.problem)
         return False
-    duplicate = next((t for t in trials if t.screening and t.screening.content == found.content), None)
+    duplicate = next((t for t in trials if t.screening and t.screening.content == screening.content), None)
     if duplicate is not None:
         trials.eliminate(name, f"the same model as {duplicate.name}")
-    elif found.int8_mac_share == 0 and candidate.quantized:
+    elif screening.int8_mac_share == 0 and candidate.quantized:
         trials.eliminate(name, "none of it runs in int8")
-    trials.screened(name, found)
+    trials.screened(name, screening)
     return not trials[name].reason
 
 
@@ -64,7 +64,7 @@ def build_methods(trials: Trials, profile: Profile) -> None:
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
     for kernel in sorted(trials.alive(), key=lambda t: _in_few(trials, t)):
-        if any(same_file(kernel, other) and outrun(kernel, other, trials.pace.twin) for other in trials.alive()):
+        if any(same_file(kernel, rival) and outrun(kernel, rival, trials.pace.twin) for rival in trials.alive()):
             continue  # this candidate would be almost as accurate as the same file in the faster engine
         methods = method_candidates(kernel.candidate, profile)
         if len(methods) > trials.pace.methods and _in_few(trials, kernel):
@@ -79,12 +79,12 @@ def build_methods(trials: Trials, profile: Profile) -> None:
                 trials.eliminate(trial.name, why)
 
 
-def same_file(one: Trial, other: Trial) -> bool:
+def same_file(trial: Trial, twin: Trial) -> bool:
     """Return whether two trials run the same file, either in different engines or in one engine with different
     precisions.
     """
-    a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
-    return one.candidate.engine != other.candidate.engine and a == b
+    a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (trial, twin))
+    return trial.candidate.engine != twin.candidate.engine and a == b
 
 
 def _in_few(trials: Trials, kernel: Trial) -> bool:
@@ -92,39 +92,39 @@ def _in_few(trials: Trials, kernel: Trial) -> bool:
     choice that does.
     """
     ahead = (t for t in trials.alive() if t.candidate.engine is not None and t.candidate.quantized)
-    return kernel.candidate.engine is not None or any(outrun(kernel, other, trials.pace.behind) for other in ahead)
+    return kernel.candidate.engine is not None or any(outrun(kernel, rival, trials.pace.behind) for rival in ahead)
 
 
 def _method(candidate: Candidate) -> str:
     return f"{candidate.scheme.method} {sorted(candidate.scheme.method_options.items())}"
 
 
-def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels. If two
+def _closest(trials: Trials, kernel: Candidate, variants: Sequence[Candidate]) -> tuple[str, ...]:
+    """Return the methods of `variants` whose files follow float32 most closely in onnxruntime's own kernels. If two
     methods give identical files, only one is returned.
 
     The files come from a kernel choice that was already built for onnxruntime's own kernels with all of these methods.
     If there is no such choice, `kernel` is built with the methods until the deadline.
     """
-    wanted = {_method(c) for c in others}
+    method_keys = {_method(c) for c in variants}
     built: dict[str, dict[str, Screening]] = {}
     for trial in trials:
         if trial.candidate.engine is None and trial.screening is not None:
             built.setdefault(trial.structure, {})[_method(trial.candidate)] = trial.screening
-    found = next((methods for methods in built.values() if wanted <= methods.keys()), {})
+    screenings = next((methods for methods in built.values() if method_keys <= methods.keys()), {})
     refused = []
-    for candidate in () if found else (kernel, *others):
+    for candidate in () if screenings else (kernel, *variants):
         if trials.deadline.passed():
             break
         screening = _screened(trials, in_own_kernels(candidate))
         if isinstance(screening, Screening):
-            found[_method(candidate)] = screening
+            screenings[_method(candidate)] = screening
         else:  # the engine may accept files that these kernels refuse
             refused.append(_method(candidate))
     distinct: dict[str, str] = {}
-    for name in sorted(found, key=lambda name: (name in wanted, -found[name].sqnr_db)):
-        distinct.setdefault(found[name].content, name)
-    ranked = [name for name in (*refused, *distinct.values()) if name in wanted]
+    for name in sorted(screenings, key=lambda name: (name in method_keys, -screenings[name].sqnr_db)):
+        distinct.setdefault(screenings[name].content, name)
+    ranked = [name for name in (*refused, *distinct.values()) if name in method_keys]
     return tuple(ranked[: trials.pace.methods])
 
 
@@ -134,17 +134,17 @@ def _drop_dominated(trials: Trials) -> None:
     cannot be claimed, keep both.
     """
     for trial in trials.alive():
-        for other in trials.alive():
-            least = trials.pace.alike_db if trials.by_time and _in_one_engine(trial, other) else trials.pace.sqnr_db
-            known = not trials.by_time or not unmeasured(trial, other)
-            lower = other.sqnr_db - trial.sqnr_db
-            if known and lower > least and not trials.cheaper(trial, other):
-                why = f"no better than {other.name} in {trials.objective}"
+        for rival in trials.alive():
+            margin_db = trials.pace.alike_db if trials.by_time and _in_one_engine(trial, rival) else trials.pace.sqnr_db
+            comparable = not trials.by_time or not unmeasured(trial, rival)
+            lower = rival.sqnr_db - trial.sqnr_db
+            if comparable and lower > margin_db and not trials.cheaper(trial, rival):
+                why = f"no better than {rival.name} in {trials.objective}"
                 trials.eliminate(trial.name, f"{why}, and its outputs' SQNR is {lower:.0f} dB lower")
                 break
 
 
-def _in_one_engine(one: Trial, other: Trial) -> bool:
+def _in_one_engine(trial: Trial, rival: Trial) -> bool:
     """Return whether the same plug-in runs both trials, and both are quantized."""
-    a, b = one.candidate, other.candidate
+    a, b = trial.candidate, rival.candidate
     return a.engine is not None and a.engine == b.engine and a.quantized and b.quantized

@@ -66,88 +66,91 @@ class Field:
             return (candidate,)
         full = scheme.replace(reduce_range=False, fit_pairs=False)
         safe = [full.replace(**{name: True}) for name in _SAFE_WEIGHTS if name in engine.int8.remedy_cost]
-        return tuple(with_scheme(candidate, made) for made in safe)
+        return tuple(with_scheme(candidate, safe_scheme) for safe_scheme in safe)
 
     def without(self, names: Iterable[str]) -> Field:
         """Return the field without the engines in `names`."""
-        left = tuple(choice for choice in self.plugins if choice.engine.name not in set(names))
-        return replace(self, plugins=left)
+        plugins = tuple(choice for choice in self.plugins if choice.engine.name not in set(names))
+        return replace(self, plugins=plugins)
 
     def also_on(
-        self, installed: Mapping[str, Installed], asked: Sequence[EngineChoice], progress: Progress = SILENT
+        self, installed: Mapping[str, Installed], requests: Sequence[EngineChoice], progress: Progress = SILENT
     ) -> Field:
         """Return the field with only the engines that another machine has in the same version. The other machine times
         files that are built and assessed on this one.
 
         Raises:
-            EngineError: an engine in `asked` is missing there or has another version.
+            EngineError: an engine in `requests` is missing there or has another version.
         """
-        other = {n for n, version in self.versions.items() if installed.get(n, Installed()) != Installed(version)}
-        for name in sorted(other):
-            found = installed.get(name, Installed())
-            problem = f"{name} {self.versions[name]} is here, {found.problem or found.version or 'none'} on the board"
-            if any(choice.engine.name == name for choice in asked):
+        mismatches = {n for n, version in self.versions.items() if installed.get(n, Installed()) != Installed(version)}
+        for name in sorted(mismatches):
+            counterpart = installed.get(name, Installed())
+            version = counterpart.problem or counterpart.version or "none"
+            problem = f"{name} {self.versions[name]} is here, {version} on the board"
+            if any(choice.engine.name == name for choice in requests):
                 raise EngineError(problem, "Install the same version on both, or leave --engine out")
             progress.note(f"{name} is left out: {problem}")
-        return self.without(other)
+        return self.without(mismatches)
 
 
 def find_field(
     target: Target,
     machine: Machine,
-    asked: Sequence[EngineChoice] = (),
+    requests: Sequence[EngineChoice] = (),
     *,
     timed: bool = True,
     progress: Progress = SILENT,
 ) -> Field:
     """Return the engines to time for `target`: the installed engines that give correct results on this machine. If
-    `asked` names engines, return only those. edgeq loads and checks each engine in a separate process.
+    `requests` names engines, return only those. edgeq loads and checks each engine in a separate process.
 
     Raises:
-        UsageError: `asked` names only plug-ins, none of which can run what is built for the target.
+        UsageError: `requests` names only plug-ins, none of which can run what is built for the target.
         RuntimeUnavailableError: a named engine is not installed.
         EngineError: a named engine gives wrong results.
     """
-    known, wanted = load_engines(), {choice.engine.name for choice in asked}
-    own = not asked or DEFAULT in wanted
+    engines, names = load_engines(), {choice.engine.name for choice in requests}
+    with_own_kernels = not requests or DEFAULT in names
     if not timed or backend_named(target.backend).targeted or only_engine(target.backend):
-        if not own:
-            raise UsageError(f"{asked[0].name} does not run what is built for {target.name}", "Leave --engine out")
+        if not with_own_kernels:
+            raise UsageError(f"{requests[0].name} does not run what is built for {target.name}", "Leave --engine out")
         return Field()
-    for name in sorted(wanted):
-        if known[name].module:
+    for name in sorted(names):
+        if engines[name].module:
             with device_errors():
-                find_library(known[name], str(onnxruntime().__version__))
+                find_library(engines[name], str(onnxruntime().__version__))
     features = machine.features if target.name == THIS_MACHINE else target.profile.requires
-    found = []
-    for state in detect_engines(machine, known):
-        engine = known[state.name]
-        if not engine.module or not state.version or (asked and state.name not in wanted):
+    plugins = []
+    for state in detect_engines(machine, engines):
+        engine = engines[state.name]
+        if not engine.module or not state.version or (requests and state.name not in names):
             continue
-        if not asked and only_engine(engine.int8.backend) == engine:  # this engine has its own targets
+        if not requests and only_engine(engine.int8.backend) == engine:  # this engine has its own targets
             continue
         fast = engine.fast_precisions(features)
-        choices = [c for c in asked if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
+        choices = [c for c in requests if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
         problem = state.problem or _unfit(engine, tuple(c.precision for c in choices))
-        if problem and asked:
+        if problem and requests:
             raise EngineError(f"{engine.name}: {problem}", "`edgeq doctor` checks the engines")
         if problem:
             progress.note(f"{engine.name} is left out: {problem}")
         else:
-            found += choices
+            plugins += choices
     saturating = {
         c.engine.name: tuple(p for p in c.engine.int8.pairs if c.engine.saturates(p, target.architecture, features))
-        for c in found
+        for c in plugins
     }
-    versions = {c.engine.name: installed_version(c.engine) for c in found}
-    return Field(tuple(found), own, versions, {name: pairs for name, pairs in saturating.items() if pairs})
+    versions = {c.engine.name: installed_version(c.engine) for c in plugins}
+    return Field(
+        tuple(plugins), with_own_kernels, versions, {name: pairs for name, pairs in saturating.items() if pairs}
+    )
 
 
 def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
     if Artifact.device.upper() not in engine.devices:
         return f"it runs on {', '.join(engine.devices)}, but models are built for the CPU here"
-    right, what = check_engine(engine, precisions)
-    return "" if right else what
+    is_correct, problem = check_engine(engine, precisions)
+    return "" if is_correct else problem
 
 
 def suits(candidate: Candidate, engine: Engine) -> bool:
@@ -155,8 +158,10 @@ def suits(candidate: Candidate, engine: Engine) -> bool:
     engine.
     """
     scheme = candidate.scheme
-    plain = scheme.mode == "static" and scheme.format == "QDQ" and not candidate.builder and not scheme.session_options
-    return plain and scheme.pair in engine.int8.pairs
+    static_qdq = (
+        scheme.mode == "static" and scheme.format == "QDQ" and not candidate.builder and not scheme.session_options
+    )
+    return static_qdq and scheme.pair in engine.int8.pairs
 
 
 def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
@@ -168,42 +173,42 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
     """
     if not field.plugins:
         return tuple(candidates)
-    first = {c.engine.name: next((x for x in candidates if suits(x, c.engine)), None) for c in field.plugins}
+    sources = {c.engine.name: next((x for x in candidates if suits(x, c.engine)), None) for c in field.plugins}
     entrants = [
         in_engine(fitting, c)
         for c in field.plugins
-        if (made := first[c.engine.name]) is not None
-        for fitting in field.fitting(made, c.engine)
+        if (source := sources[c.engine.name]) is not None
+        for fitting in field.fitting(source, c.engine)
     ]
     if unquantized:
         entrants += [in_engine(Candidate("unquantized", Scheme(mode="float")), c) for c in field.plugins]
-    position = 1 + min((candidates.index(made) for made in first.values() if made is not None), default=-1)
+    position = 1 + min((candidates.index(source) for source in sources.values() if source is not None), default=-1)
     return (*candidates[:position], *entrants, *candidates[position:])
 
 
-def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
+def drop_slower_twins(trials: Trials, *, with_own_kernels: bool = True) -> None:
     """Drop a trial if its file runs faster in another engine, or in the same engine in another precision, unless its
     outputs are much closer to float32's. Also drop a trial in a lower precision if its file runs no faster than in the
     higher precision. If one of the two speeds cannot be claimed, keep both trials.
 
     Args:
-        own: whether trials in onnxruntime's own kernels can be dropped as well.
+        with_own_kernels: whether trials in onnxruntime's own kernels can be dropped as well.
     """
-    candidates = [t for t in trials.alive() if own or t.candidate.engine is not None]
+    candidates = [t for t in trials.alive() if with_own_kernels or t.candidate.engine is not None]
     for trial in sorted(candidates, key=lambda t: t.latency, reverse=True):
-        for other in trials.alive():
-            untimed = trial.timing is None or other.timing is None or unmeasured(trial, other)
-            if untimed or not same_file(trial, other) or trial.sqnr_db >= other.sqnr_db + SQNR_BEHIND_DB:
+        for twin in trials.alive():
+            untimed = trial.timing is None or twin.timing is None or unmeasured(trial, twin)
+            if untimed or not same_file(trial, twin) or trial.sqnr_db >= twin.sqnr_db + SQNR_BEHIND_DB:
                 continue
-            lower = _is_lower(trial.candidate, other.candidate)
+            lower = _is_lower(trial.candidate, twin.candidate)
             if lower:
-                gone = not _pays(trials, trial, other)
-            elif _is_lower(other.candidate, trial.candidate):
-                gone = _pays(trials, other, trial)
+                gone = not _pays(trials, trial, twin)
+            elif _is_lower(twin.candidate, trial.candidate):
+                gone = _pays(trials, twin, trial)
             else:
-                gone = outrun(trial, other, trials.pace.behind)
+                gone = outrun(trial, twin, trials.pace.behind)
             if gone:
-                why = behind(trial, other)
+                why = behind(trial, twin)
                 trials.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
                 break
 
@@ -216,25 +221,32 @@ def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
     used for layers that recoveries later put into float.
     """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
-    alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]
-    return _surely_faster(lower, higher) and (len(alike) < 2 or _surely_faster(*alike))
+    float_pair = [t for trial in (lower, higher) for t in floats if t.candidate.engine == trial.candidate.engine]
+    return _surely_faster(lower, higher) and (len(float_pair) < 2 or _surely_faster(*float_pair))
 
 
 def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
     """Return whether both candidates are for the same engine, and `candidate` has the lower precision."""
-    mine, other = candidate.engine, twin.engine
-    if mine is None or other is None or mine.engine.name != other.engine.name:
+    engine, twin_engine = candidate.engine, twin.engine
+    if engine is None or twin_engine is None or engine.engine.name != twin_engine.engine.name:
         return False
-    order = list(mine.engine.precisions)
-    return order.index(mine.precision) > order.index(other.precision)
+    order = list(engine.engine.precisions)
+    return order.index(engine.precision) > order.index(twin_engine.precision)
 
 
-def _surely_faster(one: Trial, other: Trial) -> bool:
-    """Return whether `one` is certainly faster than `other`. The lower end of the speed interval of `one` must be above
-    the median of `other`, and the medians must differ by more than the share that counts as equal.
+def _surely_faster(trial: Trial, rival: Trial) -> bool:
+    """Return whether `trial` is certainly faster than `rival`. The lower end of the speed interval of `trial` must be
+    above the median of `rival`, and the medians must differ by more than the share that counts as equal.
     """
-    mine, its = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (one, other))
-    return mine is not None and its is not None and mine[1] > its[0] and one.latency * (1 + EQUAL) < other.latency
+    interval, rival_interval = (
+        t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (trial, rival)
+    )
+    return (
+        interval is not None
+        and rival_interval is not None
+        and interval[1] > rival_interval[0]
+        and trial.latency * (1 + EQUAL) < rival.latency
+    )
 
 
 def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
@@ -243,17 +255,17 @@ def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) 
     """
     best: dict[str, Trial] = {}
     for trial in sorted(trials.alive(), key=lambda t: t.latency):
-        known = trial.timing is not None and trial.verdict != SLOWER
-        if known and trial.candidate.engine and trial.candidate.quantized:
+        competitive = trial.timing is not None and trial.verdict != SLOWER
+        if competitive and trial.candidate.engine and trial.candidate.quantized:
             best.setdefault(trial.candidate.engine.engine.name, trial)
-    made: dict[str, Candidate] = {}
+    twins: dict[str, Candidate] = {}
     for trial in best.values():
         choice = trial.candidate.engine
         assert choice is not None
         for source in sources:
             for twin in (in_engine(c, choice) for c in field.fitting(source, choice.engine)):
-                made[twin.name] = twin.replace(threads=trial.candidate.threads)
-    return [candidate for name, candidate in made.items() if name not in trials]
+                twins[twin.name] = twin.replace(threads=trial.candidate.threads)
+    return [candidate for name, candidate in twins.items() if name not in trials]
 
 
 class CandidateBuilder:

@@ -114,14 +114,14 @@ a model is hardly quantized.
 """
 
 
-def check_effort(given: str | None) -> None:
+def check_effort(effort: str | None) -> None:
     """Refuse an unknown effort. None is allowed and means no repair.
 
     Raises:
         UsageError: the effort is unknown. The message lists the known ones.
     """
-    if given is not None and given not in EFFORTS:
-        raise UsageError(f"effort is {given!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")
+    if effort is not None and effort not in EFFORTS:
+        raise UsageError(f"effort is {effort!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class Goal(Displayed):
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
 
 
-def as_goal(given: Goal | str | None, *, max_drop: float | None = None, budget: str | float | None = None) -> Goal:
-    """Return `given` as a goal. `given` may be just an objective, such as "size". None means the default goal.
+def as_goal(goal: Goal | str | None, *, max_drop: float | None = None, budget: str | float | None = None) -> Goal:
+    """Return `goal` as a goal. `goal` may be just an objective, such as "size". None means the default goal.
 
     Args:
         max_drop, budget: values that replace the goal's own. The budget is in seconds, or text such as "90s" or "10m".
@@ -167,16 +167,16 @@ def as_goal(given: Goal | str | None, *, max_drop: float | None = None, budget: 
     Raises:
         UsageError: the objective is unknown, a value is not a goal, or a limit is impossible.
     """
-    if given is not None and not isinstance(given, Goal | str):
+    if goal is not None and not isinstance(goal, Goal | str):
         raise UsageError(
-            f"the goal is given as {type(given).__name__}", "Give edgeq.Goal(objective=..., max_drop=..., budget_s=...)"
+            f"the goal is given as {type(goal).__name__}", "Give edgeq.Goal(objective=..., max_drop=..., budget_s=...)"
         )
-    goal = given if isinstance(given, Goal) else Goal(cast(Objective, given or "latency"))
+    base = goal if isinstance(goal, Goal) else Goal(cast(Objective, goal or "latency"))
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
     return replace(
-        goal,
-        max_drop=goal.max_drop if max_drop is None else max_drop,
-        budget_s=goal.budget_s if seconds is None else seconds,
+        base,
+        max_drop=base.max_drop if max_drop is None else max_drop,
+        budget_s=base.budget_s if seconds is None else seconds,
     )
 
 
@@ -185,8 +185,8 @@ def parse_budget(text: str | None) -> float | None:
     if text is None:
         return None
     pattern = r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?"
-    found = re.fullmatch(pattern, text.strip())
-    parts = found.groupdict(default="0") if found and text.strip() else {}
+    match = re.fullmatch(pattern, text.strip())
+    parts = match.groupdict(default="0") if match and text.strip() else {}
     seconds = sum(float(parts[unit]) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)) if parts)
     if not 0 < seconds < math.inf:
         raise UsageError(f"--budget {text!r} is not a time span", "Write 90s, 10m or 1h30m")
@@ -221,8 +221,8 @@ class BudgetClock:
         """Return whether the budget is used up."""
         return self._budget is not None and self.elapsed_s >= self._budget
 
-    def left_s(self, most: float = float("inf")) -> float:
-        """Return the seconds until the budget is used up, but at least 0 and at most `most`."""
+    def left_s(self, limit: float = float("inf")) -> float:
+        """Return the seconds until the budget is used up, but at least 0 and at most `limit`."""
         if self._budget is None:
-            return most
-        return max(0.0, min(most, self._budget - self.elapsed_s))
+            return limit
+        return max(0.0, min(limit, self._budget - self.elapsed_s))

@@ -87,11 +87,11 @@ class Journal:
                 `resume` nor `force` is set.
         """
         self.path = path
-        self._known: dict[str, Any] = {}
+        self._measurements: dict[str, Any] = {}
         self._header = _Header(FORMAT, dict(settings))
         self._begun = False
         if path.exists() and resume:
-            self._read()
+            self._load()
         elif is_journal(path) and force:
             path.unlink()
         elif path.exists() and force:
@@ -102,48 +102,48 @@ class Journal:
             )
 
     @property
-    def known(self) -> int:
+    def count(self) -> int:
         """Return the number of measurements in the journal."""
-        return len(self._known)
+        return len(self._measurements)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._known
+        return key in self._measurements
 
     def __getitem__(self, key: str) -> Any:
-        return self._known[key]
+        return self._measurements[key]
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
         """Return the measurement under `key`. If it is not in the journal yet, call `measure` and add its result, which
         must be plain JSON values.
         """
-        if key not in self._known:
+        if key not in self._measurements:
             value = measure()
             if not self._begun:
                 self._append(self._header)
                 self._begun = True
             self._append(_JournalEntry(key, value))
-            self._known[key] = value
-        return self._known[key]
+            self._measurements[key] = value
+        return self._measurements[key]
 
     def _append(self, line: _Header | _JournalEntry) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         if self.path.stat().st_size > _MOST_BYTES:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
         if not is_journal(self.path):
             raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
         content = read_file(self.path)
         # If the run was killed while it wrote a line, that line has no line break.
-        whole = content[: content.rfind(b"\n") + 1]
+        complete_lines = content[: content.rfind(b"\n") + 1]
         try:
-            found = [parse_json(line, "a line of it") for line in whole.split(b"\n")[:-1]]
-            header = parse(found[0], _Header, self.path, OutputError) if found else self._header
+            records = [parse_json(line, "a line of it") for line in complete_lines.split(b"\n")[:-1]]
+            header = parse(records[0], _Header, self.path, OutputError) if records else self._header
             if header.format != FORMAT:
                 raise OutputError(f"format {header.format!r}")
-            entries = [parse(line, _JournalEntry, self.path, OutputError) for line in found[1:]]
+            entries = [parse(line, _JournalEntry, self.path, OutputError) for line in records[1:]]
         except (DeviceError, OutputError) as error:
             raise OutputError(
                 f"{self.path} is not a journal of this version ({error.problem})",
@@ -156,9 +156,9 @@ class Journal:
                 f"{self.path} was written with another {different[0].replace('_', ' ')}",
                 "Give the same model, data and settings, or remove the journal and start again",
             )
-        self._known = {entry.key: entry.value for entry in entries}
-        self._begun = bool(found)
-        os.truncate(self.path, len(whole))
+        self._measurements = {entry.key: entry.value for entry in entries}
+        self._begun = bool(records)
+        os.truncate(self.path, len(complete_lines))
 
 
 def is_journal(path: Path) -> bool:
@@ -197,7 +197,7 @@ class JournaledEvaluator:
             except EdgeqError as error:
                 return {"error": error.problem}
 
-        built = self._read(self._journal.remember(f"screen {digest(candidate)}", measure), _Built)
+        built = self._parse(self._journal.remember(f"screen {digest(candidate)}", measure), _Built)
         if built.found is not None:
             return built.found
         if not built.error:
@@ -210,14 +210,16 @@ class JournaledEvaluator:
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
             self._journal.remember(keys[name], functools.partial(plain, measured))
-        return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
+        return {name: self._parse(self._journal[key], Assessment) for name, key in keys.items()}
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
         """See `Evaluator.simulate`. The key consists of the candidate and the allowed loss."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
         kind: Any = Assessment | None
-        found: Assessment | None = self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
-        return found
+        assessment: Assessment | None = self._remember(
+            key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds)
+        )
+        return assessment
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
         """See `Evaluator.time`. The key consists of the names of the runners, what they run, `tie` and `rough`. If the
@@ -226,7 +228,7 @@ class JournaledEvaluator:
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + fingerprint([raced, baseline, tie, rough])
         if key in self._journal:
-            return self._read(self._journal[key], Race)
+            return self._parse(self._journal[key], Race)
         race = self._evaluator.time(runners, baseline, tie=tie, seconds=seconds, rough=rough)
         if all(timing.verdict != UNKNOWN for timing in race.timings.values() if timing.speedup is not None):
             self._journal.remember(key, lambda: plain(race))
@@ -235,18 +237,18 @@ class JournaledEvaluator:
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`. The key consists of the candidate and both numbers of threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
-        return self._kept(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
+        return self._remember(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """See `Evaluator.memory`. The key consists of the candidate and the threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
-        return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
+        return self._remember(key, int, lambda: self._evaluator.memory(candidate, threads))
 
-    def _kept(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
+    def _remember(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
         """Return the journal's value under `key`. If there is none yet, add the result of `measure` first."""
-        return self._read(self._journal.remember(key, lambda: plain(measure())), kind)
+        return self._parse(self._journal.remember(key, lambda: plain(measure())), kind)
 
-    def _read(self, value: Any, kind: type[T]) -> T:
+    def _parse(self, value: Any, kind: type[T]) -> T:
         return parse(value, kind, self._journal.path, OutputError)
 
 
@@ -322,9 +324,9 @@ def forget_record(folder: Path) -> None:
 
 def clear(folder: Path, progress: Progress) -> None:
     """Remove the files that a finished run no longer needs. Files that edgeq did not write stay."""
-    kept = TUNING.remove(folder)
-    if kept is not None:
-        progress.note(f"{shown(folder)} stays: it contains {shown(kept)}, which edgeq did not write")
+    leftover = TUNING.remove(folder)
+    if leftover is not None:
+        progress.note(f"{shown(folder)} stays: it contains {shown(leftover)}, which edgeq did not write")
 
 
 def _judge(folder: Path) -> Judge | None:
@@ -342,9 +344,9 @@ def _judge(folder: Path) -> Judge | None:
             return journal
         if name == TUNING_RECORD:
             return marked
-        first, _, rest = name.partition("/")
-        if first == COLLECTED and statistics is not None:
-            return statistics(rest)
+        top, _, inner = name.partition("/")
+        if top == COLLECTED and statistics is not None:
+            return statistics(inner)
         return _LEFT.fullmatch(name) is not None
 
     return judge

@@ -62,22 +62,22 @@ def halve(trials: Trials) -> None:
     and the less accurate half of each structure. At the end, every trial in the run has been measured on all samples.
     """
     deadline, total = trials.deadline, trials.evaluator.total
-    seen, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
+    sample_count, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
     for samples in rungs(trials):
-        best, needed_s = trials.promising(), each_s * (samples - seen)
-        if needed_s * len(best) > deadline.left_s() or deadline.passed():
+        best, round_s = trials.promising(), each_s * (samples - sample_count)
+        if round_s * len(best) > deadline.left_s() or deadline.passed():
             # Measure at least the most promising candidate in full: any result is better than none.
-            affordable = max(1, int(deadline.left_s() / needed_s)) if needed_s else 1
+            affordable = max(1, int(deadline.left_s() / round_s)) if round_s else 1
             for trial in best[affordable:]:
                 trials.eliminate(trial.name, OUT_OF_TIME)
         entered = trials.alive()
         if not entered:
             return
         start = deadline.elapsed_s
-        found = trials.evaluator.assess([t.candidate for t in entered], samples)
-        each_s = (deadline.elapsed_s - start) / ((samples - seen) * len(entered))
-        seen = samples
-        for name, assessment in found.items():
+        assessments = trials.evaluator.assess([t.candidate for t in entered], samples)
+        each_s = (deadline.elapsed_s - start) / ((samples - sample_count) * len(entered))
+        sample_count = samples
+        for name, assessment in assessments.items():
             trials.update(name, assessment=assessment)
             if samples < total and assessment.least_bound(samples / total) > trials.goal.max_drop:
                 trials.eliminate(name, hopeless(assessment, trials.goal.max_drop))
@@ -98,17 +98,17 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
     """
     if not build(trials, candidate, stage, parent):
         return trials[candidate.name]
-    seen, each_s = 0, 0.0  # samples so far; seconds per sample
+    sample_count, each_s = 0, 0.0  # samples so far; seconds per sample
     for samples in rungs(trials):
-        if each_s * (samples - seen) > trials.deadline.left_s():
+        if each_s * (samples - sample_count) > trials.deadline.left_s():
             trials.eliminate(candidate.name, OUT_OF_TIME)
             return trials[candidate.name]
         start = trials.deadline.elapsed_s
-        found = trials.evaluator.assess([candidate], samples)[candidate.name]
-        each_s, seen = (trials.deadline.elapsed_s - start) / (samples - seen), samples
-        trials.update(candidate.name, assessment=found)
+        assessment = trials.evaluator.assess([candidate], samples)[candidate.name]
+        each_s, sample_count = (trials.deadline.elapsed_s - start) / (samples - sample_count), samples
+        trials.update(candidate.name, assessment=assessment)
         # Do not stop earlier, because candidates that fall short are also compared by their loss.
-        if found.low > trials.goal.max_drop:
+        if assessment.low > trials.goal.max_drop:
             break
     _mark_shortfall(trials, trials[candidate.name])
     _note_best(trials)
@@ -117,12 +117,12 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
 
 def _mark_shortfall(trials: Trials, trial: Trial) -> None:
     """Mark a trial that loses too much on all samples, or is certain to do so after fewer samples."""
-    found, most = trial.assessment, trials.goal.max_drop
-    assert found is not None
-    if not found.complete:
-        trials.eliminate(trial.name, hopeless(found, most))
+    assessment, max_drop = trial.assessment, trials.goal.max_drop
+    assert assessment is not None
+    if not assessment.complete:
+        trials.eliminate(trial.name, hopeless(assessment, max_drop))
     elif not trials.meets(trial):
-        trials.update(trial.name, status="short", reason=f"{loses(found)}; {allowed(found, most)}")
+        trials.update(trial.name, status="short", reason=f"{loses(assessment)}; {allowed(assessment, max_drop)}")
 
 
 def _note_best(trials: Trials) -> None:
@@ -130,9 +130,9 @@ def _note_best(trials: Trials) -> None:
     leading = next(iter(trials.qualified() or trials.promising()), None)
     if leading is None or leading.assessment is None:
         return
-    seen = f" on {leading.assessment.samples} samples" if not leading.assessment.complete else ""
+    sample_note = f" on {leading.assessment.samples} samples" if not leading.assessment.complete else ""
     speed = "" if trials.evaluator.counts else times(leading.timing, of="float32")
-    line = f"best so far: {leading.name}: {loses(leading.assessment)}{seen}{speed and f', {speed}'}"
+    line = f"best so far: {leading.name}: {loses(leading.assessment)}{sample_note}{speed and f', {speed}'}"
     if line != trials.leader:
         trials.leader = line
         trials.progress.note(line)
@@ -142,20 +142,20 @@ def confirm(trials: Trials) -> None:
     """Run qualifying candidates in the simulator, the best first, until one of them keeps the accuracy there. The
     remaining candidates are not simulated.
     """
-    holds: Trial | None = None
+    confirmed: Trial | None = None
     for place, trial in enumerate(trials.qualified()):
-        if holds is not None:
+        if confirmed is not None:
             if trial.simulated is None:
-                reason = f"not simulated: {holds.name} keeps the accuracy and costs no more"
+                reason = f"not simulated: {confirmed.name} keeps the accuracy and costs no more"
                 trials.update(trial.name, status="qualified", reason=reason)
         elif place and trials.deadline.passed():
             trials.eliminate(trial.name, "the budget ran out before it was simulated")
         else:
-            found = in_simulation(trials, trial)
-            if trials.meets(found) and not found.reason:
-                if found.simulated is None:  # there is no simulator
+            contender = in_simulation(trials, trial)
+            if trials.meets(contender) and not contender.reason:
+                if contender.simulated is None:  # there is no simulator
                     return
-                holds = found
+                confirmed = contender
 
 
 def in_simulation(trials: Trials, trial: Trial) -> Trial:
@@ -165,31 +165,35 @@ def in_simulation(trials: Trials, trial: Trial) -> Trial:
     if trial.simulated is not None or not trials.meets(trial):
         return trial
     try:
-        found = trials.evaluator.simulate(trial.candidate, trials.goal.max_drop, trials.deadline.left_s())
+        assessment = trials.evaluator.simulate(trial.candidate, trials.goal.max_drop, trials.deadline.left_s())
     except RuntimeUnavailableError as error:
         trials.eliminate(trial.name, error.problem)
         return trials.update(trial.name, assessment=None)
-    if found is None:
+    if assessment is None:
         return trial
-    trial, told = trials.update(trial.name, simulated=found), in_simulator(found)
-    trials.progress.note(f"{trial.name} {told}")
+    trial, sentence = trials.update(trial.name, simulated=assessment), in_simulator(assessment)
+    trials.progress.note(f"{trial.name} {sentence}")
     if not trials.meets(trial):
-        return trials.update(trial.name, status="short", reason=f"{told}; {points(trials.goal.max_drop)} are allowed")
-    surer = _surer(trials, found)
+        return trials.update(
+            trial.name, status="short", reason=f"{sentence}; {points(trials.goal.max_drop)} are allowed"
+        )
+    surer = _surer(trials, assessment)
     if surer is not None:
-        trial = trials.update(trial.name, status="qualified", reason=f"{told}; {surer.name} keeps the accuracy on more")
+        trial = trials.update(
+            trial.name, status="qualified", reason=f"{sentence}; {surer.name} keeps the accuracy on more"
+        )
     return trial
 
 
-def _surer(trials: Trials, found: Assessment) -> Trial | None:
-    """Return a trial that keeps the accuracy in the simulator on more samples than `found`.
+def _surer(trials: Trials, assessment: Assessment) -> Trial | None:
+    """Return a trial that keeps the accuracy in the simulator on more samples than `assessment`.
 
-    The budget may have ended while `found` was measured, and its few samples may have been lucky. Return None if
-    `found` is certain, or if there is no trial with more samples.
+    The budget may have ended while `assessment` was measured, and its few samples may have been lucky. Return None if
+    `assessment` is certain, or if there is no trial with more samples.
     """
-    if found.high <= trials.goal.max_drop:
+    if assessment.high <= trials.goal.max_drop:
         return None
-    return next((t for t in trials.qualified() if t.simulated and t.simulated.samples > found.samples), None)
+    return next((t for t in trials.qualified() if t.simulated and t.simulated.samples > assessment.samples), None)
 
 
 def decide(trials: Trials, threads: Sequence[int]) -> None:
@@ -200,8 +204,10 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
     differently by then.
     """
     confirm(trials)
-    known: set[str] = set()  # Structures that were in a last race. Each further race adds others, so the loop ends.
-    while finalists := _finalists(trials, known):
+    raced_structures: set[str] = (
+        set()
+    )  # Structures that were in a last race. Each further race adds others, so the loop ends.
+    while finalists := _finalists(trials, raced_structures):
         seconds = trials.deadline.left_s(RACE_S)
         # All trials that qualify get these numbers of threads, because speeds with other numbers cannot be compared
         # with this race.
@@ -212,10 +218,10 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
         for trial in trials.qualified():
             if not not_slower(trials, trial):
                 trials.eliminate(trial.name, against_float(trial.timing))
-        known |= {trial.structure for trial in finalists}
-        ranked = [trial for trial in trials.qualified() if trial.structure in known]
-        others = [trial for trial in trials.qualified() if trial.structure not in known]
-        if ranked and (trials.deadline.passed() or not any(trials.cheaper(other, ranked[0]) for other in others)):
+        raced_structures |= {trial.structure for trial in finalists}
+        ranked = [trial for trial in trials.qualified() if trial.structure in raced_structures]
+        unraced = [trial for trial in trials.qualified() if trial.structure not in raced_structures]
+        if ranked and (trials.deadline.passed() or not any(trials.cheaper(rival, ranked[0]) for rival in unraced)):
             _choose(trials, ranked)
             return
     _time_nearest(trials)
@@ -226,15 +232,15 @@ def _time_nearest(trials: Trials) -> None:
     what would be needed to meet the goal.
     """
     measured = [t for t in trials if t.candidate.quantized and t.assessment is not None and t.assessment.complete]
-    near = min(measured, key=lambda t: t.loss, default=None)
-    if near is not None and trials.timed(near).timing is None and not trials.deadline.passed():
-        race(trials, [near], trials.deadline.left_s(SHORT_S))
+    nearest = min(measured, key=lambda t: t.loss, default=None)
+    if nearest is not None and trials.timed(nearest).timing is None and not trials.deadline.passed():
+        race(trials, [nearest], trials.deadline.left_s(SHORT_S))
 
 
-def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
+def _finalists(trials: Trials, raced_structures: Collection[str]) -> list[Trial]:
     """Return the finalists: the most accurate trial of each of these structures, if it qualifies:
 
-    - all structures in `known`, which were in an earlier last race
+    - all structures in `raced_structures`, which were in an earlier last race
     - the few cheapest of the other timed structures, unless they are behind
     - all structures that were never timed
     """
@@ -246,10 +252,10 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
                 best[place] = trials.update(trial.name, memory_bytes=peak)
     new = [t for t in best if t.timing is None]
     old = sorted((t for t in best if t.timing is not None), key=trials.cost)
-    others = [t for t in old if t.structure not in known]
-    least = min((trials.cost(t) for t in others if t.verdict != UNKNOWN), default=float("inf"))
-    near = [t for t in others if trials.cost(t) <= least * (1 + trials.pace.behind)]
-    return [*(t for t in old if t.structure in known), *near[: trials.pace.finalists], *new]
+    unraced = [t for t in old if t.structure not in raced_structures]
+    lowest_cost = min((trials.cost(t) for t in unraced if t.verdict != UNKNOWN), default=float("inf"))
+    contenders = [t for t in unraced if trials.cost(t) <= lowest_cost * (1 + trials.pace.behind)]
+    return [*(t for t in old if t.structure in raced_structures), *contenders[: trials.pace.finalists], *new]
 
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
@@ -294,9 +300,9 @@ def fall_back(trials: Trials, winner: Trial | None) -> str:
     twin = winner.candidate.replace(name=winner.name.replace(f" in {choice.name}", ""), engine=None, threads=0)
     if twin.quantized and not trials.deadline.passed():
         build(trials, twin, "recovery", winner.name)
-    own = [trials.timed(t) for t in trials if t.screening and t.candidate.engine is None and t.candidate.quantized]
-    timed = [t for t in own if t.timing is not None]
-    untimed = [t for t in own if t.timing is None and (same_file(t, winner) or not timed)][: trials.pace.finalists]
+    forms = [trials.timed(t) for t in trials if t.screening and t.candidate.engine is None and t.candidate.quantized]
+    timed = [t for t in forms if t.timing is not None]
+    untimed = [t for t in forms if t.timing is None and (same_file(t, winner) or not timed)][: trials.pace.finalists]
     if untimed and not trials.deadline.passed():
         race(trials, untimed, trials.deadline.left_s(SHORT_S))
         timed += [trials[t.name] for t in untimed]
@@ -317,5 +323,5 @@ def in_full(trials: Trials, trial: Trial) -> Trial:
     """Return `trial` with its accuracy on all samples."""
     if trial.assessment is not None and trial.assessment.complete:
         return trial
-    found = trials.evaluator.assess([trial.candidate], trials.evaluator.total)
-    return trials.update(trial.name, assessment=found[trial.name])
+    assessments = trials.evaluator.assess([trial.candidate], trials.evaluator.total)
+    return trials.update(trial.name, assessment=assessments[trial.name])

@@ -76,7 +76,7 @@ class WinRecord:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _MemoryFile:
     schema: str = SCHEMA
     evidence: tuple[WinRecord, ...] = ()
 
@@ -131,20 +131,20 @@ class Memory:
         engines = {e.engine for e in self.evidence}
         left_out = {choice.engine.name for choice in space.field.plugins} - engines
         candidates = tuple({c.name: c for c in (*won, *space.candidates[:1])}.values())
-        found = Space(candidates, replace(space.profile, search=search), space.field.without(left_out))
-        return None if found == space else found
+        narrow_space = Space(candidates, replace(space.profile, search=search), space.field.without(left_out))
+        return None if narrow_space == space else narrow_space
 
     def confirmed(self, outcome: Outcome) -> bool:
         """Return whether a narrowed search found a winner about as fast as the evidence promised."""
-        least = min((e.speedup for e in self.evidence), default=0.0)
-        return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= least
+        promise = min((e.speedup for e in self.evidence), default=0.0)
+        return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= promise
 
     def unmeasured(self, outcome: Outcome) -> str:
         """Return why a narrowed search could neither confirm nor refute the evidence: a candidate keeps the accuracy,
         but its speed cannot be claimed. Return "" if the speeds of all such candidates can be claimed.
         """
-        judged = ((t, t.judged) for t in outcome.trials)
-        return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
+        assessments = ((t, t.final_assessment) for t in outcome.trials)
+        return unmeasured(*(t for t, a in assessments if a is not None and a.complete and a.bound <= self.max_drop))
 
     def claimed_before(self, outcome: Outcome) -> Outcome:
         """Return `outcome` with the speed that an earlier run claimed for the same kernels of the same model in the
@@ -153,11 +153,11 @@ class Memory:
         winner = outcome.winner
         if winner is None or winner.verdict != UNKNOWN:
             return outcome
-        one = winner.candidate
-        key = _kernel(one.scheme, one.builder), engine_name(one)
-        same = (e for e in self.evidence if e.digest == self.digest)
-        found = (e.speedup for e in same if (_kernel(e.scheme, e.builder), e.engine) == key)
-        return replace(outcome, earlier=next(found, None))
+        candidate = winner.candidate
+        key = _kernel(candidate.scheme, candidate.builder), engine_name(candidate)
+        records = (e for e in self.evidence if e.digest == self.digest)
+        speedups = (e.speedup for e in records if (_kernel(e.scheme, e.builder), e.engine) == key)
+        return replace(outcome, earlier=next(speedups, None))
 
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
         """Add the winner of a run to the file, and replace earlier evidence for the same model and goal.
@@ -170,28 +170,28 @@ class Memory:
             return
         if winner.loss > self.max_drop:
             return
-        found = winner.candidate
-        scheme = found.scheme.replace(exclude=(), wide=(), eight_bit=())
+        candidate = winner.candidate
+        scheme = candidate.scheme.replace(exclude=(), wide=(), eight_bit=())
         new = WinRecord(
             model=model,
             digest=digest,
             setting=self.setting,
             operators=self.operators,
             scheme=scheme,
-            builder=found.builder,
-            recoveries=found.recoveries,
-            engine=engine_name(found),
+            builder=candidate.builder,
+            recoveries=candidate.recoveries,
+            engine=engine_name(candidate),
             speedup=_speedup(winner),
             max_drop=self.max_drop,
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # If two runs end at the same moment, the evidence of one is lost.
-            same = (digest, self.setting, self.max_drop)
-            known = [e for e in _read(self.path, progress) if (e.digest, e.setting, e.max_drop) != same]
-            kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
+            key = (digest, self.setting, self.max_drop)
+            records = [e for e in _load_records(self.path, progress) if (e.digest, e.setting, e.max_drop) != key]
+            content = _MemoryFile(evidence=(*records[1 - _MOST_KEPT :], new))
             with output_file(self.path, force=True) as draft:
-                draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
+                draft.write_text(json.dumps(plain(content), indent=1) + "\n", "utf-8")
         except (OSError, OutputError) as error:
             progress.note(f"the result of this run is not remembered: {error}")
 
@@ -214,11 +214,11 @@ def recall(
     """
     setting = fingerprint({key: settings.get(key) for key in _SETTING})
     operators = layer_kinds(model)
-    kept = _read(path, progress) if path is not None else ()
-    found = [e for e in kept if e.setting == setting and e.max_drop >= max_drop]
-    likely = (e for e in found if e.likeness(operators) >= _ALIKE)
-    alike = sorted(likely, key=lambda e: (e.digest != settings.get("model"), -e.likeness(operators)))
-    return Memory(path, setting, max_drop, operators, tuple(alike[:_MOST_USED]), str(settings.get("model", "")))
+    records = _load_records(path, progress) if path is not None else ()
+    matches = [e for e in records if e.setting == setting and e.max_drop >= max_drop]
+    likely = (e for e in matches if e.likeness(operators) >= _ALIKE)
+    ranked = sorted(likely, key=lambda e: (e.digest != settings.get("model"), -e.likeness(operators)))
+    return Memory(path, setting, max_drop, operators, tuple(ranked[:_MOST_USED]), str(settings.get("model", "")))
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
@@ -226,11 +226,11 @@ def layer_kinds(model: ir.Model) -> dict[str, float]:
     others.
     """
     macs = node_macs(model)
-    counted: Counter[str] = Counter()
+    macs_by_kind: Counter[str] = Counter()
     for node in model.graph:
-        counted[_kind(node)] += macs.get(node.name or "", 0)
-    total = sum(counted.values())
-    return {kind: round(count / total, 4) for kind, count in sorted(counted.items()) if count}
+        macs_by_kind[_kind(node)] += macs.get(node.name or "", 0)
+    total = sum(macs_by_kind.values())
+    return {kind: round(count / total, 4) for kind, count in sorted(macs_by_kind.items()) if count}
 
 
 def _kind(node: ir.Node) -> str:
@@ -242,18 +242,18 @@ def _kind(node: ir.Node) -> str:
     return "Conv, pointwise" if shape and set(shape[2:]) == {1} else "Conv"
 
 
-def _read(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
+def _load_records(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
     """Return the evidence in a file. If the file is damaged, show a note and return nothing."""
     if not path.exists():
         return ()
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise OutputError(f"{path} is larger than edgeq ever writes it")
-        kept: _Kept = parse(json.loads(read_file(path)), _Kept, path)
+        content: _MemoryFile = parse(json.loads(read_file(path)), _MemoryFile, path)
     except (OSError, ValueError, EdgeqError, RecursionError) as error:
         progress.note(f"the results of earlier runs are ignored: {error}")
         return ()
-    return kept.evidence if kept.schema == SCHEMA else ()
+    return content.evidence if content.schema == SCHEMA else ()
 
 
 def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:

@@ -36,7 +36,7 @@ from edgeq.tuning.goal import BudgetClock
 from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.costs import rank_static
 from edgeq.tuning.recover.layers import find_layers
-from edgeq.tuning.sessions import judged, opened
+from edgeq.tuning.sessions import model_to_judge, open_once
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import Progress
 
@@ -114,7 +114,7 @@ class LayerRanker:
                 advance(1)
                 return self._noise_alone(candidate, nodes, macs)
 
-            return rank_by_probing(macs, noise, BudgetClock(seconds).passed, each=self.counts and not self.by_tensors)
+            return rank_by_probing(macs, noise, BudgetClock(seconds).passed, singly=self.counts and not self.by_tensors)
 
     @property
     def _followed(self) -> int:
@@ -139,13 +139,13 @@ class LayerRanker:
         """Quantize only `nodes` of the layers in `macs`, and return the noise power over the signal power at the
         outputs.
         """
-        others = [name for name in macs if name not in nodes]
-        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
+        float_names = [name for name in macs if name not in nodes]
+        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *float_names))
         # Recoveries take time, and they change the noise of all layers by about the same factor.
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
             artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
-            with opened(self.engines, *judged(artifact)) as session:
+            with open_once(self.engines, *model_to_judge(artifact)) as session:
                 return self.accuracy.noise(session, SCREENED, model=probe.name)
 
 
@@ -161,7 +161,7 @@ def rank_products(
         expired: a function that returns whether to stop measuring. Products that were not measured come last.
     """
     products = block_products(quantized)
-    found: list[RankedLayer] = []
+    layers: list[RankedLayer] = []
     costs: dict[str, int] = {}
     for layer in find_layers(model):
         if layer.name not in products:
@@ -173,9 +173,9 @@ def rank_products(
         weight = changed.graph.initializers[layer.weight]
         set_constant(weight, layer.unrows(blocks.matrix().T))
         noise = 0.0 if expired() else noise_of(open_in_memory(changed))
-        found.append(RankedLayer(layer.name, (layer.name,), noise))
+        layers.append(RankedLayer(layer.name, (layer.name,), noise))
         costs[layer.name] = blocks.integers.size // 2
-    return _ranked(found, costs, "eight_bit")
+    return _ranked(layers, costs, "eight_bit")
 
 
 def rank_tensors(
@@ -188,24 +188,24 @@ def rank_tensors(
         ranges: ranges of its quantized tensors.
         noise_of, expired: see `rank_products`.
     """
-    found: list[RankedLayer] = []
+    layers: list[RankedLayer] = []
     costs: dict[str, int] = {}
     for node in model.graph:
-        name, made = str(node.name), name_of(node.outputs[0])
-        unknown = made not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
+        name, tensor = str(node.name), name_of(node.outputs[0])
+        unknown = tensor not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
         if unknown or _is_clipped(node.outputs[0]):
             continue
         costs[name] = prod(sizes(node.outputs[0]) or (1,))
-        noise = 0.0 if expired() else noise_of(open_in_memory(_rounded(model, made, ranges[made])))
-        before = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
-        maker = before.producer() if before is not None and _is_clipped(before) else None
-        found.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
-    return _ranked(found, costs, WIDE)
+        noise = 0.0 if expired() else noise_of(open_in_memory(_rounded(model, tensor, ranges[tensor])))
+        source = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
+        maker = source.producer() if source is not None and _is_clipped(source) else None
+        layers.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
+    return _ranked(layers, costs, WIDE)
 
 
-def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> LayerRanking:
+def _ranked(layers: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> LayerRanking:
     """Rank by noise per byte, the highest first. `costs` are bytes by name."""
-    order = sorted(found, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
+    order = sorted(layers, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
     return LayerRanking(tuple(order), MacCosts(costs), field=field)
 
 

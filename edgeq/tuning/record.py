@@ -21,7 +21,7 @@ from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.search import Searched
 from edgeq.tuning.trials import Outcome, Trial, in_simulator
-from edgeq.tuning.verdict import doubts, met, needed, verdict
+from edgeq.tuning.verdict import describe_needs, doubts, met, verdict
 from edgeq.util.display import Progress
 from edgeq.util.records import fingerprint, plain
 
@@ -31,14 +31,14 @@ class Run:
     """Hold a run whose model is prepared.
 
     Attributes:
-        here, machine: this machine, and the machine on which everything is timed.
+        host, machine: this machine, and the machine on which everything is timed.
         clock: times models on another machine; None if they are timed on this one.
         workdir: folder for intermediate files.
     """
 
     job: Job
     target: Target
-    here: Machine
+    host: Machine
     machine: Machine
     task: Task | None
     goal: Goal
@@ -89,8 +89,8 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
     job, task, goal, machine, outcome = run.job, run.task, run.goal, run.machine, searched.outcome
     if evaluator.counts:
         return simulated_record(run.target, goal, outcome, elapsed_s)
-    found = plain(outcome)
-    baseline, threads = found.pop("baseline"), found.pop("baseline_threads")
+    fields = plain(outcome)
+    baseline, threads = fields.pop("baseline"), fields.pop("baseline_threads")
     classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)
     metric = task.primary if task else "agreement" if classes else "cosine"
     return {
@@ -116,14 +116,14 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
         "verdict": list(verdict(outcome, goal)),
         "goal_met": met(outcome, goal),
         "doubts": list(doubts(outcome, goal)),
-        "needed": [] if met(outcome, goal) else list(needed(outcome, goal)),
+        "needed": [] if met(outcome, goal) else list(describe_needs(outcome, goal)),
         "float32": {
             "accuracy": evaluator.float_metrics(),
             "timing": baseline,
             "threads": threads,
             "bytes": model_bytes(job.prepared.path),
         },
-        **found,
+        **fields,
         **({} if run.clock is None else {"boards": plain(run.clock.record())}),
         **({"memory": searched.memory} if searched.memory else {}),
     }
@@ -131,23 +131,23 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
 
 def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:
     """Return the record of a simulated search as plain JSON values, with the keys that docs/tune.md lists."""
-    own, winner = target.profile.scheme.exclude, outcome.winner
+    profile_exclusions, winner = target.profile.scheme.exclude, outcome.winner
     return {
         "target": target.name,
         "simulated": True,
         "goal": plain(goal),
         "goal_met": met(outcome, goal),
-        "chosen": _form(winner, own) if winner else None,
-        "trials": [_form(trial, own) for trial in outcome.trials],
+        "chosen": _form(winner, profile_exclusions) if winner else None,
+        "trials": [_form(trial, profile_exclusions) for trial in outcome.trials],
         "elapsed_s": round(elapsed_s, 3),
     }
 
 
 def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
     """Return why nothing was chosen, in one line."""
-    judged = [trial for trial in outcome.trials if trial.judged]
-    if judged:
-        best = min(judged, key=lambda t: (t.simulated is None, t.loss))
+    assessed = [trial for trial in outcome.trials if trial.final_assessment]
+    if assessed:
+        best = min(assessed, key=lambda t: (t.simulated is None, t.loss))
         on = f" ({in_simulator(best.simulated)})" if best.simulated else ""
         return (
             f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
@@ -159,44 +159,44 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
 
 def bundle_note(record: Mapping[str, Any]) -> str:
     """Return a line that describes the form chosen in a record, for the notes of a bundle."""
-    chosen = record["chosen"]
-    found = [f"calibration by {chosen['method']}", f"{len(chosen['kept_in_float'])} layers kept in float"]
-    if chosen["wide"]:
-        found.append(f"{chosen['wide_share']:.1%} of the activations on 16 bits")
-    if chosen["simulator"]:
-        found.append(chosen["simulator"]["text"])
-    return f"tuned in simulation: {', '.join(found)}"
+    form = record["chosen"]
+    parts = [f"calibration by {form['method']}", f"{len(form['kept_in_float'])} layers kept in float"]
+    if form["wide"]:
+        parts.append(f"{form['wide_share']:.1%} of the activations on 16 bits")
+    if form["simulator"]:
+        parts.append(form["simulator"]["text"])
+    return f"tuned in simulation: {', '.join(parts)}"
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the form chosen in a record as texts by title; empty if nothing was chosen."""
-    chosen = record["chosen"]
-    if chosen is None:
+    form = record["chosen"]
+    if form is None:
         return {}
-    found = {
-        "chosen": f"calibration by {chosen['method']}, {chosen['int8_mac_share']:.1%} of the MACs in int8",
-        "kept in float": ", ".join(chosen["kept_in_float"]) or "nothing",
-        "loss": f"{chosen['loss']:.4f}",
+    facts = {
+        "chosen": f"calibration by {form['method']}, {form['int8_mac_share']:.1%} of the MACs in int8",
+        "kept in float": ", ".join(form["kept_in_float"]) or "nothing",
+        "loss": f"{form['loss']:.4f}",
     }
-    if chosen["recoveries"]:
-        found["recoveries"] = ", ".join(chosen["recoveries"])
-    if chosen["wide"]:
-        found["on 16 bits"] = f"{chosen['wide_share']:.1%} of the activations: {', '.join(chosen['wide'])}"
-    if chosen["simulator"]:
-        found["loss"] += f" on this machine's kernels; it {chosen['simulator']['text']}"
+    if form["recoveries"]:
+        facts["recoveries"] = ", ".join(form["recoveries"])
+    if form["wide"]:
+        facts["on 16 bits"] = f"{form['wide_share']:.1%} of the activations: {', '.join(form['wide'])}"
+    if form["simulator"]:
+        facts["loss"] += f" on this machine's kernels; it {form['simulator']['text']}"
     return {
-        **found,
+        **facts,
         "latency": "not measured: this is a simulation. Time it on the device with `edgeq_run.py bench`",
     }
 
 
-def _form(trial: Trial, own: tuple[str, ...]) -> dict[str, Any]:
+def _form(trial: Trial, profile_exclusions: tuple[str, ...]) -> dict[str, Any]:
     scheme, screening, assessment = trial.candidate.scheme, trial.screening, trial.assessment
     options = [f"{value:g}" for value in scheme.method_options.values()]
     return {
         "method": " ".join([scheme.method, *options]),
         "recoveries": list(trial.candidate.recoveries),
-        "kept_in_float": [name for name in scheme.exclude if name not in own],
+        "kept_in_float": [name for name in scheme.exclude if name not in profile_exclusions],
         "wide": list(scheme.wide),
         "wide_share": screening.wide_share if screening else 0.0,
         "int8_mac_share": screening.int8_mac_share if screening else 0.0,

@@ -30,11 +30,11 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
         if trials.deadline.passed():
             return
         race_new(trials)
-        if not _worthwhile(trials, base) or any(_no_better(trials, base, other) for other in recovered):
+        if not _worthwhile(trials, base) or any(_no_better(trials, base, former) for former in recovered):
             continue
-        known = {trial.name for trial in trials.qualified()}
+        qualified_names = {trial.name for trial in trials.qualified()}
         _recover(trials, base, profile)
-        if any(trial.name not in known for trial in trials.qualified()):
+        if any(trial.name not in qualified_names for trial in trials.qualified()):
             recovered.append(base)
 
 
@@ -51,7 +51,7 @@ def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
         widest = _on_16_bits(trials, best)
     # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
     # much.
-    if widest is None or (widest.judged is not None and widest.judged.low <= trials.goal.max_drop):
+    if widest is None or (widest.final_assessment is not None and widest.final_assessment.low <= trials.goal.max_drop):
         _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
 
 
@@ -60,24 +60,24 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     does harm, one by one. Then a recovery is removed if the others do better without it, or if it costs speed and is
     not needed.
     """
-    every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
+    every, base_recoveries = trials.evaluator.recovery_groups(), base.candidate.recoveries
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
         return base
-    groups = tuple(tuple(name for name in group if name not in own) for group in every)
+    groups = tuple(tuple(name for name in group if name not in base_recoveries) for group in every)
     best, max_drop, deadline = base, trials.goal.max_drop, trials.deadline
-    tried = {frozenset(base.candidate.recoveries)}
+    attempts = {frozenset(base.candidate.recoveries)}
 
     longest_s = 0.0
 
     def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
         """Build and assess the best candidate so far with the set `recoveries`, and remember that it was tried."""
         nonlocal longest_s
-        tried.add(frozenset(recoveries))
+        attempts.add(frozenset(recoveries))
         candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
         start = deadline.elapsed_s
-        made = build_and_assess(trials, candidate, "recovery", best.name)
+        trial = build_and_assess(trials, candidate, "recovery", best.name)
         longest_s = max(longest_s, deadline.elapsed_s - start)
-        return made
+        return trial
 
     def expired() -> bool:
         """Return whether another attempt would probably exceed the budget."""
@@ -91,18 +91,18 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
         for names, label in steps:
             if expired() or best.loss <= max_drop:
                 break
-            made = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
-            if made.loss < best.loss:
-                best = made
+            trial = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
+            if trial.loss < best.loss:
+                best = trial
                 if names == group:
                     break
     for name in reversed(best.candidate.recoveries if trials.pace.prunes else ()):
-        enough = best.loss <= max_drop
-        fewer = tuple(other for other in best.candidate.recoveries if other != name)
-        if expired() or frozenset(fewer) in tried or (enough and name in groups[0]):
+        meets_goal = best.loss <= max_drop
+        fewer = tuple(recovery for recovery in best.candidate.recoveries if recovery != name)
+        if expired() or frozenset(fewer) in attempts or (meets_goal and name in groups[0]):
             continue
-        made = attempt(f"- {name}", fewer)
-        best = made if made.loss <= (max_drop if enough else best.loss) else best
+        trial = attempt(f"- {name}", fewer)
+        best = trial if trial.loss <= (max_drop if meets_goal else best.loss) else best
     return best
 
 
@@ -113,15 +113,22 @@ def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
     """
     if best is base:
         return best
-    own = base.candidate.recoveries
-    recoveries = (*own, *(name for name in trials.evaluator.recovery_groups()[0] if name not in own))
-    alike = [t for t in trials if t.structure == base.structure and t.candidate.recoveries == own and t is not base]
-    for other in sorted((t for t in alike if t.assessment), key=lambda t: t.loss)[: trials.pace.methods]:
+    base_recoveries = base.candidate.recoveries
+    recoveries = (
+        *base_recoveries,
+        *(name for name in trials.evaluator.recovery_groups()[0] if name not in base_recoveries),
+    )
+    siblings = [
+        t
+        for t in trials
+        if t.structure == base.structure and t.candidate.recoveries == base_recoveries and t is not base
+    ]
+    for sibling in sorted((t for t in siblings if t.assessment), key=lambda t: t.loss)[: trials.pace.methods]:
         if trials.meets(best) or trials.deadline.passed():
             break
-        candidate = other.candidate.replace(name=f"{other.name} + recovery", recoveries=recoveries)
-        made = build_and_assess(trials, candidate, "recovery", other.name)
-        best = made if made.loss < best.loss else best
+        candidate = sibling.candidate.replace(name=f"{sibling.name} + recovery", recoveries=recoveries)
+        trial = build_and_assess(trials, candidate, "recovery", sibling.name)
+        best = trial if trial.loss < best.loss else best
     return best
 
 
@@ -137,34 +144,36 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     if not trials.pace.float_sets:
         return
     ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.left_s())
-    field, scheme, most = ranking.field, base.candidate.scheme, trials.goal.max_drop
+    field, scheme, max_drop = ranking.field, base.candidate.scheme, trials.goal.max_drop
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
         headroom = min(headroom, trials.pace.most_float)
     elif trials.pace.few_sets:  # giving 8 bits to one product fewer saves few bytes, but costs a build
         refinements = 0
     trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
-    named: Counter[int] = Counter()
+    set_sizes: Counter[int] = Counter()
 
     def loss(nodes: tuple[str, ...]) -> float:
         """Return the loss of `base` if `nodes` are kept in float, or get more bits."""
-        named[len(nodes)] += 1
-        again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
+        set_sizes[len(nodes)] += 1
+        suffix = f", choice {set_sizes[len(nodes)]}" if set_sizes[len(nodes)] > 1 else ""
         if field == EXCLUDE:
-            made = scheme.keep_in_float(nodes, _LOSES)
+            changed_scheme = scheme.keep_in_float(nodes, _LOSES)
         else:
-            made = scheme.replace(**{field: (*getattr(scheme, field), *nodes)})
-        candidate = base.candidate.replace(name=f"{base.name}, {len(nodes)} {_SPARED[field]}{again}", scheme=made)
+            changed_scheme = scheme.replace(**{field: (*getattr(scheme, field), *nodes)})
+        candidate = base.candidate.replace(
+            name=f"{base.name}, {len(nodes)} {_SPARED[field]}{suffix}", scheme=changed_scheme
+        )
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
     def expired() -> bool:
-        return trials.deadline.passed() or named.total() >= trials.pace.float_sets
+        return trials.deadline.passed() or set_sizes.total() >= trials.pace.float_sets
 
     # If only a few sets are built, the first set should already be enough.
-    share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
-    hopeless = trials.pace.hopeless * most
-    how = {"share": share, "headroom": headroom, "hopeless": hopeless}
-    select_float_layers(ranking, loss, most, expired, refinements=refinements, **how)
+    share = max_drop / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
+    hopeless = trials.pace.hopeless * max_drop
+    limits = {"share": share, "headroom": headroom, "hopeless": hopeless}
+    select_float_layers(ranking, loss, max_drop, expired, refinements=refinements, **limits)
 
 
 def _bases(trials: Trials) -> list[Trial]:
@@ -177,11 +186,11 @@ def _bases(trials: Trials) -> list[Trial]:
     short = _short(trials)
     doubtful = [t for t in short[: trials.pace.finalists] if t.timing is not None and t.verdict == UNKNOWN]
     if doubtful and not trials.deadline.passed():
-        again = trials.qualified()[:1] + doubtful
-        race_until_claimed(trials, again, trials.deadline.left_s(RACE_S / 2), RACE_S, rough=True)
+        runners = trials.qualified()[:1] + doubtful
+        race_until_claimed(trials, runners, trials.deadline.left_s(RACE_S / 2), RACE_S, rough=True)
         short = _short(trials)
-    near = [t for t in short if trials.cost(t) <= trials.cost(short[0]) * (1 + trials.pace.gain)]
-    bases = [*sorted(near, key=lambda t: t.loss), *short[len(near) :]][: trials.pace.recovered]
+    contenders = [t for t in short if trials.cost(t) <= trials.cost(short[0]) * (1 + trials.pace.gain)]
+    bases = [*sorted(contenders, key=lambda t: t.loss), *short[len(contenders) :]][: trials.pace.recovered]
     return [_reconsidered(trials, t) for t in sorted(bases, key=lambda t: t.loss)]
 
 
@@ -230,16 +239,16 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     size or memory is the objective, it may not become slower than the best trial that already qualifies.
     """
 
-    def cost(one: Trial) -> float:
+    def cost(timed: Trial) -> float:
         """Return the latency relative to float32's. If the trial was not timed, return at most 1."""
-        return min(one.latency, 1.0) if one.timing is None else one.latency
+        return min(timed.latency, 1.0) if timed.timing is None else timed.latency
 
-    own = cost(trial)
-    whole = own + WIDE_COST if widens else 1.0
+    base_cost = cost(trial)
+    full_cost = base_cost + WIDE_COST if widens else 1.0
     rivals = [] if trials.objective in ("size", "memory") else trials.qualified()[:1]
     limits = [1 - trials.pace.equal] if trials.by_time else []
-    most = min([whole, *limits, *(cost(rival) for rival in rivals)])
-    return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
+    limit = min([full_cost, *limits, *(cost(rival) for rival in rivals)])
+    return max(0.0, (limit - base_cost) / (full_cost - base_cost)) if base_cost < full_cost else 0.0
 
 
 def _reconsidered(trials: Trials, trial: Trial) -> Trial:

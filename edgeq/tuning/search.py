@@ -161,32 +161,32 @@ class Searches:
         if narrow is not None:
             names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
             self.progress.note(f"beginning with the winners on {names}; --no-memory turns this off")
-            outcome, left = self._searched(narrow, total, replace(self.goal, strict=True))
-            held, unclear = memory.confirmed(outcome), memory.unmeasured(outcome)
-            note = {"models": [e.model for e in memory.evidence], "confirmed": held}
-            if held:
-                return Searched(outcome, left, note)
+            outcome, field = self._search_space(narrow, total, replace(self.goal, strict=True))
+            is_confirmed, unclear = memory.confirmed(outcome), memory.unmeasured(outcome)
+            note = {"models": [e.model for e in memory.evidence], "confirmed": is_confirmed}
+            if is_confirmed:
+                return Searched(outcome, field, note)
             if unclear:
                 note |= {"confirmed": None, "reason": unclear}
                 self.progress.note(f"it could not be confirmed here: {unclear}; the whole search follows")
             else:
                 self.progress.note("it does not do as well here: the whole search follows")
             space = replace(space, field=space.field.without(self.failed()))
-        rest = BudgetClock(None if budget_s is None else total.left_s())
-        outcome, left = self._searched(space, rest, self.goal)
-        return Searched(memory.claimed_before(outcome), left, note)
+        clock = BudgetClock(None if budget_s is None else total.left_s())
+        outcome, field = self._search_space(space, clock, self.goal)
+        return Searched(memory.claimed_before(outcome), field, note)
 
-    def _searched(self, space: Space, deadline: BudgetClock, goal: Goal) -> tuple[Outcome, Field]:
+    def _search_space(self, space: Space, deadline: BudgetClock, goal: Goal) -> tuple[Outcome, Field]:
         """Return the outcome of a search of `space`, and the engines that were left at the end."""
         while True:
-            where = (space.candidates, space.profile, self.evaluator, goal, deadline)
+            arguments = (space.candidates, space.profile, self.evaluator, goal, deadline)
             try:
-                outcome = search(*where, threads=self.threads, engines=space.field, progress=self.progress)
+                outcome = search(*arguments, threads=self.threads, engines=space.field, progress=self.progress)
                 return outcome, space.field
             except EngineError as error:
-                left = space.field.without(self.failed())
-                if not space.field.own or left == space.field:
+                field = space.field.without(self.failed())
+                if not space.field.own or field == space.field:
                     raise
                 # Results so far are in the journal, so they are not measured again.
                 self.progress.note(f"{error.problem}; the search goes on without it")
-                space = replace(space, field=left)
+                space = replace(space, field=field)

@@ -50,31 +50,31 @@ class SessionPool:
             seconds: time for opening. If it is too short, fewer sessions are returned, but at least one.
         """
         key = f"{model} {settings!r}"
-        found = self._open[key] = self._open.pop(key, [])
+        sessions = self._open[key] = self._open.pop(key, [])
         start = now = time.perf_counter()
-        while len(found) < count and (not found or now - start + self._opened_in_s[key] <= seconds):
-            found.append(self._engines.open(model, settings, len(found)))
+        while len(sessions) < count and (not sessions or now - start + self._opened_in_s[key] <= seconds):
+            sessions.append(self._engines.open(model, settings, len(sessions)))
             self._opened_in_s[key] = time.perf_counter() - now
             now = time.perf_counter()
         if key not in self._bytes:
             self._bytes[key] = model_bytes(model) + _BESIDE_WEIGHTS
-        return found[:count]
+        return sessions[:count]
 
     def trim(self) -> None:
         """Close sessions until the rest fits into the memory. Sessions that have not been used for longest are closed
         first.
         """
-        taken = sum(self._bytes[key] * len(found) for key, found in self._open.items())
+        used_bytes = sum(self._bytes[key] * len(sessions) for key, sessions in self._open.items())
         for key in list(self._open):
-            if taken <= self._memory:
+            if used_bytes <= self._memory:
                 return
-            taken -= self._bytes[key] * len(self._open[key])
+            used_bytes -= self._bytes[key] * len(self._open[key])
             for session in self._open.pop(key):
                 _close(session)
 
 
 @contextmanager
-def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
+def open_once(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
     """Open a session for one use, and close it afterwards."""
     session = engines.open(model, settings)
     try:
@@ -83,7 +83,7 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
         _close(session)
 
 
-def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
+def model_to_judge(artifact: Artifact) -> tuple[Path, SessionSettings]:
     """Return the model and the settings that represent an artifact when its outputs are judged.
 
     If the artifact's engine is a simulator, return the Q/DQ model as written, to run without the engine. The simulator
@@ -149,17 +149,21 @@ class LocalClock:
         """
         start, whole_s = perf_counter(), rules.how["max_duration_s"]
         seconds = whole_s / 3 / len(models)
-        found = [len(self._sessions.sessions(*model, rules.sessions, seconds)) for model in models.values()]
+        counts = [len(self._sessions.sessions(*model, rules.sessions, seconds)) for model in models.values()]
         # Claims compare sessions in pairs, and fewer sessions would not show how processes differ.
-        count = max(min(found), min(rules.sessions, FEWEST_SESSIONS))
-        opened = {name: self._sessions.sessions(*model, count) for name, model in models.items()}
-        cold = [[session for session in each if session not in self._warm] for each in opened.values()]
-        warm_up_all([_runners(each, feed) for each in cold if each], rules.warmup, perf_counter)
+        count = max(min(counts), min(rules.sessions, FEWEST_SESSIONS))
+        sessions = {name: self._sessions.sessions(*model, count) for name, model in models.items()}
+        cold = [
+            [session for session in model_sessions if session not in self._warm] for model_sessions in sessions.values()
+        ]
+        warm_up_all(
+            [_runners(model_sessions, feed) for model_sessions in cold if model_sessions], rules.warmup, perf_counter
+        )
         self._warm.update(itertools.chain(*cold))
-        runners = {name: _runners(each, feed) for name, each in opened.items()}
+        runners = {name: _runners(model_sessions, feed) for name, model_sessions in sessions.items()}
         left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
-        how = {**rules.how, "max_duration_s": left_s}
-        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **how)
+        options = {**rules.how, "max_duration_s": left_s}
+        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **options)
         self._sessions.trim()
         return ranking
 

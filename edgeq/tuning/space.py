@@ -106,11 +106,11 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
-    found = _variants(model, profile, sampled=job.calibration is not None)
+    variants = _variants(model, profile, sampled=job.calibration is not None)
     # The backend itself has a mode for weights in blocks.
     return tuple(
         Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
-        for name, scheme, recoveries in found
+        for name, scheme, recoveries in variants
     )
 
 
@@ -129,9 +129,9 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
     ranges: dict[str, Range] = {}
     if scheme.mode == "static":
         assert job.calibration is not None
-        found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
-        ranges = scheme_ranges(found, scheme)
-        prepared = calibrated(prepared, found)
+        statistics = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
+        ranges = scheme_ranges(statistics, scheme)
+        prepared = calibrated(prepared, statistics)
     return build_derived(replace(job, prepared=prepared), target, scheme, DerivedValues(ranges), destination)
 
 
@@ -192,25 +192,25 @@ def _transformed(
     use it.
     """
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
-    kept = folder / "model.onnx"
-    if not kept.is_file():
+    path = folder / "model.onnx"
+    if not path.is_file():
         draft = folder.with_name(f"{folder.name}.draft")
         draft.mkdir(exist_ok=True)
         if recovery == _SMOOTH:
-            made, _ = smooth(
+            transformed, _ = smooth(
                 prepared,
                 samples,
-                draft / kept.name,
+                draft / path.name,
                 symmetric=scheme.activation_symmetric,
                 exclude=scheme.exclude,
                 progress=progress,
             )
         else:
-            made, _ = fuse_attention(prepared, samples, draft / kept.name)
-        if made is prepared:
+            transformed, _ = fuse_attention(prepared, samples, draft / path.name)
+        if transformed is prepared:
             raise UsageError(f"{recovery} finds nothing to do in this model")
         draft.rename(folder)
-    return dataclasses.replace(prepared, graph=GraphIndex(read_model(kept), kept), path=kept, digest=model_digest(kept))
+    return dataclasses.replace(prepared, graph=GraphIndex(read_model(path), path), path=path, digest=model_digest(path))
 
 
 _SLOWER = "kept in float because it takes longer in int8"
@@ -225,17 +225,17 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
         static: whether there are statistics to derive ranges from.
         dynamic: whether to try ranges measured at run time, because the model has matrix products of activations.
     """
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     if static:
         for scheme in _kernel_schemes(profile):
             candidate = Candidate(_name(scheme), scheme)
-            found.setdefault(candidate.name, candidate)
+            candidates.setdefault(candidate.name, candidate)
     if dynamic and profile.scheme.dynamic_weight_types:
         for per_channel in dict.fromkeys((profile.scheme.per_channel, *profile.search.get("per_channel", ()))):
             scheme = profile.scheme.replace(mode=_DYNAMIC, per_channel=per_channel)
             candidate = Candidate(_name(scheme), scheme)
-            found.setdefault(candidate.name, candidate)
-    return tuple(found.values())
+            candidates.setdefault(candidate.name, candidate)
+    return tuple(candidates.values())
 
 
 def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate, ...]:
@@ -244,14 +244,14 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
     """
     if candidate.scheme.mode != "static" or candidate.builder:
         return ()
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for method in profile.search.get("method", ()):
         for options in REGISTRY.load(method).search:
             scheme = candidate.scheme.replace(method=method, method_options=options)
-            made = with_scheme(candidate, scheme)
-            if made.name != candidate.name:
-                found.setdefault(made.name, made)
-    return tuple(found.values())
+            variant = with_scheme(candidate, scheme)
+            if variant.name != candidate.name:
+                candidates.setdefault(variant.name, variant)
+    return tuple(candidates.values())
 
 
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
@@ -271,8 +271,8 @@ def in_own_kernels(candidate: Candidate) -> Candidate:
 
 def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
     """Return `candidate` with another scheme, and with a name made from that scheme."""
-    made = candidate.replace(name=_name(scheme), scheme=scheme)
-    return in_engine(made, candidate.engine) if candidate.engine else made
+    variant = candidate.replace(name=_name(scheme), scheme=scheme)
+    return in_engine(variant, candidate.engine) if candidate.engine else variant
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -294,12 +294,12 @@ def _kernel_schemes(profile: Profile) -> Iterator[Scheme]:
         for part in choice:
             session.update(part.get("session_options", {}))
             changes.update({k: v for k, v in part.items() if k != "session_options"})
-        scheme = profile.scheme.replace(**changes, session_options=_needed(session))
+        scheme = profile.scheme.replace(**changes, session_options=_drop_defaults(session))
         if _sensible(scheme, profile):
             yield scheme
 
 
-def _needed(session: Mapping[str, str]) -> dict[str, str]:
+def _drop_defaults(session: Mapping[str, str]) -> dict[str, str]:
     # "0" is the default of these switches. It is left out, so that equal schemes get the same name.
     return {key: value for key, value in session.items() if value != "0"}
 

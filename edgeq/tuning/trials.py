@@ -160,7 +160,7 @@ class Trial:
         return self.candidate.name
 
     @property
-    def judged(self) -> Assessment | None:
+    def final_assessment(self) -> Assessment | None:
         """Return the accuracy that decides: the simulator's if it was measured there, else this machine's."""
         return self.simulated or self.assessment
 
@@ -169,7 +169,7 @@ class Trial:
         """Return the loss that is compared with the allowed loss, as a fraction; infinity if the trial was not
         assessed.
         """
-        return self.judged.bound if self.judged else float("inf")
+        return self.final_assessment.bound if self.final_assessment else float("inf")
 
     @property
     def accuracy_key(self) -> tuple[float, float, str]:
@@ -323,11 +323,11 @@ class Trials:
         """Drop a trial from the run."""
         self.update(name, status="eliminated", reason=reason)
 
-    def screened(self, name: str, found: Screening) -> None:
+    def screened(self, name: str, screening: Screening) -> None:
         """Record a trial's screening. Also record its timing if speed is counted or its structure has been timed."""
         in_blocks = self[name].candidate.scheme.mode == "weight-only"
-        timing = counted(found, in_blocks=in_blocks) if self.evaluator.counts else None
-        self.timed(self.update(name, screening=found, timing=timing))
+        timing = counted(screening, in_blocks=in_blocks) if self.evaluator.counts else None
+        self.timed(self.update(name, screening=screening, timing=timing))
 
     def alive(self) -> list[Trial]:
         """List the trials that were built and are still in the run."""
@@ -337,9 +337,9 @@ class Trials:
         """Remember the timing of a structure, and record it in every trial of that structure with the same threads."""
         key = trial.structure, trial.candidate.threads
         self._timings[key] = timing
-        for other in self:
-            if other.screening and (other.structure, other.candidate.threads) == key:
-                self.update(other.name, timing=timing)
+        for sibling in self:
+            if sibling.screening and (sibling.structure, sibling.candidate.threads) == key:
+                self.update(sibling.name, timing=timing)
 
     def timed(self, trial: Trial) -> Trial:
         """Return `trial` with its structure's timing, if that is known."""
@@ -362,7 +362,9 @@ class Trials:
 
     def meets(self, trial: Trial) -> bool:
         """Return whether a trial was measured on all samples and keeps the required accuracy."""
-        return trial.judged is not None and trial.judged.complete and trial.loss <= self.goal.max_drop
+        return (
+            trial.final_assessment is not None and trial.final_assessment.complete and trial.loss <= self.goal.max_drop
+        )
 
     def qualified(self) -> list[Trial]:
         """List the trials that keep the accuracy, the cheapest first. At equal cost, the more accurate comes first."""
@@ -377,22 +379,22 @@ class Trials:
         good in latency and loss, and better in one of them.
         """
         measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
-        least = float("inf")
+        lowest_loss = float("inf")
         for trial in sorted(measured, key=lambda t: (t.latency, t.accuracy_key)):
-            if trial.loss < least:
-                least = trial.loss
+            if trial.loss < lowest_loss:
+                lowest_loss = trial.loss
                 self.update(trial.name, pareto=True)
 
 
-def counted(found: Screening, *, in_blocks: bool = False) -> StructureTiming:
+def counted(screening: Screening, *, in_blocks: bool = False) -> StructureTiming:
     """Return a speed that is counted, not timed.
 
     The cost is the share of multiply-accumulates in float, plus the cost of 16 bits and of weights in blocks. The speed
     has no uncertainty. It is relative to the largest cost: all multiply-accumulates in float and all tensors in 16
     bits. Ranges that are measured at run time count as free, although they took 4 to 7 % of the time in measurements.
     """
-    cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
-    cost += BLOCKS_COST * found.int8_mac_share if in_blocks else 0.0
+    cost = 1 - screening.int8_mac_share + WIDE_COST * screening.wide_share
+    cost += BLOCKS_COST * screening.int8_mac_share if in_blocks else 0.0
     times_float = (1 + WIDE_COST) / max(cost, 1e-6)
     exact = Claim(times_float, times_float, times_float, confidence=1.0, pairs=FEWEST_PAIRS)
     return StructureTiming({"p50_ms": cost}, exact, 1.0)
@@ -402,10 +404,10 @@ def accuracy_of(trial: Trial, goal: Goal) -> int:
     """Return `MET` if the goal allows the bound of the loss, `DOUBTFUL` if it allows only the loss on the samples, else
     `MISSED`.
     """
-    found = trial.judged
-    if found is None or not found.complete or found.drop > goal.max_drop:
+    assessment = trial.final_assessment
+    if assessment is None or not assessment.complete or assessment.drop > goal.max_drop:
         return MISSED
-    return MET if found.bound <= goal.max_drop else DOUBTFUL
+    return MET if assessment.bound <= goal.max_drop else DOUBTFUL
 
 
 def speed_of(trial: Trial, goal: Goal) -> int:
@@ -417,10 +419,10 @@ def speed_of(trial: Trial, goal: Goal) -> int:
     engine runs the trial than float32: next to other work, engines wait for cores in different ways, and one busy loop
     made a form seem 1.6 times as fast that is half as fast.
     """
-    least = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
+    threshold = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
     claim = trial.timing.speedup if trial.timing else None
-    known = claim and (claim.interval or claim.estimated)
-    if not claim or not known or known[1] <= least:
+    spread = claim and (claim.interval or claim.estimated)
+    if not claim or not spread or spread[1] <= threshold:
         return MISSED
     if claim.interval is None and trial.candidate.engine is not None:
         return MISSED
@@ -435,12 +437,12 @@ def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
     return list(groups.values())
 
 
-def outrun(trial: Trial, other: Trial, by: float) -> bool:
-    """Return whether `trial` certainly takes longer than `other` by at least the share `by`. Return False if one of the
+def outrun(trial: Trial, rival: Trial, by: float) -> bool:
+    """Return whether `trial` certainly takes longer than `rival` by at least the share `by`. Return False if one of the
     speeds cannot be claimed.
     """
-    known = trial.timing is not None and other.timing is not None and not unmeasured(trial, other)
-    return known and other.latency * (1 + by) < trial.latency
+    comparable = trial.timing is not None and rival.timing is not None and not unmeasured(trial, rival)
+    return comparable and rival.latency * (1 + by) < trial.latency
 
 
 def points(loss: float) -> str:
@@ -448,19 +450,19 @@ def points(loss: float) -> str:
     return f"{100 * loss:.2f} points"
 
 
-def loses(found: Assessment) -> str:
+def loses(assessment: Assessment) -> str:
     """Write the loss on the samples, and how large it may be over many other samples. If the loss is noise, write the
     SQNR.
     """
-    if found.basis == "noise":
-        return f"has {decibels(found.drop)} SQNR"
-    text, bound = f"loses {points(found.drop)}", points(found.bound)
-    return text if bound == points(found.drop) else f"{text}, up to {bound} over many other samples"
+    if assessment.basis == "noise":
+        return f"has {decibels(assessment.drop)} SQNR"
+    text, bound = f"loses {points(assessment.drop)}", points(assessment.bound)
+    return text if bound == points(assessment.drop) else f"{text}, up to {bound} over many other samples"
 
 
-def allowed(found: Assessment, max_drop: float) -> str:
-    """Write the allowed loss, in the unit of the loss in `found`."""
-    if found.basis == "noise":
+def allowed(assessment: Assessment, max_drop: float) -> str:
+    """Write the allowed loss, in the unit of the loss in `assessment`."""
+    if assessment.basis == "noise":
         return f"{decibels(max_drop)} are wanted"
     return f"{points(max_drop)} are allowed"
 
@@ -470,35 +472,35 @@ def decibels(noise: float) -> str:
     return f"{0 - 10 * math.log10(max(noise, _LEAST_NOISE)):.1f} dB"
 
 
-def in_simulator(found: Assessment) -> str:
+def in_simulator(assessment: Assessment) -> str:
     """Write the loss in a simulator of the target, with its interval and the number of samples."""
-    return f"loses {points(found.drop)} in the simulator{interval(found)}, {found.samples} samples"
+    return f"loses {points(assessment.drop)} in the simulator{interval(assessment)}, {assessment.samples} samples"
 
 
 def times(timing: StructureTiming | None, of: str = "") -> str:
     """Write the speed relative to float32 with its interval, or an estimate that is marked as an estimate; "" if there
     is no ratio.
     """
-    found = timing.speedup if timing is not None else None
-    if found is None:
+    claim = timing.speedup if timing is not None else None
+    if claim is None:
         return ""
     whose = f"{of}'s" if of else "its"
-    if found.interval is not None:
-        return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
-    about = found.estimated
-    return f"about {about[0]:.2f} times {whose} speed ({found.figures()})" if about else "a speed that is not known"
+    if claim.interval is not None:
+        return f"{claim.interval[0]:.2f} times {whose} speed ({claim.figures()})"
+    about = claim.estimated
+    return f"about {about[0]:.2f} times {whose} speed ({claim.figures()})" if about else "a speed that is not known"
 
 
 def against_float(timing: StructureTiming | None) -> str:
     """Write how certainly a trial is faster or slower than float32, with its speed."""
     claim = timing.speedup if timing is not None else None
-    known = claim and (claim.interval or claim.estimated)
-    if not claim or not known:
+    spread = claim and (claim.interval or claim.estimated)
+    if not claim or not spread:
         return f"its speed is not known: {(claim and claim.reason) or 'too few pairs of runs'}"
-    which = "slower than float32" if known[2] < 1 else "faster than float32" if known[1] > 1 else ""
+    comparison = "slower than float32" if spread[2] < 1 else "faster than float32" if spread[1] > 1 else ""
     if claim.interval is None:
-        which = f"{which} only by an estimate" if which else "it may be slower than float32"
-    return f"{which or 'no difference in speed from float32 is settled'}: {times(timing)}"
+        comparison = f"{comparison} only by an estimate" if comparison else "it may be slower than float32"
+    return f"{comparison or 'no difference in speed from float32 is settled'}: {times(timing)}"
 
 
 def unmeasured(*trials: Trial) -> str:
@@ -516,23 +518,23 @@ def behind(trial: Trial, faster: Trial) -> str:
     return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
 
 
-def hopeless(found: Assessment, max_drop: float) -> str:
+def hopeless(assessment: Assessment, max_drop: float) -> str:
     """Write why a candidate was not measured on all samples."""
-    seen = f"{loses(found)} after {found.samples} samples"
-    if found.basis == "noise":
-        return f"{seen}; {allowed(found, max_drop)}"
-    return f"{seen}; 97.5 % sure that it loses more than {points(max_drop)} on all samples"
+    loss = f"{loses(assessment)} after {assessment.samples} samples"
+    if assessment.basis == "noise":
+        return f"{loss}; {allowed(assessment, max_drop)}"
+    return f"{loss}; 97.5 % sure that it loses more than {points(max_drop)} on all samples"
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:
     """Write why `better` is preferred to `trial`, which is equally fast."""
-    mine, other = (points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better))
-    if mine != other:
-        return f"and loses up to {mine}, not {other}"
+    loss, better_loss = (points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better))
+    if loss != better_loss:
+        return f"and loses up to {loss}, not {better_loss}"
     a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
     return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
 
 
-def interval(found: Assessment) -> str:
+def interval(assessment: Assessment) -> str:
     """Write the interval of a loss. If it covers the whole scale, nothing is known; return ""."""
-    return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"
+    return "" if assessment.high - assessment.low >= 1 else f" ({points(assessment.low)} to {points(assessment.high)})"

@@ -28,13 +28,13 @@ def met(outcome: Outcome, goal: Goal) -> bool:
 def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """Write why it is not certain that the chosen candidate meets the goal. The result is empty if it is certain."""
     winner, lines = outcome.winner, []
-    found = winner.judged if winner is not None else None
-    if winner is None or found is None:
+    assessment = winner.final_assessment if winner is not None else None
+    if winner is None or assessment is None:
         return ()
     if accuracy_of(winner, goal) == DOUBTFUL:
         lines.append(
-            f"accuracy in doubt: it loses {points(found.drop)} on these {found.samples} samples; "
-            f"on many others it may lose up to {points(found.bound)}"
+            f"accuracy in doubt: it loses {points(assessment.drop)} on these {assessment.samples} samples; "
+            f"on many others it may lose up to {points(assessment.bound)}"
         )
     if speed_of(winner, goal) == DOUBTFUL:
         why = unmeasured(winner) or "it was not timed"
@@ -54,27 +54,27 @@ def _claimed_earlier(outcome: Outcome) -> str:
 def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """Write the result of a search, the most important line first."""
     winner = outcome.winner
-    asked = f"no candidate loses at most {points(goal.max_drop)} and is faster than float32"
+    missed_goal = f"no candidate loses at most {points(goal.max_drop)} and is faster than float32"
     if winner is None:
-        lines = [asked, *needed(outcome, goal)]
+        lines = [missed_goal, *describe_needs(outcome, goal)]
     else:
-        found = winner.judged
-        assert found is not None
-        lines = [] if met(outcome, goal) else [f"goal missed: {asked}; {winner.name} comes closest"]
+        assessment = winner.final_assessment
+        assert assessment is not None
+        loss = f"it loses {points(assessment.drop)}{interval(assessment)}, by {assessment.basis}"
+        lines = [] if met(outcome, goal) else [f"goal missed: {missed_goal}; {winner.name} comes closest"]
         lines += [
             f"{winner.name} runs at {times(winner.timing, of='float32') or 'a speed that is not known'}",
-            f"it loses {points(found.drop)}{interval(found)}, by {found.basis}, on {found.samples} samples; "
-            f"{points(goal.max_drop)} were allowed",
+            f"{loss}, on {assessment.samples} samples; {points(goal.max_drop)} were allowed",
             *doubts(outcome, goal),
             *_engines(outcome, winner),
         ]
-        if found.doubt and accuracy_of(winner, goal) == MET:
+        if assessment.doubt and accuracy_of(winner, goal) == MET:
             lines.append(
-                f"on many other samples it may lose up to {points(found.bound)}, "
-                f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
+                f"on many other samples it may lose up to {points(assessment.bound)}, "
+                f"on {assessment.samples} others up to {points(assessment.prediction_bound)} (nine chances of ten)"
             )
         if not met(outcome, goal):
-            lines += needed(outcome, goal)
+            lines += describe_needs(outcome, goal)
     if not outcome.settled:
         lines.append("the fastest candidates could not be distinguished in the time available")
     if outcome.out_of_time:
@@ -89,20 +89,20 @@ def _engines(outcome: Outcome, winner: Trial) -> list[str]:
     timed = (t for t in outcome.trials if t.timing)
     for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)
-    own, lines = engine_name(winner.candidate), []
+    winner_engine, lines = engine_name(winner.candidate), []
     for name, trial in best.items():
-        if name != own:
+        if name != winner_engine:
             share = trial.latency / winner.latency
             why = f": {trial.reason}" if share < 1 and trial.reason else ""
-            told = f"{share:.2f} times its latency: {trial.name}, {trial.status}{why}"
-            lines.append(f"{own} runs it; the fastest in {name} has {told}")
+            comparison = f"{share:.2f} times its latency: {trial.name}, {trial.status}{why}"
+            lines.append(f"{winner_engine} runs it; the fastest in {name} has {comparison}")
     if winner.candidate.engine is not None:
-        what = outcome.fallback or "float32"
-        lines.append(f"if {own} is not installed, {what} runs in onnxruntime's own kernels")
+        fallback = outcome.fallback or "float32"
+        lines.append(f"if {winner_engine} is not installed, {fallback} runs in onnxruntime's own kernels")
     return lines
 
 
-def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+def describe_needs(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """If nothing qualified, write the trials that missed the goal by the least, and what would let each of them
     qualify.
     """
@@ -112,22 +112,24 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     accurate = [t for t in measured if t.loss <= goal.max_drop]
     # If no candidate is accurate enough, report the missing accuracy, even if speeds are unknown.
     quick = [t for t in measured if t.verdict == FASTER or (not accurate and speed_of(t, goal) != MISSED)]
-    near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
-    unclear = unmeasured(near) if near is not None else ""
-    if near is not None and quick and near.assessment is not None:
+    nearest = (
+        min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
+    )
+    unclear = unmeasured(nearest) if nearest is not None else ""
+    if nearest is not None and quick and nearest.assessment is not None:
         lines.append(
-            f"{near.name} {'is faster than float32 and ' * (near.verdict == FASTER)}{loses(near.assessment)}: "
-            f"--max-drop {100 * near.loss + 0.005:.2f}% would let it through"
+            f"{nearest.name} {'is faster than float32 and ' * (nearest.verdict == FASTER)}{loses(nearest.assessment)}: "
+            f"--max-drop {100 * nearest.loss + 0.005:.2f}% would let it through"
         )
     elif unclear:
-        earlier = _claimed_earlier(outcome) if near is not None and near.name == outcome.chosen else ""
+        earlier = _claimed_earlier(outcome) if nearest is not None and nearest.name == outcome.chosen else ""
         lines.append(f"no speed could be claimed: {unclear}{earlier}. --resume on a quiet machine measures it again")
-    elif near is not None and accurate:
-        so = "float32 is the better choice" if near.verdict == SLOWER else "no difference in speed is settled"
-        lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: {so}")
-    elif near is not None and not any(t.verdict == FASTER for t in timed):
-        found = times(near.timing, of="float32")
-        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
+    elif nearest is not None and accurate:
+        so = "float32 is the better choice" if nearest.verdict == SLOWER else "no difference in speed is settled"
+        lines.append(f"{nearest.name} keeps the accuracy, at {times(nearest.timing, of='float32')}: {so}")
+    elif nearest is not None and not any(t.verdict == FASTER for t in timed):
+        speed = times(nearest.timing, of="float32")
+        lines.append(f"int8 does not pay here: the fastest, {nearest.name}, has {speed}")
     elif not outcome.out_of_time:
         lines.append("no candidate was measured on all samples: see the reason given for each")
     if outcome.out_of_time:

@@ -180,7 +180,7 @@ def test_a_metric_that_is_no_mean_counts_its_doubt() -> None:
     assert not found.complete
     better = assess(agreement, (task, bad.measured(), good.measured()), complete=True)
     assert better.drop < 0 < better.bound, "to seem better than float32 is luck"
-    seen = assess(agreement, (task, good.measured(), bad.measured()), complete=True, held="seen")
+    seen = assess(agreement, (task, good.measured(), bad.measured()), complete=True, loss_kind="seen")
     assert seen.bound == seen.drop == found.drop
 
 
@@ -288,7 +288,9 @@ def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
 ) -> None:
     monkeypatch.setattr("edgeq.tuning.accuracy.open_session", lambda path: Answers(set()))
     numbers = [sample(0, np.full((1, 1), number, np.float32)) for number in range(100)]
-    meter = AccuracyMeter(FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification(), held="seen")
+    meter = AccuracyMeter(
+        FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification(), loss_kind="seen"
+    )
     first = [int(meter.samples[position].inputs["x"][0, 0]) for position in range(20)]
     others = sorted(set(range(100)) - set(first))
     here = Answers({first[0], *others[:4]})
@@ -327,7 +329,7 @@ def measured(drop: float, sqnr_db: float, high: float = 0.02, samples: int = 24)
 
 def test_roundings_cost_what_their_noise_says_and_not_what_a_changed_answer_of_few_does() -> None:
     here, there = measured(0.0, 17.0), measured(1 / 24, 16.9)
-    more, error = loses_more(here, there, 1 / 24, whole=measured(0.004, 17.0, samples=500), between_db=26.0)
+    more, error = loses_more(here, there, 1 / 24, overall=measured(0.004, 17.0, samples=500), between_db=26.0)
     assert 0 < more < 0.003
     assert error is not None
     assert 0 < error < 0.005
@@ -335,7 +337,7 @@ def test_roundings_cost_what_their_noise_says_and_not_what_a_changed_answer_of_f
 
 def test_where_an_engine_answers_something_else_the_labels_decide() -> None:
     here, there = measured(0.0, 17.0), measured(0.6, -3.0)
-    more, error = loses_more(here, there, 0.1, whole=measured(0.004, 17.0), between_db=-3.0)
+    more, error = loses_more(here, there, 0.1, overall=measured(0.004, 17.0), between_db=-3.0)
     assert more > 0.2
     assert error is not None
     assert more - 2 * error > 0.01
@@ -343,7 +345,7 @@ def test_where_an_engine_answers_something_else_the_labels_decide() -> None:
 
 def test_a_model_that_surely_loses_nothing_here_may_lose_there() -> None:
     here, there = measured(0.0, 17.0), measured(1.0, -3.0)
-    more, error = loses_more(here, there, 0.2, whole=measured(0.0, 17.0, high=0.0, samples=60), between_db=-3.0)
+    more, error = loses_more(here, there, 0.2, overall=measured(0.0, 17.0, high=0.0, samples=60), between_db=-3.0)
     assert error is not None
     assert more - 2 * error > 0.01
 

@@ -184,7 +184,7 @@ def test_the_noisy_layer_is_found_in_few_probes() -> None:
 
 
 def test_each_layer_by_itself() -> None:
-    ranked = rank_by_probing({f"n{i}": 1 for i in range(50)}, lambda nodes: float(nodes[0] == "n7"), never, each=True)
+    ranked = rank_by_probing({f"n{i}": 1 for i in range(50)}, lambda nodes: float(nodes[0] == "n7"), never, singly=True)
     assert [len(layer.nodes) for layer in ranked.layers] == [1] * 50
     assert ranked.layers[0].name == "n7"
 

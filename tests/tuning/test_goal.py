@@ -24,7 +24,7 @@ def test_no_budget() -> None:
     assert parse_budget(None) is None
     endless = BudgetClock(None, Clock())
     assert not endless.passed()
-    assert endless.left_s(most=20) == 20
+    assert endless.left_s(limit=20) == 20
 
 
 def test_a_deadline_in_shares() -> None:
@@ -35,7 +35,7 @@ def test_a_deadline_in_shares() -> None:
     half = deadline.until(0.5)
     assert not half.passed()
     assert half.left_s() == 10
-    assert half.left_s(most=3) == 3
+    assert half.left_s(limit=3) == 3
     clock.now = 80
     assert half.elapsed_s == 75
     assert half.passed()

@@ -54,7 +54,7 @@ def test_a_finished_journal_leaves_nothing_to_do(tmp_path: Path) -> None:
     again = FakeEvaluator(FACTS, methods=("x",))
     _, journal = journaled(again, tmp_path / "j.jsonl", resume=True)
     assert again.log == []
-    assert journal.known > 5
+    assert journal.count > 5
 
 
 def test_a_journal_of_other_data_is_refused(tmp_path: Path) -> None:

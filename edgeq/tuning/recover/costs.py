@@ -112,31 +112,35 @@ class Costs:
         """Return the microseconds of all units in float minus those of all units in integers, without conversions."""
         return sum(self.float_us.values()) - sum(self.int8_us.values())
 
-    def further(self, name: str, kept: Set[str]) -> float:
-        """Return the microseconds that one more unit in float costs if the units in `kept` are already in float. The
-        result is negative if the unit saves more by fewer conversions than it costs.
+    def further(self, name: str, float_names: Set[str]) -> float:
+        """Return the microseconds that one more unit in float costs if the units in `float_names` are already in float.
+        The result is negative if the unit saves more by fewer conversions than it costs.
         """
         touched = self._touched.get(name, ())
-        return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
+        return (
+            self._difference(name)
+            + self._converted(touched, float_names | {name})
+            - self._converted(touched, float_names - {name})
+        )
 
-    def _own(self, name: str) -> float:
+    def _difference(self, name: str) -> float:
         return self.float_us.get(name, 0.0) - self.int8_us.get(name, 0.0)
 
-    def _converted(self, tensors: Iterable[str], kept: Set[str]) -> float:
+    def _converted(self, tensors: Iterable[str], float_names: Set[str]) -> float:
         return sum(
             self.conversion_us[tensor]
             for tensor in tensors
-            if len({unit in kept for unit in (self.makers[tensor], *self.readers[tensor])}) > 1
+            if len({unit in float_names for unit in (self.makers[tensor], *self.readers[tensor])}) > 1
         )
 
     @cached_property
     def _touched(self) -> Mapping[str, Sequence[str]]:
         """Map each unit to the tensors that it exchanges with other units."""
-        found: dict[str, list[str]] = {}
+        tensors_by_unit: dict[str, list[str]] = {}
         for tensor in self.conversion_us:
             for unit in {self.makers[tensor], *self.readers[tensor]}:
-                found.setdefault(unit, []).append(tensor)
-        return found
+                tensors_by_unit.setdefault(unit, []).append(tensor)
+        return tensors_by_unit
 
 
 def measure_costs(
@@ -164,13 +168,13 @@ def measure_costs(
     threads = settings.intra_op_threads
     floats = timed_profile(prepared.path, SessionSettings(intra_op_threads=threads), feed, runs=_RUNS).kernels
     integers = timed_profile(int8_model, settings, feed, runs=_RUNS).kernels
-    each = _conversion_us(integers)
+    us_per_element = _conversion_us(integers)
     sizes = _elements(prepared.model)
     handed = [tensor for tensor in makers if tensor in readers]
     return Costs(
         _by_unit(floats, names),
         _by_unit(integers, names),
-        {tensor: each * sizes.get(tensor, 0) for tensor in handed},
+        {tensor: us_per_element * sizes.get(tensor, 0) for tensor in handed},
         {tensor: makers[tensor] for tensor in handed},
         {tensor: tuple(readers[tensor]) for tensor in handed},
     )
@@ -182,9 +186,9 @@ def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
     """
     end = len(kernel)
     while end > 0:
-        known = names.get(kernel[:end])
-        if known is not None and not kernel[end : end + 1].isalnum():
-            return known
+        unit = names.get(kernel[:end])
+        if unit is not None and not kernel[end : end + 1].isalnum():
+            return unit
         end -= 1
     return None
 
@@ -199,9 +203,9 @@ def _by_unit(kernels: Sequence[KernelRun], names: Mapping[str, str]) -> dict[str
 
 
 def _conversion_us(kernels: Sequence[KernelRun]) -> float:
-    found = [kernel for kernel in kernels if kernel.op_type in _CONVERSIONS and kernel.outputs]
-    elements = sum(math.prod(kernel.outputs[0][1]) for kernel in found)
-    return sum(kernel.us for kernel in found) / elements if elements else _CONVERSION_US
+    conversions = [kernel for kernel in kernels if kernel.op_type in _CONVERSIONS and kernel.outputs]
+    elements = sum(math.prod(kernel.outputs[0][1]) for kernel in conversions)
+    return sum(kernel.us for kernel in conversions) / elements if elements else _CONVERSION_US
 
 
 def _elements(model: ir.Model) -> dict[str, int]:
@@ -251,9 +255,9 @@ def rank_layers(
     matched = {match.name for match in pair.matches}
     units = find_units(prepared.model)
     groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
-    wanted = {name: tensors for name, tensors in groups.items() if tensors}
-    found = pair.group_effects(wanted, samples, Columns, count=count)
-    noise = {name: sum(part.noise for part in parts) for name, parts in found.items()}
+    matched_groups = {name: tensors for name, tensors in groups.items() if tensors}
+    effects = pair.group_effects(matched_groups, samples, Columns, count=count)
+    noise = {name: sum(part.noise for part in parts) for name, parts in effects.items()}
     ranked = [RankedLayer(u.name, u.nodes, noise.get(u.name, 0.0)) for u in units if groups[u.name]]
     return tuple(sorted(ranked, key=lambda r: -r.noise))
 
@@ -266,20 +270,20 @@ class Columns:
 
     _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     _signal: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
-    _most: float = 1.0
+    _limit: float = 1.0
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
         """Add one sample's outputs. Elements that are not finite in the reference are left out."""
-        for name, plain in reference.items():
-            if plain.dtype.kind not in "biuf":
+        for name, reference_array in reference.items():
+            if reference_array.dtype.kind not in "biuf":
                 continue
-            signal, changed = np.asarray(plain, np.float64), np.asarray(candidate[name], np.float64)
+            signal, changed = np.asarray(reference_array, np.float64), np.asarray(candidate[name], np.float64)
             # If the size of an output depends on values and has changed, the output counts as entirely wrong.
             with np.errstate(invalid="ignore"):
                 noise = changed - signal if changed.shape == signal.shape else signal
             finite = np.isfinite(signal)
             if not np.isfinite(noise[finite]).all():
-                self._most = np.inf
+                self._limit = np.inf
             noise = np.where(np.isfinite(noise), noise, _NOT_FINITE * signal)
             self._noise.setdefault(name, []).append(columns(np.where(finite, noise, 0.0)))
             self._signal.setdefault(name, []).append(columns(np.where(finite, signal, 0.0)))
@@ -295,7 +299,7 @@ class Columns:
             if np.any(signal > 0):
                 # If noise exceeds the signal, count it as equal to the signal. Otherwise it would hide the noise of the
                 # other columns.
-                shares.append(float(np.mean(np.minimum(noise[signal > 0] / signal[signal > 0], self._most))))
+                shares.append(float(np.mean(np.minimum(noise[signal > 0] / signal[signal > 0], self._limit))))
         return float(np.mean(shares)) if shares else 0.0
 
 
@@ -350,10 +354,10 @@ def rank_static(
     assert job.calibration is not None
     state = recoverer.state(scheme, names, recoverer.place() / "ranked.onnx", progress=progress)
     assert state.artifact is not None
-    found = rank_layers(state.prepared, state.artifact, job.calibration, count=count, progress=progress)
+    ranked = rank_layers(state.prepared, state.artifact, job.calibration, count=count, progress=progress)
     units = find_units(job.prepared.model)
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
-    layers, work = audible(merged(found, quantized)), mac_costs(units, job.prepared.model)
+    layers, work = audible(merged(ranked, quantized)), mac_costs(units, job.prepared.model)
     quiet = quiet_among(quantized, layers, job.prepared.model)
     if not timed or state.artifact.simulation is not None:  # a simulation does not run the target's kernels
         return LayerRanking(by_worth(layers, work), work, quiet=quiet)
@@ -373,7 +377,7 @@ def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
     return MacCosts({unit.name: sum(macs.get(node, 0) for node in unit.nodes) for unit in units})
 
 
-def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
+def merged(layers: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
     """Map the units of a rewritten model to the units of the original model, and add up their noise.
 
     Returns:
@@ -381,7 +385,7 @@ def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedL
     """
     unit_of = {node: unit.name for unit in units for node in unit.nodes}
     noise = {unit.name: 0.0 for unit in units}
-    for layer in found:
+    for layer in layers:
         named = (n for n in (layer.name, layer.name.removesuffix(VALUE), *layer.nodes) if n in unit_of)
         if (name := next(named, None)) is not None:
             noise[unit_of[name]] += layer.noise
@@ -393,8 +397,8 @@ def audible(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
     """Leave out layers with negligible noise. For example, a layer that computes in 16 bits causes very little noise.
     If it has no multiply-accumulates, its cost in float is zero, so it would come first in a ranking.
     """
-    least = _TRIFLE * sum(layer.noise for layer in layers)
-    return tuple(layer for layer in layers if layer.noise > least)
+    threshold = _TRIFLE * sum(layer.noise for layer in layers)
+    return tuple(layer for layer in layers if layer.noise > threshold)
 
 
 def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
@@ -402,10 +406,10 @@ def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.
     they exchange a tensor that can be quantized, such as an activation but not an index.
     """
     names = {layer.name for layer in layers}
-    others = {
+    non_float = {
         value.name for node in model.graph for value in node.outputs if value.dtype not in (None, ir.DataType.FLOAT)
     }
-    maker = {tensor: unit.name for unit in units for tensor in unit.tensors if tensor not in others}
+    maker = {tensor: unit.name for unit in units for tensor in unit.tensors if tensor not in non_float}
     neighbours: dict[str, set[str]] = {unit.name: set() for unit in units}
     for unit in units:
         for made_by in {maker[tensor] for tensor in unit.reads if tensor in maker}:
@@ -423,10 +427,10 @@ def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLa
     """
     remaining = list(layers)
     order: list[RankedLayer] = []
-    kept: set[str] = set()
+    float_names: set[str] = set()
     while remaining:
-        best = max(remaining, key=lambda layer: layer.noise / max(costs.further(layer.name, kept), _LEAST_US))
+        best = max(remaining, key=lambda layer: layer.noise / max(costs.further(layer.name, float_names), _LEAST_US))
         order.append(best)
-        kept.add(best.name)
+        float_names.add(best.name)
         remaining.remove(best)
     return tuple(order)

@@ -133,9 +133,9 @@ class WeightedLayer:
         windows = np.moveaxis(windows, 1, len(kernel) + 1)  # [batch, positions..., channels, kernel...]
         positions = windows.shape[: len(kernel) + 1]
         total = math.prod(positions)
-        chosen = np.arange(total) if total <= limit else random.choice(total, limit, replace=False)
-        taken = windows[np.unravel_index(chosen, positions)].reshape(len(chosen), self.groups, self.taps)
-        return np.ascontiguousarray(taken.transpose(1, 0, 2), np.float32)
+        picks = np.arange(total) if total <= limit else random.choice(total, limit, replace=False)
+        patches = windows[np.unravel_index(picks, positions)].reshape(len(picks), self.groups, self.taps)
+        return np.ascontiguousarray(patches.transpose(1, 0, 2), np.float32)
 
 
 def conv_geometry(
@@ -153,8 +153,8 @@ def conv_geometry(
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = []
         for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
-            whole = max(0, (math.ceil(size / s) - 1) * s + d * (k - 1) + 1 - size)
-            less, more = whole // 2, whole - whole // 2
+            padding = max(0, (math.ceil(size / s) - 1) * s + d * (k - 1) + 1 - size)
+            less, more = padding // 2, padding - padding // 2
             pads.append((less, more) if auto == "SAME_UPPER" else (more, less))
         return strides, dilations, pads
     flat = list(attributes.get("pads", [0] * 2 * dims)) if auto == "NOTSET" else [0] * 2 * dims
@@ -177,9 +177,9 @@ def _layer(node: ir.Node) -> WeightedLayer | None:
     if source is None or source.is_initializer() or matrix is None or matrix.dtype != ir.DataType.FLOAT:
         return None
     options = attributes(node)
-    plain = not options.get("transA") and options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0
+    unscaled = not options.get("transA") and options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0
     shape = tuple(matrix.shape.numpy())
-    if not plain or (node.op_type != "Conv" and len(shape) != 2):
+    if not unscaled or (node.op_type != "Conv" and len(shape) != 2):
         return None
     added = initializer(bias)
     if bias is not None and added is None:
@@ -270,9 +270,11 @@ def only_layers(
     Args:
         layers: layers of the model, by name.
     """
-    found = [layers.get(node.name or "") for node in nodes]
-    same = [layer for layer in found if layer is not None and layer.source == tensor and _same_axis(layer, maker)]
-    return tuple(same) if len(same) == len(found) else ()
+    candidates = [layers.get(node.name or "") for node in nodes]
+    matches = [
+        layer for layer in candidates if layer is not None and layer.source == tensor and _same_axis(layer, maker)
+    ]
+    return tuple(matches) if len(matches) == len(candidates) else ()
 
 
 def _same_axis(reader: WeightedLayer, maker: WeightedLayer) -> bool:
@@ -298,7 +300,7 @@ class IntegerLayer:
         input_scale: scale of the activation that the layer reads.
         bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
         bias_scale: float64 [outputs].
-        shared: whether other nodes use its weight or bias as well.
+        has_other_readers: whether other nodes use its weight or bias as well.
     """
 
     layer: WeightedLayer
@@ -308,7 +310,7 @@ class IntegerLayer:
     input_scale: float
     bias: ir.Value | None
     bias_scale: Floats
-    shared: bool
+    has_other_readers: bool
 
     def per_row(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values [outputs] as [groups, outputs per group, 1]."""
@@ -323,7 +325,7 @@ class QuantizedFile:
         self._nodes = GraphIndex(model).nodes
 
     @classmethod
-    def read(cls, path: Path) -> QuantizedFile:
+    def load(cls, path: Path) -> QuantizedFile:
         """Return the file at `path`.
 
         Raises:
@@ -337,8 +339,8 @@ class QuantizedFile:
 
     def integer_layers(self, layers: Sequence[WeightedLayer]) -> tuple[IntegerLayer, ...]:
         """Return the layers among `layers` that are in integers in this file, in the same order."""
-        found = (self._integer_layer(layer) for layer in layers)
-        return tuple(f for f in found if f is not None)
+        candidates = (self._integer_layer(layer) for layer in layers)
+        return tuple(f for f in candidates if f is not None)
 
     def output_range(self, layer: IntegerLayer) -> tuple[float, float]:
         """Return the smallest and the largest number that the integers of a layer's output can represent. Both are
@@ -417,8 +419,8 @@ class _LayerOperand(NamedTuple):
 
 def _dequantized(value: ir.Value | None) -> _LayerOperand | None:
     """Return the integers that a value is dequantized from, with their parameters; None if it is not dequantized."""
-    made = value.producer() if value is not None else None
-    return _LayerOperand(*made.inputs) if made is not None and is_op(made, "DequantizeLinear") else None
+    producer = value.producer() if value is not None else None
+    return _LayerOperand(*producer.inputs) if producer is not None and is_op(producer, "DequantizeLinear") else None
 
 
 def _describe(
@@ -503,11 +505,11 @@ def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
             editor.node("DequantizeLinear", [bias, scale], f"{stem}/bias", before=node, attributes={"axis": 0})
         )
     attributes = dict(node.attributes)
-    plain = editor.node(row.float_form, inputs, stem + PLAIN, before=node, attributes=attributes)
+    float_output = editor.node(row.float_form, inputs, stem + PLAIN, before=node, attributes=attributes)
     parameters = [node_input(node, place) for place in row.integer_output]
     # A QGemm without a scale for its output computes floats.
     op_type = "QuantizeLinear" if parameters[0] is not None else "Identity"
-    sources = [plain, *parameters] if parameters[0] is not None else [plain]
+    sources = [float_output, *parameters] if parameters[0] is not None else [float_output]
     rounded = editor.node(op_type, sources, f"{stem}/rounded", before=node, like=output)
     replace_value(output, rounded)
     editor.graph.remove(node)

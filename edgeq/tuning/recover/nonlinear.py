@@ -57,8 +57,8 @@ def open_piece(
     piece.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in model.opset_imports.items())
     piece.graph.name = "piece"
     piece.graph.node.extend(ir.serde.serialize_node(node) for node in nodes)
-    read = dict.fromkeys(value for node in nodes for value in reads(node))
-    constants = [value for value in read if value.is_initializer() and value.name not in feed]
+    sources = dict.fromkeys(value for node in nodes for value in reads(node))
+    constants = [value for value in sources if value.is_initializer() and value.name not in feed]
     piece.graph.initializer.extend(_serialized(value) for value in constants)
     piece.graph.input.extend(_described(name, value) for name, value in feed.items())
     piece.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
@@ -123,16 +123,16 @@ class Stepper:
 
     def _run(self, stop: int, tensor: str) -> None:
         nodes = self._nodes[self._position : stop]
-        made = {name_of(output) for node in nodes for output in node.outputs if output.name}
-        read = {name_of(value) for node in nodes for value in reads(node)}
-        given = sorted(read & self._values[0].keys())
-        kept = sorted(name for name in made if name == tensor or self._last_use.get(name, -1) >= stop)
-        first = {name: self._values[0][name] for name in given}
-        session = open_piece(self._model, nodes, first, kept, self._settings)
+        computed = {name_of(output) for node in nodes for output in node.outputs if output.name}
+        sources = {name_of(value) for node in nodes for value in reads(node)}
+        inputs = sorted(sources & self._values[0].keys())
+        live_names = sorted(name for name in computed if name == tensor or self._last_use.get(name, -1) >= stop)
+        example = {name: self._values[0][name] for name in inputs}
+        session = open_piece(self._model, nodes, example, live_names, self._settings)
         self._position = stop
         for values in self._values:
-            results = session.run(kept, {name: values[name] for name in given})
-            values.update(zip(kept, results, strict=True))
+            results = session.run(live_names, {name: values[name] for name in inputs})
+            values.update(zip(live_names, results, strict=True))
             for name in [n for n in values if n != tensor and self._last_use.get(n, -1) < stop]:
                 del values[name]
 
@@ -173,18 +173,18 @@ class Followers:
         if tensor not in self._values:
             return Follower(tensor, (), ())
         start = self._values[tensor]
-        known = [start]
+        reached = [start]
         nodes: list[ir.Node] = []
         waiting = self._behind(start)
         while waiting:
             node = self._nodes[heapq.heappop(waiting)]
             # A node is queued once for each tensor that it reads.
-            if node.outputs[0] not in known and _is_elementwise(node, known):
+            if node.outputs[0] not in reached and _is_elementwise(node, reached):
                 nodes.append(node)
-                known.append(node.outputs[0])
+                reached.append(node.outputs[0])
                 for behind in self._behind(node.outputs[0]):
                     heapq.heappush(waiting, behind)
-        ends = [v for v in known if v.is_graph_output() or any(reader not in nodes for reader in readers(v))]
+        ends = [v for v in reached if v.is_graph_output() or any(reader not in nodes for reader in readers(v))]
         return Follower(tensor, tuple(nodes), tuple(name_of(end) for end in ends))
 
     def function(self, follower: Follower, dtype: type[np.floating[Any]] = np.float64) -> Function:
@@ -204,8 +204,8 @@ class Followers:
         def run(numbers: NDArray[Any]) -> NDArray[Any]:
             """Return [ends, n]: the result at each end for n values of the followed tensor."""
             flat = np.ascontiguousarray(numbers, np.float32).reshape(-1)
-            found = dict(zip(computed, session.run(computed, {follower.tensor: flat}), strict=True))
-            ends = [found.get(name, flat) for name in follower.ends]
+            results = dict(zip(computed, session.run(computed, {follower.tensor: flat}), strict=True))
+            ends = [results.get(name, flat) for name in follower.ends]
             return np.stack([np.asarray(end, dtype).reshape(-1) for end in ends])
 
         return run
@@ -215,16 +215,16 @@ class Followers:
         return sorted(self._places[node] for node in readers(value))
 
 
-def _is_elementwise(node: ir.Node, known: list[ir.Value]) -> bool:
-    """Return whether each element of a node's only output comes from one element of each `known` tensor that it reads,
-    and from scalar constants.
+def _is_elementwise(node: ir.Node, reached: list[ir.Value]) -> bool:
+    """Return whether each element of a node's only output comes from one element of each `reached` tensor that it
+    reads, and from scalar constants.
     """
     row = operator_of(node)
     if not row.elementwise or node.domain not in (*MAIN_DOMAINS, MICROSOFT) or len(node.outputs) != 1:
         return False
     places = len(node.inputs) if len(row.activations) > 1 else 1
     data, options = node.inputs[:places], node.inputs[places:]
-    return all(value in known or _is_scalar(value) for value in data) and all(map(_is_scalar, options))
+    return all(value in reached or _is_scalar(value) for value in data) and all(map(_is_scalar, options))
 
 
 def _is_scalar(value: ir.Value | None) -> bool:
@@ -251,31 +251,31 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         high = max(-low, high)
         low = -high
     centres, counts = joined(*_bins(tensor))
-    wanted = function(centres)
-    if not np.isfinite(wanted).all():
+    targets = function(centres)
+    if not np.isfinite(targets).all():
         return None
 
     def errors(shares: Floats) -> Floats:
         """Return the weighted squared error for n ranges: float[n]. Each row of `shares` contains factors by which the
         two ends of the whole range are multiplied.
         """
-        found = [_error(centres, counts, wanted, function, Range(low * a, high * b), grid) for a, b in shares]
-        return np.array(found)
+        sums = [_error(centres, counts, targets, function, Range(low * a, high * b), grid) for a, b in shares]
+        return np.array(sums)
 
     one_side = np.ones(1)
     lows = COARSE if low < 0 and not grid.symmetric else one_side
     highs = COARSE if high > 0 else one_side
     pairs = np.array([(b if grid.symmetric else a, b) for a in lows for b in highs])
-    best, least = _least(pairs, errors(pairs))
+    best, lowest_error = _pick_best(pairs, errors(pairs))
     for factor in REFINEMENTS:
         around = np.array([factor, 1.0, 1.0 / factor])
         a = np.minimum(best[0] * around, 1.0) if lows.size > 1 else one_side
         b = np.minimum(best[1] * around, 1.0) if highs.size > 1 else one_side
         pairs = np.array([(y if grid.symmetric else x, y) for x in a for y in b])
-        candidate, error = _least(pairs, errors(pairs))
-        if error < least:
-            best, least = candidate, error
-    if not np.isfinite(least):
+        candidate, error = _pick_best(pairs, errors(pairs))
+        if error < lowest_error:
+            best, lowest_error = candidate, error
+    if not np.isfinite(lowest_error):
         return None
     return Range(float(low * best[0]), float(high * best[1]))
 
@@ -299,16 +299,16 @@ def _bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
     return linear.centres()[filled], linear.counts[filled]
 
 
-def _error(centres: Floats, counts: Floats, wanted: Floats, function: Function, chosen: Range, grid: Grid) -> float:
+def _error(centres: Floats, counts: Floats, targets: Floats, function: Function, span: Range, grid: Grid) -> float:
     """Return the summed squared error. The function is evaluated once for each integer, not for each bin."""
-    params = grid.params(chosen.low, chosen.high)
+    params = grid.params(span.low, span.high)
     levels = params.dequantize(np.arange(params.low, params.high + 1))
-    made = function(levels)[:, params.quantize(centres).astype(np.intp) - params.low]
-    if not np.isfinite(made).all():
+    outputs = function(levels)[:, params.quantize(centres).astype(np.intp) - params.low]
+    if not np.isfinite(outputs).all():
         return np.inf
-    return float(((made - wanted) ** 2 @ counts).sum())
+    return float(((outputs - targets) ** 2 @ counts).sum())
 
 
-def _least(pairs: Floats, errors: Floats) -> tuple[Floats, float]:
+def _pick_best(pairs: Floats, errors: Floats) -> tuple[Floats, float]:
     place = int(np.argmin(errors))
     return pairs[place], float(errors[place])

@@ -25,7 +25,7 @@ def _biased(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> Re
         SCHEME.replace(format=form), [], folder / "plain.onnx"
     )
     assert state.artifact is not None
-    file = QuantizedFile.read(state.artifact.model)
+    file = QuantizedFile.load(state.artifact.model)
     for integer in file.integer_layers(find_layers(model)):
         file.set_weight(integer, np.maximum(file.weight(integer) - 1, -127))
     file.save(state.artifact.model)
@@ -62,7 +62,7 @@ def test_the_last_layers_mean_is_the_float_models(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     better = BiasCorrection().apply(state, samples, tmp_path / "work", SILENT)
     assert better.artifact is not None
-    file = QuantizedFile.read(better.artifact.model)
+    file = QuantizedFile.load(better.artifact.model)
     low, high = file.output_range(file.integer_layers(find_layers(model))[-1])
     assert np.all(_means(model, better.artifact.model, samples) < 0.5 * (high - low) / 255)
 

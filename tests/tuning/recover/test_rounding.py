@@ -103,7 +103,7 @@ def test_weights_and_not_only_biases_are_better(tmp_path: Path) -> None:
     for names in ([], ["weight-rounding"]):
         artifact = recoverer.state(SCHEME, names, tmp_path / "q.onnx").artifact
         assert artifact is not None
-        files.append(QuantizedFile.read(artifact.model))
+        files.append(QuantizedFile.load(artifact.model))
     floats = Weights(model)
     layers = find_layers(model)
     gains = []

@@ -79,8 +79,8 @@ class OutputView:
     def means(self, table: NDArray[np.float32]) -> Floats:
         """Return the means of the output after the activation function: float64 [ends, channels]."""
         with np.errstate(invalid="ignore"):
-            found = self.function(table).reshape(-1, *table.shape)
-            return np.asarray(np.add.reduce(found, axis=1, dtype=np.float64) / len(table), np.float64)
+            outputs = self.function(table).reshape(-1, *table.shape)
+            return np.asarray(np.add.reduce(outputs, axis=1, dtype=np.float64) / len(table), np.float64)
 
 
 def float_means(
@@ -96,17 +96,19 @@ def float_means(
         (float64 [samples, ends, channels] of each layer, bytes of the largest output).
     """
     files = {name: _kept_means(store, prepared, view) for name, view in views.items()} if store is not None else {}
-    found: dict[str, tuple[Floats, int]] = {}
+    means_by_layer: dict[str, tuple[Floats, int]] = {}
     for name, file in files.items():
         if file.exists():
             with np.load(file, allow_pickle=False) as arrays:
-                found[name] = arrays["means"], int(arrays["largest"])
-    missing = {name: view for name, view in views.items() if name not in found}
+                means_by_layer[name] = arrays["means"], int(arrays["largest"])
+    missing = {name: view for name, view in views.items() if name not in means_by_layer}
     for name, (means, largest) in _computed(prepared, missing, samples).items():
-        found[name] = means, largest
+        means_by_layer[name] = means, largest
         if store is not None:
             np.savez(files[name], means=means, largest=largest)
-    return {name: means for name, (means, _) in found.items()}, max((size for _, size in found.values()), default=1)
+    return {name: means for name, (means, _) in means_by_layer.items()}, max(
+        (size for _, size in means_by_layer.values()), default=1
+    )
 
 
 def _computed(
@@ -148,18 +150,18 @@ class BiasCorrection(Recovery):
             EdgeqError: a model refuses a sample.
         """
         assert state.artifact is not None
-        file = QuantizedFile.read(state.artifact.model)
+        file = QuantizedFile.load(state.artifact.model)
         layers = find_layers(state.prepared.model)
-        integers = [i for i in file.integer_layers(layers) if i.bias is not None and not i.shared]
+        integers = [i for i in file.integer_layers(layers) if i.bias is not None and not i.has_other_readers]
         if not integers:
             return state.note(f"{self.name}: no layer has an int32 bias of its own")
-        taken = list(spread(samples, SAMPLES))
-        shifts = correct(state.prepared, file, integers, taken, progress, store=workdir.parent)
+        subset = list(spread(samples, SAMPLES))
+        shifts = correct(state.prepared, file, integers, subset, progress, store=workdir.parent)
         path = workdir / state.artifact.model.name
         file.save(path)
-        done = sum(bool(np.any(shift)) for shift in shifts.values())
+        changed_count = sum(bool(np.any(shift)) for shift in shifts.values())
         return state.replace(artifact=replace(state.artifact, model=path)).note(
-            f"{self.name}: the means of {done} of {len(integers)} layers corrected"
+            f"{self.name}: the means of {changed_count} of {len(integers)} layers corrected"
         )
 
 
@@ -192,19 +194,19 @@ def correct(
         )
         for i in integers
     }
-    wanted, largest = float_means(prepared, views, samples, store=store)
+    targets, largest = float_means(prepared, views, samples, store=store)
     count = int(np.clip(MEMORY // (_ALIVE * largest), 1, len(samples)))
-    plain = expanded(file.model)
-    tensors = GraphIndex(plain).values
+    expanded_model = expanded(file.model)
+    tensors = GraphIndex(expanded_model).values
     order = GraphIndex(file.model).order
-    steps = Stepper(plain, [sample.inputs for sample in samples[:count]])
+    steps = Stepper(expanded_model, [sample.inputs for sample in samples[:count]])
     shifts: dict[str, Floats] = {}
     with progress.stage("correcting biases", len(integers)) as advance:
         for integer in sorted(integers, key=lambda i: order[i.node.name or ""]):
             layer, output = integer.layer, name_of(integer.node.outputs[0])
             tensor = output + PLAIN if output + PLAIN in tensors else output
             values = steps.advance(tensor)
-            added = file.add_to_bias(integer, shift_of(views[layer.name], wanted[layer.name][:count], values))
+            added = file.add_to_bias(integer, shift_of(views[layer.name], targets[layer.name][:count], values))
             shape = [1, -1] + [1] * (len(layer.shape) - 2) if layer.op_type == "Conv" else [-1]
             steps.add(tensor, added.astype(np.float32).reshape(shape))
             shifts[layer.name] = added
@@ -212,16 +214,16 @@ def correct(
     return shifts
 
 
-def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
+def shift_of(view: OutputView, targets: Floats, values: Sequence[NDArray[Any]]) -> Floats:
     """Return the bias to add, float64 [channels]. The bias is 0 if the function that follows is not finite (a
     logarithm, a reciprocal).
 
     Args:
-        wanted: the float model's means, float64 [samples, ends, channels].
+        targets: the float model's means, float64 [samples, ends, channels].
         values: the quantized model's output for each sample.
     """
     differences, slopes = [], []
-    for target, value in zip(wanted, values, strict=True):
+    for target, value in zip(targets, values, strict=True):
         table = view.table(value)
         step = np.float32(max(1e-3, 1e-2 * float(np.abs(table).mean())))
         with np.errstate(invalid="ignore"):

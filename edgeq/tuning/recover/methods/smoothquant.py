@@ -133,13 +133,13 @@ def smooth(
     groups = product_groups(prepared.model, exclude)
     if not groups:
         return prepared, ()
-    seen = observe(prepared, groups, samples, progress)
+    figures = observe(prepared, groups, samples, progress)
     nodes = GraphIndex(prepared.model).nodes
     factors: dict[str, Floats] = {}
     with progress.stage("Smoothing", len(groups)) as advance:
         for group in groups:
             matrix = np.concatenate([_matrix(nodes[name]) for name in group.products], axis=1)
-            factor = best_factor(seen[group.tensor], matrix, symmetric=symmetric)
+            factor = best_factor(figures[group.tensor], matrix, symmetric=symmetric)
             if factor is not None:
                 factors[group.tensor] = factor
             advance(1)
@@ -158,7 +158,7 @@ def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Prod
     Args:
         exclude: names of nodes to leave out.
     """
-    found: dict[str, list[str]] = {}
+    products_by_tensor: dict[str, list[str]] = {}
     for node in model.graph:
         fused = node.op_type == "Attention" and node.domain == MICROSOFT
         if not (fused or is_op(node, "MatMul", "Gemm")) or node.name in exclude:
@@ -166,8 +166,8 @@ def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Prod
         x, weight = node.inputs[0], initializer(node.inputs[1])
         matrix = weight is not None and weight.dtype == ir.DataType.FLOAT and len(weight.shape) == 2
         if matrix and initializer(x) is None and not node.attributes.get_int("transA", 0):
-            found.setdefault(name_of(x), []).append(node.name or "")
-    return tuple(ProductGroup(tensor, tuple(products)) for tensor, products in found.items())
+            products_by_tensor.setdefault(name_of(x), []).append(node.name or "")
+    return tuple(ProductGroup(tensor, tuple(products)) for tensor, products in products_by_tensor.items())
 
 
 def observe(
@@ -176,25 +176,25 @@ def observe(
     """Return the values of the groups' tensors on at most `MOST_SAMPLES` samples, spread evenly over all samples."""
     names = [group.tensor for group in groups]
     stride = max(1, len(samples) // MOST_SAMPLES)
-    chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
-    each = -(-ROWS // len(chosen))
+    picks = range(0, len(samples), stride)[:MOST_SAMPLES]
+    row_count = -(-ROWS // len(picks))
     ranges: dict[str, tuple[Floats, Floats]] = {}
     rows: dict[str, list[Floats]] = {name: [] for name in names}
-    taken = (sample for index, sample in enumerate(samples) if index in chosen)
-    with progress.stage("Observing the inputs of matrix products", len(chosen)) as advance:
-        for values in tensor_values(prepared, names, taken):
+    subset = (sample for index, sample in enumerate(samples) if index in picks)
+    with progress.stage("Observing the inputs of matrix products", len(picks)) as advance:
+        for values in tensor_values(prepared, names, subset):
             for name in names:
                 table = np.asarray(values[name], np.float32)
                 table = table.reshape(-1, table.shape[-1])
                 low, high = table.min(axis=0, initial=0), table.max(axis=0, initial=0)
                 lowest, highest = ranges.get(name, (low, high))
                 ranges[name] = np.minimum(low, lowest), np.maximum(high, highest)
-                rows[name].append(table[:: max(1, len(table) // each)][:each].copy())
+                rows[name].append(table[:: max(1, len(table) // row_count)][:row_count].copy())
             advance(1)
     return {name: Observed(*ranges[name], np.concatenate(rows[name])) for name in names}
 
 
-def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
+def best_factor(figures: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
     """Return the k, float32 [channels], with the least error of the product; None if no k gains `LEAST_GAIN_DB`.
 
     Args:
@@ -202,14 +202,14 @@ def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | 
         symmetric: whether activations will be quantized around zero.
     """
     columns = matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
-    exact = seen.rows @ columns
+    exact = figures.rows @ columns
 
     def noise_of(k: Floats) -> float:
-        return _noise(seen.rows / k, columns * k[:, None], exact, seen.step(k, symmetric=symmetric))
+        return _noise(figures.rows / k, columns * k[:, None], exact, figures.step(k, symmetric=symmetric))
 
-    plain = noise_of(np.ones_like(seen.high))
-    noise, best = min(((noise_of(k), k) for k in _factors(seen.largest, matrix)), key=lambda pair: pair[0])
-    return best if noise * 10 ** (LEAST_GAIN_DB / 10) < plain else None
+    unscaled_noise = noise_of(np.ones_like(figures.high))
+    noise, best = min(((noise_of(k), k) for k in _factors(figures.largest, matrix)), key=lambda pair: pair[0])
+    return best if noise * 10 ** (LEAST_GAIN_DB / 10) < unscaled_noise else None
 
 
 def _factors(largest: Floats, matrix: Floats) -> Iterator[Floats]:
@@ -229,8 +229,8 @@ def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
     """
     scale = np.abs(matrix).max(axis=0)
     scale = np.where(scale > 0, scale, 1) / np.float32(127)
-    made = (np.rint(rows / np.float32(step)) * np.float32(step)) @ (np.rint(matrix / scale) * scale)
-    error = (made - exact).astype(np.float64)
+    product = (np.rint(rows / np.float32(step)) * np.float32(step)) @ (np.rint(matrix / scale) * scale)
+    error = (product - exact).astype(np.float64)
     return float(np.einsum("ij,ij->", error, error))
 
 
@@ -261,13 +261,13 @@ def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[st
             _change(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
 
 
-def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
+def _only_feeds(node: ir.Node, nodes: Collection[ir.Node]) -> bool:
     """Return whether `node` is a LayerNormalization over the last axis that has constant parameters and that only
-    `wanted` nodes read.
+    `nodes` nodes read.
     """
     output = node.outputs[0]
     constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
-    alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)
+    alone = not output.is_graph_output() and set(readers(output)) <= set(nodes)
     last_axis = node.attributes.get_int("axis", -1) == -1
     return node.op_type == "LayerNormalization" and last_axis and constants and alone
 

@@ -67,7 +67,7 @@ def find_gates(model: ir.Model) -> tuple[Gate, ...]:
     layers = {layer.name: layer for layer in find_layers(model)}
     by_output = {layer.output: layer for layer in layers.values()}
     followers, weights = Followers(model), Weights(model)
-    found = []
+    gates = []
     for node in model.graph:
         if not is_op(node, "Mul"):
             continue
@@ -76,12 +76,12 @@ def find_gates(model: ir.Model) -> tuple[Gate, ...]:
             if layer is None or layer.op_type == "MatMul" or not weights.alone(layer.weight, layer.bias):
                 continue
             follower = _up_to(followers.of(layer.output), node)
-            inside = {output for made in follower.nodes for output in made.outputs} if follower else ()
+            inside = {output for inner in follower.nodes for output in inner.outputs} if follower else ()
             if follower is not None and gate in inside:
                 reading = _reading_layers(node.outputs[0], layer, layers, weights)
-                found.append(Gate(layer, node.name or "", name_of(gate), follower, reading))
+                gates.append(Gate(layer, node.name or "", name_of(gate), follower, reading))
                 break
-    return tuple(found)
+    return tuple(gates)
 
 
 def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
@@ -104,22 +104,22 @@ def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> Non
     """Split one gate. Nodes keep their names. The second form of the layer gets the layer's name with the suffix
     `VALUE`.
     """
-    layer, first = gate.layer, index.nodes[gate.layer.name]
+    layer, original = gate.layer, index.nodes[gate.layer.name]
     weights = Weights(editor.model)
     weight, bias = weights.scaled_outputs(layer, 1 / factor)
-    inputs = [first.inputs[0], editor.constant(layer.weight + VALUE, weight.astype("float32"))]
+    inputs = [original.inputs[0], editor.constant(layer.weight + VALUE, weight.astype("float32"))]
     if bias is not None:
         inputs.append(editor.constant(layer.bias + VALUE, bias.astype("float32")))
-    output = first.outputs[0]
+    output = original.outputs[0]
     second = editor.node(
         layer.op_type,
         inputs,
         layer.name + VALUE,
         output=layer.output + VALUE,
-        after=first,
+        after=original,
         like=output,
-        attributes=first.attributes,
-        domain=first.domain,
+        attributes=original.attributes,
+        domain=original.domain,
     )
     product = index.nodes[gate.product]
     product.replace_input_with(product.inputs.index(output), second)
@@ -133,20 +133,20 @@ def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
     Return None if `end` is not in the follower, or if anything outside that part reads one of its inner tensors.
     """
     inside = set(follower.nodes)
-    needed: set[ir.Node] = set()
+    ancestors: set[ir.Node] = set()
     waiting: list[ir.Node | None] = [end]
     while waiting:
         node = waiting.pop()
-        if node in inside and node not in needed:
-            needed.add(node)
+        if node in inside and node not in ancestors:
+            ancestors.add(node)
             waiting.extend(value.producer() for value in node.inputs if value is not None)
-    if end not in needed:
+    if end not in ancestors:
         return None
-    read_outside = {name_of(value) for node in inside - needed for value in node.inputs} | set(follower.ends)
-    inner = {name_of(node.outputs[0]) for node in needed - {end}} | {follower.tensor}
+    read_outside = {name_of(value) for node in inside - ancestors for value in node.inputs} | set(follower.ends)
+    inner = {name_of(node.outputs[0]) for node in ancestors - {end}} | {follower.tensor}
     if inner & read_outside:
         return None
-    return Follower(follower.tensor, tuple(n for n in follower.nodes if n in needed), (name_of(end.outputs[0]),))
+    return Follower(follower.tensor, tuple(n for n in follower.nodes if n in ancestors), (name_of(end.outputs[0]),))
 
 
 def _reading_layers(
@@ -154,8 +154,8 @@ def _reading_layers(
 ) -> tuple[WeightedLayer, ...]:
     if value.is_graph_output():
         return ()
-    found = only_layers(readers(value), name_of(value), maker, layers)
-    return found if all(weights.alone(layer.weight) for layer in found) else ()
+    matches = only_layers(readers(value), name_of(value), maker, layers)
+    return matches if all(weights.alone(layer.weight) for layer in matches) else ()
 
 
 # Candidates for the ratio of the range of y' below zero to its range above zero.
@@ -168,15 +168,15 @@ class GateSplit:
     """Describe the effect of splitting a gate.
 
     Attributes:
-        now, then: expected squared error of x before and after the split, weighted by its readers, divided by the
-            expected square of x.
+        error_before, error_after: expected squared error of x before and after the split, weighted by its readers,
+            divided by the expected square of x.
         factor: k, float64 [channels].
         value: range of y'.
     """
 
     gate: Gate
-    now: float
-    then: float
+    error_before: float
+    error_after: float
     factor: Floats
     value: Range
 
@@ -224,15 +224,15 @@ def worth_it(plans: Sequence[GateSplit], share: float) -> tuple[GateSplit, ...]:
     """Return the plans with the greatest gains. Each gain is more than `share` of the errors that remain before that
     split.
     """
-    left = sum(plan.now for plan in plans)
-    chosen = []
-    for plan in sorted(plans, key=lambda p: p.then - p.now):
-        gain = plan.now - plan.then
-        if gain <= share * left:
+    remaining = sum(plan.error_before for plan in plans)
+    worthwhile = []
+    for plan in sorted(plans, key=lambda p: p.error_after - p.error_before):
+        gain = plan.error_before - plan.error_after
+        if gain <= share * remaining:
             break
-        chosen.append(plan)
-        left -= gain
-    return tuple(chosen)
+        worthwhile.append(plan)
+        remaining -= gain
+    return tuple(worthwhile)
 
 
 def _simulate(
@@ -256,18 +256,18 @@ def _simulate(
         high = float((above / factor).max())
         low = float(min(balance * high if gate.readers else np.inf, (below / factor).max()))
         value = Range(-low, high)
-        made = _rounded(y / factor, value, grid) * rounded_gate
-        error = float((((_rounded(made, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
+        split_product = _rounded(y / factor, value, grid) * rounded_gate
+        error = float((((_rounded(split_product, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
         plan = GateSplit(gate, _over(error_now, power), _over(error, power), factor, value)
-        if best is None or plan.then < best.then:
+        if best is None or plan.error_after < best.error_after:
             best = plan
     assert best is not None
     return best
 
 
-def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
+def _rounded(values: Floats, span: Range, grid: Grid) -> Floats:
     """Return values after quantization over a range and dequantization; zeros for an empty range."""
-    params = grid.params(chosen.low, chosen.high)
+    params = grid.params(span.low, span.high)
     return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
 
 
@@ -317,18 +317,18 @@ class SplitGates(Recovery):
         assert state.statistics is not None
         grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
         plans = plan_gates(state.prepared, gates, samples, state.statistics, grid, progress)
-        chosen = worth_it(plans, self.share)
-        if not chosen:
+        splits = worth_it(plans, self.share)
+        if not splits:
             return state.note(f"{self.name}: none of {len(gates)} gates stands out")
         model = state.prepared.model.clone()
-        split_all(model, [(plan.gate, plan.factor) for plan in chosen])
+        split_all(model, [(plan.gate, plan.factor) for plan in splits])
         prepared = rewritten(state.prepared, model, workdir / "split.onnx")
-        ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
-        names = ", ".join(plan.gate.layer.name for plan in chosen)
-        changed = {plan.gate.layer.name for plan in chosen}
+        ranges = {plan.gate.layer.output + VALUE: plan.value for plan in splits}
+        names = ", ".join(plan.gate.layer.name for plan in splits)
+        changed = {plan.gate.layer.name for plan in splits}
         return state.replace(
             prepared=prepared, ranges={**state.ranges, **ranges}, changed=state.changed | changed
-        ).note(f"{self.name}: {len(chosen)} of {len(gates)} gates split: {names}")
+        ).note(f"{self.name}: {len(splits)} of {len(gates)} gates split: {names}")
 
 
 RECOVERY = SplitGates()

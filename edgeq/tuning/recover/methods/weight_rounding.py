@@ -96,10 +96,10 @@ def layer_moments(
     """
     if store is not None:
         store.mkdir(exist_ok=True)
-        kept = [layer for layer in layers if _file(store, layer).exists()]
-        for layer in kept:
+        stored = [layer for layer in layers if _file(store, layer).exists()]
+        for layer in stored:
             yield layer, _load(_file(store, layer))
-        layers = [layer for layer in layers if layer not in kept]
+        layers = [layer for layer in layers if layer not in stored]
     if not layers:
         return
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
@@ -115,10 +115,10 @@ def layer_moments(
                     sums[layer.name].add(values[layer.source], total, random)
                 advance(1)
             for layer in partition:
-                found = sums.pop(layer.name).moments()
-                if store is not None and found.covariance.nbytes <= _STORED:
-                    np.savez(_file(store, layer), count=found.count, mean=found.mean, covariance=found.covariance)
-                yield layer, found
+                moments = sums.pop(layer.name).moments()
+                if store is not None and moments.covariance.nbytes <= _STORED:
+                    np.savez(_file(store, layer), count=moments.count, mean=moments.mean, covariance=moments.covariance)
+                yield layer, moments
 
 
 class _PatchSums:
@@ -132,35 +132,35 @@ class _PatchSums:
     def __init__(self, layer: WeightedLayer) -> None:
         self._layer = layer
         self._count = 0
-        self._held: list[NDArray[np.float32]] = []
+        self._pending: list[NDArray[np.float32]] = []
         self._origin: NDArray[np.float32] | None = None
-        self._first = np.zeros((layer.groups, layer.taps))
-        self._second = np.zeros((layer.groups, layer.taps, layer.taps))
+        self._sum = np.zeros((layer.groups, layer.taps))
+        self._sum_of_products = np.zeros((layer.groups, layer.taps, layer.taps))
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
         """Add patches of the layer's input in one of `samples` samples. The patches are drawn by `random`."""
-        wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
-        self._held.append(self._layer.patches(values, -(-wanted // samples), random))
-        if sum(patches.nbytes for patches in self._held) > _HELD:
+        patch_count = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
+        self._pending.append(self._layer.patches(values, -(-patch_count // samples), random))
+        if sum(patches.nbytes for patches in self._pending) > _HELD:
             self._multiply()
 
     def _multiply(self) -> None:
-        if self._held:
-            patches = np.concatenate(self._held, axis=1)
-            self._held.clear()
+        if self._pending:
+            patches = np.concatenate(self._pending, axis=1)
+            self._pending.clear()
             if self._origin is None:
                 self._origin = patches.mean(1, keepdims=True)
             patches = patches - self._origin
             self._count += patches.shape[1]
-            self._first += patches.sum(1, dtype=np.float64)
-            self._second += patches.transpose(0, 2, 1) @ patches
+            self._sum += patches.sum(1, dtype=np.float64)
+            self._sum_of_products += patches.transpose(0, 2, 1) @ patches
 
     def moments(self) -> PatchMoments:
         """Return the moments of all patches so far. At least one sample must have been added."""
         self._multiply()
         assert self._origin is not None, "no sample was added"
-        mean = self._first / self._count
-        covariance = self._second / self._count - mean[:, :, None] * mean[:, None, :]
+        mean = self._sum / self._count
+        covariance = self._sum_of_products / self._count - mean[:, :, None] * mean[:, None, :]
         return PatchMoments(self._count, mean + self._origin[:, 0], covariance)
 
 
@@ -211,33 +211,33 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
         rows: float64 [1, n, k], the float weights.
         metric: float64 [1, k, k], the second moment of the product's input.
     """
-    own = read_blocks(product)
+    stored = read_blocks(product)
     importance = np.diagonal(metric[0]).astype(np.float32)
     matrix = np.ascontiguousarray(rows[0].T, np.float32)
-    size = own.integers.shape[-1]
-    fitted = fit_blocks(matrix, own.bits, size, symmetric=own.symmetric, importance=importance)
+    size = stored.integers.shape[-1]
+    fitted = fit_blocks(matrix, stored.bits, size, symmetric=stored.symmetric, importance=importance)
     low, high = fitted.limits
     rounded = fitted.with_differences(
         round_rows(rows, metric, low[None], high[None], scale=fitted.steps.astype(np.float64)[None])[0]
     )
-    tried = (own, fitted, rounded)
-    errors = np.array([squared(rows - b.matrix().T.astype(np.float64), metric)[0] for b in tried])
+    choices = (stored, fitted, rounded)
+    errors = np.array([squared(rows - b.matrix().T.astype(np.float64), metric)[0] for b in choices])
     best = errors.argmin(0)
-    store_blocks(product, _joined(tried, best))
-    before, after = float(errors[0].sum()), float(errors.min(0).sum())
-    return 10 * np.log10(before / after) if before > 0 and after > 0 else 0.0
+    store_blocks(product, _joined(choices, best))
+    old_error, new_error = float(errors[0].sum()), float(errors.min(0).sum())
+    return 10 * np.log10(old_error / new_error) if old_error > 0 and new_error > 0 else 0.0
 
 
-def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
-    """Return blocks that are put together from `tried`. For each output, `best` is the index in `tried` of the blocks
-    to use.
+def _joined(choices: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
+    """Return blocks that are put together from `choices`. For each output, `best` is the index in `choices` of the
+    blocks to use.
     """
     outputs = np.arange(len(best))
     return replace(
-        tried[0],
-        integers=np.stack([b.integers for b in tried])[best, outputs],
-        scales=np.stack([b.scales for b in tried])[best, outputs],
-        zero_points=np.stack([b.zero_points for b in tried])[best, outputs],
+        choices[0],
+        integers=np.stack([b.integers for b in choices])[best, outputs],
+        scales=np.stack([b.scales for b in choices])[best, outputs],
+        zero_points=np.stack([b.zero_points for b in choices])[best, outputs],
     )
 
 
@@ -266,9 +266,9 @@ class WeightRounding(Recovery):
         if state.scheme.mode == "weight-only":
             return round_blocks(self.name, state, samples, workdir, progress)
         floats = Weights(state.prepared.model)
-        file = QuantizedFile.read(state.artifact.model)
-        found = file.integer_layers(find_layers(state.prepared.model))
-        integers = {integer.layer.name: integer for integer in found if not integer.shared}
+        file = QuantizedFile.load(state.artifact.model)
+        integer_layers = file.integer_layers(find_layers(state.prepared.model))
+        integers = {integer.layer.name: integer for integer in integer_layers if not integer.has_other_readers}
         limits = weight_limits(state.scheme.weight_type, state.scheme.reduce_range)
         gains = []
         layers = [integer.layer for integer in integers.values()]
@@ -313,24 +313,24 @@ def round_layer(
     mean = moments.mean[:, None, :]
     shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
     metric = damped(shape, integer.input_scale)
-    new = _kept_or_rounded(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
-    before, after = (squared(rows - scale * q, metric) for q in (old, new))
-    chosen = np.where((after < before)[:, :, None], new, old)
-    file.set_weight(integer, chosen)
-    remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
+    new = _load_or_round(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
+    old_error, new_error = (squared(rows - scale * q, metric) for q in (old, new))
+    integers = np.where((new_error < old_error)[:, :, None], new, old)
+    file.set_weight(integer, integers)
+    remaining = ((rows - scale * integers) * mean).sum(2).ravel()
     if integer.bias is not None:
         # Start from the float bias, not from the file's bias, so that applying the method twice has the same result as
         # once.
-        wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
-        file.add_to_bias(integer, wanted + remaining - file.bias(integer))
+        target_bias = floats.array(layer.bias).ravel() if layer.bias else 0.0
+        file.add_to_bias(integer, target_bias + remaining - file.bias(integer))
         lost = squared(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
     else:
-        lost = before
-    total, left = float(lost.sum()), float(np.minimum(before, after).sum())
-    return 10 * np.log10(total / left) if left > 0 and total > 0 else 0.0
+        lost = old_error
+    total_error, remaining_error = float(lost.sum()), float(np.minimum(old_error, new_error).sum())
+    return 10 * np.log10(total_error / remaining_error) if remaining_error > 0 and total_error > 0 else 0.0
 
 
-def _kept_or_rounded(
+def _load_or_round(
     rows: Floats, metric: Floats, low: NDArray[np.int64], high: NDArray[np.int64], store: Path | None
 ) -> NDArray[np.int64]:
     """Return the result of `round_rows`. If an earlier call had the same arguments, its stored result is returned."""
@@ -339,10 +339,10 @@ def _kept_or_rounded(
     digest = hashlib.sha256(repr(rows.shape).encode())
     for array in (rows, metric, low, high):
         digest.update(np.ascontiguousarray(array).tobytes())
-    kept = store / f"rounded-{digest.hexdigest()}.npy"
-    if not kept.exists():
-        np.save(kept, round_rows(rows, metric, low, high).astype(np.int16), allow_pickle=False)
-    return np.asarray(np.load(kept, allow_pickle=False), np.int64)
+    path = store / f"rounded-{digest.hexdigest()}.npy"
+    if not path.exists():
+        np.save(path, round_rows(rows, metric, low, high).astype(np.int16), allow_pickle=False)
+    return np.asarray(np.load(path, allow_pickle=False), np.int64)
 
 
 def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
