@@ -418,9 +418,9 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     if not record.get("simulated"):
         yield from _draw_timed(record, verbose=verbose)
         return
-    from edgeq.tuning.record import summary
+    from edgeq.tuning.record import summarize
 
-    yield from (f"{title}: {text}" for title, text in summary(record).items())
+    yield from (f"{title}: {text}" for title, text in summarize(record).items())
     for form in record["trials"] if verbose else ():
         kept = ", ".join(form["kept_in_float"]) or "nothing"
         lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"

@@ -37,7 +37,7 @@ from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
-from edgeq.tuning.engines import Field, find_field, with_entrants
+from edgeq.tuning.engines import Field, add_entrants, find_field
 from edgeq.tuning.goal import BudgetClock, Goal, as_goal
 from edgeq.tuning.journal import (
     COLLECTED,
@@ -45,15 +45,15 @@ from edgeq.tuning.journal import (
     Journal,
     JournaledEvaluator,
     check_folder,
-    claimed,
+    claim_folder,
     clear,
     folder_of,
-    forget_record,
-    keep_record,
+    remove_record,
+    save_record,
 )
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.memory import Memory, Space, memory_file, recall
-from edgeq.tuning.record import Run, bundle_note, record_of, settings_of, shortfall, timed_record
+from edgeq.tuning.record import Run, add_elapsed, build_record, describe_form, describe_shortfall, settings_of
 from edgeq.tuning.recover.methods import recovery_groups
 from edgeq.tuning.search import Searches
 from edgeq.tuning.space import (
@@ -65,7 +65,7 @@ from edgeq.tuning.space import (
     thread_counts,
 )
 from edgeq.tuning.trials import FLOAT, Outcome, Trial
-from edgeq.tuning.verdict import met, verdict
+from edgeq.tuning.verdict import describe_verdict, is_goal_met
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import next_to, shown
@@ -137,7 +137,7 @@ def plan(
     return CandidateList(
         target=chosen,
         goal=goal,
-        candidates=with_entrants(first, raced, unquantized=goal.objective != "size"),
+        candidates=add_entrants(first, raced, unquantized=goal.objective != "size"),
         methods=tuple(c.name for c in methods),
         recoveries=tuple(name for group in recovery_groups() for name in group) if editable else (),
         threads=thread_counts(machine.usable_threads) if timed else (),
@@ -228,8 +228,8 @@ def _write(
         )
         preferred = [winner]
     name, named = as_text(run.job.source.name), f" -t {run.target.name}" if counts else ""
-    notes = (bundle_note(record),) if counts else ()
-    record = timed_record(record, deadline)
+    notes = (describe_form(record),) if counts else ()
+    record = add_elapsed(record, deadline)
     bundle_variants(
         run.job,
         with_fallback(variant_name(run.target), stand_in, preferred),
@@ -377,7 +377,7 @@ def tune(
     kept = folder_of(output)
     field = find_field(chosen, machine, engines, timed=timed, progress=progress)
     if clock is not None:
-        field = field.also_on(clock.engines, engines, progress)
+        field = field.limit_to(clock.engines, engines, progress)
     with (
         scratch_folder("edgeq-tune-") as folder,
         Engines(keep=True) as opener,
@@ -393,8 +393,8 @@ def tune(
         task = job.task
         run = Run(job, chosen, here, machine, task, goal, clock, workdir, progress)
         settings = settings_of(run, field)
-        held.enter_context(claimed(kept))
-        forget_record(kept)
+        held.enter_context(claim_folder(kept))
+        remove_record(kept)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
         if journal.count:
             progress.note(f"continuing from {journal.path}: {journal.count} measurements are known")
@@ -426,19 +426,19 @@ def tune(
         except (KeyboardInterrupt, BoardError):
             progress.note(f"{journal.count} measurements are kept in {journal.path}: --resume continues from them")
             raise
-        outcome, record = searched.outcome, record_of(run, evaluator, searched, deadline.elapsed_s)
+        outcome, record = searched.outcome, build_record(run, evaluator, searched, deadline.elapsed_s)
         if outcome.winner is None:
-            keep_record(kept, record)
+            save_record(kept, record)
             raise GoalNotMetError(_missed(run, outcome, timed=timed), f"-v lists all candidates; {_kept(kept)}", record)
         how = {"selftest": selftest, "with_float": with_float, "force": force}
         proof = _write(run, evaluator, outcome, outcome.winner, record, output, deadline, **how)
-        record = timed_record(record, deadline)
-        if not met(outcome, goal):
-            keep_record(kept, record)
+        record = add_elapsed(record, deadline)
+        if not is_goal_met(outcome, goal):
+            save_record(kept, record)
             hint = f"{shown(output)} contains the nearest; {_kept(kept)}"
             raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
         if outcome.winner.verdict == UNKNOWN:
-            keep_record(kept, record)
+            save_record(kept, record)
             progress.note(f"the measurements are kept in {shown(kept)}")
         else:
             clear(kept, progress)
@@ -448,7 +448,9 @@ def tune(
 
 def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
     """Return one line that states why the goal was not met."""
-    return "; ".join(verdict(outcome, run.goal)) if timed else shortfall(run.target, run.goal, outcome)
+    return (
+        "; ".join(describe_verdict(outcome, run.goal)) if timed else describe_shortfall(run.target, run.goal, outcome)
+    )
 
 
 def _kept(folder: Path) -> str:

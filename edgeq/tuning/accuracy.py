@@ -36,37 +36,44 @@ from edgeq.model.load import model_files
 from edgeq.prove.job import Job
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.session import SessionSettings, open_session
-from edgeq.tuning.accuracy_estimate import AgreementEstimate, Held, assess, further_error, loses_more, sure
-from edgeq.tuning.recover.costs import Columns
+from edgeq.tuning.accuracy_estimate import (
+    AgreementEstimate,
+    LossKind,
+    assess,
+    confidence_interval,
+    estimate_extra_loss,
+    rare_row_error,
+)
+from edgeq.tuning.recover.costs import ColumnNoise
 from edgeq.tuning.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
-_MOST, _MOST_BYTES = 32, 2**22
+_MAX_BATCH, _MAX_BATCH_BYTES = 32, 2**22
 # Kernels may add in another order for a batch, which changes outputs slightly. A larger difference than this means that
 # a sample's outputs depend on the other rows.
 _ROUNDING = 1e-5
 
 
-def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
+def infer_all(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
     """Return a session's outputs for each sample. If the samples are alike, they run together as one batch."""
-    if len(samples) == 1 or not alike(samples):
+    if len(samples) == 1 or not can_batch(samples):
         return [infer(session, sample, model=model) for sample in samples]
-    outputs = infer(session, gathered(samples), model=model)
+    outputs = infer(session, join_samples(samples), model=model)
     return [{name: array[row : row + 1] for name, array in outputs.items()} for row in range(len(samples))]
 
 
-def gathered(samples: Sequence[Sample]) -> Sample:
+def join_samples(samples: Sequence[Sample]) -> Sample:
     """Join single-row samples into one sample with all the rows."""
     inputs = {name: np.concatenate([s.inputs[name] for s in samples]) for name in samples[0].inputs}
     return dataclasses.replace(samples[0], inputs=inputs)
 
 
-def joined(outputs: Sequence[Outputs]) -> Outputs:
+def join_outputs(outputs: Sequence[Outputs]) -> Outputs:
     """Join the outputs of single-row samples into outputs with all the rows."""
     return {name: np.concatenate([answer[name] for answer in outputs]) for name in outputs[0]}
 
 
-def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
+def find_batch_size(session: Any, samples: Sequence[Sample]) -> int:
     """Return how many samples like `samples` a session may run in one batch.
 
     Return 1 if the session's batch size is fixed, or if the samples differ in shape. Also return 1 if a sample's
@@ -74,40 +81,40 @@ def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
     """
     example = samples[0]
     free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
-    limit = min(_MOST, _MOST_BYTES // max(1, sum(array.nbytes for array in example.inputs.values())))
-    if limit < 2 or len(samples) < 2 or not free or not alike(samples):
+    limit = min(_MAX_BATCH, _MAX_BATCH_BYTES // max(1, sum(array.nbytes for array in example.inputs.values())))
+    if limit < 2 or len(samples) < 2 or not free or not can_batch(samples):
         return 1
     alone = [infer(session, sample) for sample in samples]
     try:
-        batched = infer(session, gathered(samples))
+        batched = infer(session, join_samples(samples))
     except (DataError, RuntimeUnavailableError):  # the batch size is free at the inputs, but fixed inside the model
         return 1
     unchanged = all(
         len(array) == len(samples)
-        and all(_close(array[row : row + 1], single[name]) for row, single in enumerate(alone))
+        and all(_is_close(array[row : row + 1], single[name]) for row, single in enumerate(alone))
         for name, array in batched.items()
     )
     return limit if unchanged else 1
 
 
-def alike(samples: Sequence[Sample]) -> bool:
+def can_batch(samples: Sequence[Sample]) -> bool:
     """Return whether samples are single rows of the same shape, so that they can run in one batch."""
     shapes = [{name: array.shape for name, array in sample.inputs.items()} for sample in samples]
     single = all(shape[:1] == (1,) for shape in shapes[0].values())
     return single and all(sizes == shapes[0] for sizes in shapes) and not any("rows" in s.context for s in samples)
 
 
-def _close(batched: np.ndarray[Any, Any], single: np.ndarray[Any, Any]) -> bool:
+def _is_close(batched: np.ndarray[Any, Any], single: np.ndarray[Any, Any]) -> bool:
     if batched.shape != single.shape or batched.dtype.kind not in "fiub":
         return False
     largest = float(np.abs(single[np.isfinite(single)]).max(initial=0.0)) if single.dtype.kind == "f" else 0.0
     return np.allclose(batched, single, rtol=0, atol=_ROUNDING * largest, equal_nan=True)
 
 
-_TRIED = 4
+_BATCH_TEST_SAMPLES = 4
 
 
-_MOST_OF_DISK = 0.8
+_DISK_SHARE = 0.8
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -191,7 +198,7 @@ def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, sou
     """Refuse samples that would fill the disk, assuming that each is as large as the first."""
     disk_bytes = sum(array.nbytes for array in sample.inputs.values()) * count - memory
     free = shutil.disk_usage(folder).free
-    if disk_bytes > _MOST_OF_DISK * free:
+    if disk_bytes > _DISK_SHARE * free:
         raise DataError(
             f"{source}: {count} samples take {disk_bytes / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
             "Give fewer validation samples, or set TMPDIR to a larger disk",
@@ -217,7 +224,7 @@ class AccuracyMeter:
         workdir: Path,
         *,
         task: Task | None = None,
-        loss_kind: Held = "expected",
+        loss_kind: LossKind = "expected",
         basis: Basis = EVERYTHING,
         memory: int = MEMORY,
         progress: Progress = SILENT,
@@ -263,10 +270,10 @@ class AccuracyMeter:
             while estimate.sample_count < samples:
                 positions = range(estimate.sample_count, min(samples, estimate.sample_count + batch_size))
                 batch = [self.samples[position] for position in positions]
-                if len(batch) > 1 and not alike(batch):
+                if len(batch) > 1 and not can_batch(batch):
                     positions, batch = positions[:1], batch[:1]
                 references = self._references(positions)
-                estimate.add(batch, references, answers(session, batch, model=name))
+                estimate.add(batch, references, infer_all(session, batch, model=name))
                 advance(len(positions))
         return self._assess_estimate(estimate)
 
@@ -295,7 +302,7 @@ class AccuracyMeter:
         for position in range(pair.engine.sample_count, samples):
             sample, reference = [self.samples[position]], self._references([position])
             (native_outputs,), (engine_outputs,) = (
-                answers(session, sample, model=name) for session in (native_session, engine_session)
+                infer_all(session, sample, model=name) for session in (native_session, engine_session)
             )
             pair.native.add(sample, reference, [native_outputs])
             pair.engine.add(sample, reference, [engine_outputs])
@@ -307,14 +314,14 @@ class AccuracyMeter:
         error = None
         if pair.native.metric is not None and pair.engine.metric is not None:
             measured = pair.native.metric.measured(), pair.engine.metric.measured()
-            error = loss_error(*measured, further=further_error(measured[1], None, assessment.samples))
-        more, error = loses_more(native, assessment, error, overall, pair.between.result().least_db)
+            error = loss_error(*measured, further=rare_row_error(measured[1], None, assessment.samples))
+        more, error = estimate_extra_loss(native, assessment, error, overall, pair.between.result().least_db)
         drop = overall.drop + more
-        low, high = sure(drop, error, (overall.high - overall.low) / 2)
+        low, high = confidence_interval(drop, error, (overall.high - overall.low) / 2)
         assessment = replace(
             assessment, complete=True, drop=drop, low=low, high=high, expected=overall.expected + more, doubt=0.0
         )
-        return assessment, math.sqrt(1 - samples / self.total) * (sure(0.0, error)[1])
+        return assessment, math.sqrt(1 - samples / self.total) * (confidence_interval(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
         """Return the agreement of the session's outputs with float32's on the first `count` samples."""
@@ -324,11 +331,11 @@ class AccuracyMeter:
             comparison.update(self._reference(position), infer(session, sample, model=model), sample.inputs)
         return comparison.result()
 
-    def noise(self, session: Session, count: int, *, model: str) -> float:
+    def measure_noise(self, session: Session, count: int, *, model: str) -> float:
         """Return the noise power divided by the signal power of the outputs on the first `count` samples, averaged over
         the outputs' columns.
         """
-        columns = Columns()
+        columns = ColumnNoise()
         for position in range(min(count, self.total)):
             sample = self.samples[position]
             outputs = infer(session, sample, model=model)
@@ -381,7 +388,7 @@ class AccuracyMeter:
             session, batch_size = self._float_session
             for start in range(0, len(missing), batch_size):
                 part = missing[start : start + batch_size]
-                batch_outputs = answers(session, [self.samples[position] for position in part], model="float32")
+                batch_outputs = infer_all(session, [self.samples[position] for position in part], model="float32")
                 for position, outputs in zip(part, batch_outputs, strict=True):
                     self._float_outputs.add(position, outputs)
         return [self._float_outputs.get(position) for position in positions]
@@ -393,7 +400,9 @@ class AccuracyMeter:
         return session, self._find_batch_size(session)
 
     def _find_batch_size(self, session: Session) -> int:
-        return run_at_once(session, [self.samples[position] for position in range(min(_TRIED, self.total))])
+        return find_batch_size(
+            session, [self.samples[position] for position in range(min(_BATCH_TEST_SAMPLES, self.total))]
+        )
 
 
 @dataclass
@@ -409,7 +418,9 @@ class _Estimate:
         with the label if there is one. If there are several samples, each must be a single row.
         """
         if len(samples) > 1:
-            self.agreement.update(joined(references), joined(candidates), gathered(samples), rows=len(samples))
+            self.agreement.update(
+                join_outputs(references), join_outputs(candidates), join_samples(samples), rows=len(samples)
+            )
         for sample, reference, candidate in zip(samples, references, candidates, strict=True):
             for row, outputs in rows(sample, {"float": reference, "int8": candidate}):
                 if len(samples) == 1:
@@ -429,7 +440,7 @@ class _Pair:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AssessmentRequest:
     """Describe a candidate to assess on the first `samples` samples. For `together`, see `AccuracyMeter.assess`."""
 
     name: str
@@ -449,11 +460,11 @@ class AssessmentJob:
     samples: SourceSamples
     float_model: Files
     task: Task | None
-    loss_kind: Held
+    loss_kind: LossKind
     memory: int
     basis: Basis
 
-    def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
+    def open(self, stack: ExitStack) -> Callable[[AssessmentRequest], Assessment]:
         """See `edgeq.distributed.workers.WorkerJob`."""
         folder = stack.enter_context(scratch_folder("edgeq-worker-"))
         meter = AccuracyMeter(
@@ -466,7 +477,7 @@ class AssessmentJob:
             basis=self.basis,
         )
 
-        def run(request: Asked) -> Assessment:
+        def run(request: AssessmentRequest) -> Assessment:
             with ExitStack() as resources:
                 path = request.model.place(resources)
                 settings = replace(request.settings, intra_op_threads=request.settings.intra_op_threads or 1)
@@ -478,7 +489,9 @@ class AssessmentJob:
         return run
 
 
-def assessor(workers: Workers, job: Job, *, task: Task | None, loss_kind: Held, memory: int) -> AssessmentJob | None:
+def build_assessment_job(
+    workers: Workers, job: Job, *, task: Task | None, loss_kind: LossKind, memory: int
+) -> AssessmentJob | None:
     """Return the job that workers run to assess the candidates of `job`; None if they cannot read its samples."""
     reference = Sharded(job.validation, workers).reference
     if reference is None:
@@ -496,7 +509,7 @@ def assess_on(
         artifacts: for each candidate its name, its artifact, and whether its samples may run in one batch.
     """
     requests = [
-        Asked(
+        AssessmentRequest(
             name,
             files_for(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
             artifact.proof_settings(),

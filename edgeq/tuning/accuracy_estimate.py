@@ -29,7 +29,7 @@ from edgeq.measure.task import RowMetrics, Task, loss_error
 from edgeq.reporting.tuning_record import Assessment
 
 _TOP1 = "top1"
-Held = Literal["expected", "seen", "noise"]
+LossKind = Literal["expected", "seen", "noise"]
 """The figure that is compared with the allowed loss.
 
 - "expected": the loss to expect on other samples.
@@ -38,11 +38,11 @@ Held = Literal["expected", "seen", "noise"]
 - "noise", without labels: noise power over signal power in the worst output, or in the worst slice of an output.
 """
 # The noise on an eighth of the samples differs from the noise on all samples by at most this factor.
-_STEADY = 2.0
+_NOISE_SPREAD = 2.0
 # Standard deviation of the error with which the regret estimates the loss, as a share of the regret: float32 may
 # misjudge itself by this much.
-_TRUST = 0.5
-_SURE = 1.96  # two-sided 95 % of the normal distribution
+_FLOAT_ERROR = 0.5
+_QUANTILE_95 = 1.96  # two-sided 95 % of the normal distribution
 
 
 @dataclass
@@ -142,14 +142,14 @@ def assess(
     labels: tuple[Task, RowMetrics, RowMetrics] | None,
     *,
     complete: bool,
-    loss_kind: Held = "expected",
+    loss_kind: LossKind = "expected",
 ) -> Assessment:
     """Return the assessment from the samples seen so far.
 
     Args:
         labels: the task, and its measurements of float32 and of the candidate on the same rows; None without labels.
         complete: whether all samples have been seen.
-        loss_kind: the figure to compare with the allowed loss; see `Held`.
+        loss_kind: the figure to compare with the allowed loss; see `LossKind`.
     """
     compared = agreement.comparison.result()
     regret = agreement.regret
@@ -167,9 +167,9 @@ def assess(
         task, reference, candidate = labels
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
-        error = loss_error(reference, candidate, further=further_error(candidate, regret, compared.samples))
+        error = loss_error(reference, candidate, further=rare_row_error(candidate, regret, compared.samples))
         figures["metrics"] = candidate.metrics
-        low, high = sure(drop, error)
+        low, high = confidence_interval(drop, error)
         if error is None:
             return Assessment(**figures, drop=drop, low=low, high=high, expected=drop)
         by_float = regret if task.primary == _TOP1 else None
@@ -177,19 +177,19 @@ def assess(
         return Assessment(**figures, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
     if loss_kind == "noise":
         noise = 10 ** (-worst_db(compared) / 10)
-        return Assessment(**figures, drop=noise, low=noise / _STEADY, high=noise * _STEADY, expected=noise)
+        return Assessment(**figures, drop=noise, low=noise / _NOISE_SPREAD, high=noise * _NOISE_SPREAD, expected=noise)
     if loss_kind == "seen":
         top1 = compared.top1
         drop = 1 - (figures["cosine"] if top1 is None else top1)
         return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
     if regret is not None:
-        mean, reach = regret.mean, _SURE * regret.error
+        mean, reach = regret.mean, _QUANTILE_95 * regret.error
         return Assessment(**figures, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
     drop = 1 - figures["cosine"]
     return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
 
 
-def further_error(measured: RowMetrics, regret: Regret | None, rows: int) -> float:
+def rare_row_error(measured: RowMetrics, regret: Regret | None, rows: int) -> float:
     """Return the part of a loss's standard error that is due to rare rows: rows that change class, but that happen not
     to be among the `rows` rows seen.
 
@@ -204,7 +204,7 @@ def further_error(measured: RowMetrics, regret: Regret | None, rows: int) -> flo
     return 0.0 if regret is None else math.sqrt(min(2.0, regret.changing)) / rows
 
 
-def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
+def confidence_interval(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
     """Return the 95 % interval of the loss `drop` with the standard error `error`. If the error is not known, return
     the whole scale.
 
@@ -213,7 +213,7 @@ def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float,
     """
     if error is None:
         return -1.0, 1.0
-    reach = math.hypot(_SURE * error, further)
+    reach = math.hypot(_QUANTILE_95 * error, further)
     return drop - reach, drop + reach
 
 
@@ -228,11 +228,11 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
     """
     if regret is None:
         return max(drop, 0.0), error
-    trusted = math.hypot(regret.error, _TRUST * regret.mean)
-    return _weighed((max(drop, 0.0), error), (regret.mean, trusted))
+    trusted = math.hypot(regret.error, _FLOAT_ERROR * regret.mean)
+    return _weigh((max(drop, 0.0), error), (regret.mean, trusted))
 
 
-def loses_more(
+def estimate_extra_loss(
     native: Assessment, engine: Assessment, error: float | None, overall: Assessment, between_db: float
 ) -> tuple[float, float | None]:
     """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of the
@@ -262,10 +262,10 @@ def loses_more(
         return more, error
     expected = max(0.0, overall.drop) * (engine_noise / native_noise - 1)
     largest_loss = max(overall.high, 2 / overall.samples)
-    return _weighed((more, error), (expected, _TRUST * largest_loss * math.sqrt(difference / native_noise)))
+    return _weigh((more, error), (expected, _FLOAT_ERROR * largest_loss * math.sqrt(difference / native_noise)))
 
 
-def _weighed(*estimates: tuple[float, float]) -> tuple[float, float]:
+def _weigh(*estimates: tuple[float, float]) -> tuple[float, float]:
     """Combine estimates of one value and their standard errors, weighted by the inverse of their variances."""
     weights = [1 / max(error**2, 1e-12) for _, error in estimates]
     total = sum(weights)

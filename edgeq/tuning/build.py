@@ -10,7 +10,7 @@ from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
 from edgeq.reporting.tuning_record import Screening, Stage
 from edgeq.tuning.space import Candidate, in_own_kernels, method_candidates
-from edgeq.tuning.trials import Trial, Trials, by_structure, outrun, unmeasured
+from edgeq.tuning.trials import Trial, Trials, describe_unclaimed, group_by_structure, is_outrun
 
 
 def build_all(trials: Trials, candidates: Iterable[Candidate]) -> None:
@@ -29,7 +29,7 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
     if name in trials:
         return not trials[name].reason
     trials.add(candidate, stage, parent)
-    screening = _screened(trials, candidate)
+    screening = _screen(trials, candidate)
     if isinstance(screening, EdgeqError):
         trials.eliminate(name, screening.problem)
         return False
@@ -38,11 +38,11 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
         trials.eliminate(name, f"the same model as {duplicate.name}")
     elif screening.int8_mac_share == 0 and candidate.quantized:
         trials.eliminate(name, "none of it runs in int8")
-    trials.screened(name, screening)
+    trials.record_screening(name, screening)
     return not trials[name].reason
 
 
-def _screened(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
+def _screen(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
     """Return the screening of a candidate, or the error if the candidate cannot be built."""
     try:
         return trials.evaluator.build(candidate)
@@ -63,15 +63,15 @@ def build_methods(trials: Trials, profile: Profile) -> None:
     """
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
-    for kernel in sorted(trials.alive(), key=lambda t: _in_few(trials, t)):
-        if any(same_file(kernel, rival) and outrun(kernel, rival, trials.pace.twin) for rival in trials.alive()):
+    for kernel in sorted(trials.alive(), key=lambda t: _gets_few_methods(trials, t)):
+        if any(is_same_file(kernel, rival) and is_outrun(kernel, rival, trials.pace.twin) for rival in trials.alive()):
             continue  # this candidate would be almost as accurate as the same file in the faster engine
         methods = method_candidates(kernel.candidate, profile)
-        if len(methods) > trials.pace.methods and _in_few(trials, kernel):
-            closest = _closest(trials, kernel.candidate, methods) if closest is None else closest
-            methods = tuple(c for c in methods if _method(c) in closest)
+        if len(methods) > trials.pace.methods and _gets_few_methods(trials, kernel):
+            closest = _find_closest_methods(trials, kernel.candidate, methods) if closest is None else closest
+            methods = tuple(c for c in methods if _method_key(c) in closest)
         build_all(trials, [c.replace(threads=kernel.candidate.threads) for c in methods])
-    for group in by_structure(trials.alive()):
+    for group in group_by_structure(trials.alive()):
         best = max(group, key=lambda t: t.sqnr_db)
         for trial in group:
             if (lower := best.sqnr_db - trial.sqnr_db) > trials.pace.sqnr_db:
@@ -79,7 +79,7 @@ def build_methods(trials: Trials, profile: Profile) -> None:
                 trials.eliminate(trial.name, why)
 
 
-def same_file(trial: Trial, twin: Trial) -> bool:
+def is_same_file(trial: Trial, twin: Trial) -> bool:
     """Return whether two trials run the same file, either in different engines or in one engine with different
     precisions.
     """
@@ -87,40 +87,40 @@ def same_file(trial: Trial, twin: Trial) -> bool:
     return trial.candidate.engine != twin.candidate.engine and a == b
 
 
-def _in_few(trials: Trials, kernel: Trial) -> bool:
+def _gets_few_methods(trials: Trials, kernel: Trial) -> bool:
     """Return whether a kernel choice gets only the most promising methods: it runs in an engine, or is slower than a
     choice that does.
     """
     ahead = (t for t in trials.alive() if t.candidate.engine is not None and t.candidate.quantized)
-    return kernel.candidate.engine is not None or any(outrun(kernel, rival, trials.pace.behind) for rival in ahead)
+    return kernel.candidate.engine is not None or any(is_outrun(kernel, rival, trials.pace.behind) for rival in ahead)
 
 
-def _method(candidate: Candidate) -> str:
+def _method_key(candidate: Candidate) -> str:
     return f"{candidate.scheme.method} {sorted(candidate.scheme.method_options.items())}"
 
 
-def _closest(trials: Trials, kernel: Candidate, variants: Sequence[Candidate]) -> tuple[str, ...]:
+def _find_closest_methods(trials: Trials, kernel: Candidate, variants: Sequence[Candidate]) -> tuple[str, ...]:
     """Return the methods of `variants` whose files follow float32 most closely in onnxruntime's own kernels. If two
     methods give identical files, only one is returned.
 
     The files come from a kernel choice that was already built for onnxruntime's own kernels with all of these methods.
     If there is no such choice, `kernel` is built with the methods until the deadline.
     """
-    method_keys = {_method(c) for c in variants}
+    method_keys = {_method_key(c) for c in variants}
     built: dict[str, dict[str, Screening]] = {}
     for trial in trials:
         if trial.candidate.engine is None and trial.screening is not None:
-            built.setdefault(trial.structure, {})[_method(trial.candidate)] = trial.screening
+            built.setdefault(trial.structure, {})[_method_key(trial.candidate)] = trial.screening
     screenings = next((methods for methods in built.values() if method_keys <= methods.keys()), {})
     refused = []
     for candidate in () if screenings else (kernel, *variants):
         if trials.deadline.passed():
             break
-        screening = _screened(trials, in_own_kernels(candidate))
+        screening = _screen(trials, in_own_kernels(candidate))
         if isinstance(screening, Screening):
-            screenings[_method(candidate)] = screening
+            screenings[_method_key(candidate)] = screening
         else:  # the engine may accept files that these kernels refuse
-            refused.append(_method(candidate))
+            refused.append(_method_key(candidate))
     distinct: dict[str, str] = {}
     for name in sorted(screenings, key=lambda name: (name in method_keys, -screenings[name].sqnr_db)):
         distinct.setdefault(screenings[name].content, name)
@@ -135,16 +135,18 @@ def _drop_dominated(trials: Trials) -> None:
     """
     for trial in trials.alive():
         for rival in trials.alive():
-            margin_db = trials.pace.alike_db if trials.by_time and _in_one_engine(trial, rival) else trials.pace.sqnr_db
-            comparable = not trials.by_time or not unmeasured(trial, rival)
+            margin_db = (
+                trials.pace.alike_db if trials.by_time and _is_in_same_engine(trial, rival) else trials.pace.sqnr_db
+            )
+            comparable = not trials.by_time or not describe_unclaimed(trial, rival)
             lower = rival.sqnr_db - trial.sqnr_db
-            if comparable and lower > margin_db and not trials.cheaper(trial, rival):
+            if comparable and lower > margin_db and not trials.is_cheaper(trial, rival):
                 why = f"no better than {rival.name} in {trials.objective}"
                 trials.eliminate(trial.name, f"{why}, and its outputs' SQNR is {lower:.0f} dB lower")
                 break
 
 
-def _in_one_engine(trial: Trial, rival: Trial) -> bool:
+def _is_in_same_engine(trial: Trial, rival: Trial) -> bool:
     """Return whether the same plug-in runs both trials, and both are quantized."""
     a, b = trial.candidate, rival.candidate
     return a.engine is not None and a.engine == b.engine and a.quantized and b.quantized

@@ -25,11 +25,11 @@ from edgeq.prove.job import Built, DerivedValues, Job, build_derived, derive
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines, only_engine
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
-from edgeq.tuning.build import same_file
+from edgeq.tuning.build import is_same_file
 from edgeq.tuning.goal import EQUAL, SQNR_BEHIND_DB
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.tuning.space import Candidate, build_sequence, in_engine, with_scheme
-from edgeq.tuning.trials import Trial, Trials, behind, outrun, unmeasured
+from edgeq.tuning.trials import Trial, Trials, describe_delay, describe_unclaimed, is_outrun
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import device_errors
 
@@ -53,14 +53,14 @@ class Field:
     versions: dict[str, str] = field(default_factory=dict)
     saturating: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def fitting(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
+    def fitting_forms(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
         """Return the forms of `candidate` that run correctly in `engine`.
 
         Normally the only form is the candidate itself. If the engine's kernels saturate, return one form for each kind
         of weights that cannot saturate. If the candidate does not suit the engine, return nothing.
         """
         scheme = candidate.scheme
-        if not suits(candidate, engine):
+        if not is_suited(candidate, engine):
             return ()
         if scheme.pair not in self.saturating.get(engine.name, ()):
             return (candidate,)
@@ -73,7 +73,7 @@ class Field:
         plugins = tuple(choice for choice in self.plugins if choice.engine.name not in set(names))
         return replace(self, plugins=plugins)
 
-    def also_on(
+    def limit_to(
         self, installed: Mapping[str, Installed], requests: Sequence[EngineChoice], progress: Progress = SILENT
     ) -> Field:
         """Return the field with only the engines that another machine has in the same version. The other machine times
@@ -129,7 +129,7 @@ def find_field(
             continue
         fast = engine.fast_precisions(features)
         choices = [c for c in requests if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
-        problem = state.problem or _unfit(engine, tuple(c.precision for c in choices))
+        problem = state.problem or _describe_problem(engine, tuple(c.precision for c in choices))
         if problem and requests:
             raise EngineError(f"{engine.name}: {problem}", "`edgeq doctor` checks the engines")
         if problem:
@@ -146,14 +146,14 @@ def find_field(
     )
 
 
-def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
+def _describe_problem(engine: Engine, precisions: tuple[str, ...]) -> str:
     if Artifact.device.upper() not in engine.devices:
         return f"it runs on {', '.join(engine.devices)}, but models are built for the CPU here"
     is_correct, problem = check_engine(engine, precisions)
     return "" if is_correct else problem
 
 
-def suits(candidate: Candidate, engine: Engine) -> bool:
+def is_suited(candidate: Candidate, engine: Engine) -> bool:
     """Return whether `engine` has integer kernels for a candidate. A candidate with its own builder never suits an
     engine.
     """
@@ -164,7 +164,7 @@ def suits(candidate: Candidate, engine: Engine) -> bool:
     return static_qdq and scheme.pair in engine.int8.pairs
 
 
-def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
+def add_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
     """Return `candidates` with new candidates for each plug-in engine: the first candidate that suits the engine, and
     the float model. The new candidates are inserted after the first candidate that suits any engine.
 
@@ -173,12 +173,12 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
     """
     if not field.plugins:
         return tuple(candidates)
-    sources = {c.engine.name: next((x for x in candidates if suits(x, c.engine)), None) for c in field.plugins}
+    sources = {c.engine.name: next((x for x in candidates if is_suited(x, c.engine)), None) for c in field.plugins}
     entrants = [
         in_engine(fitting, c)
         for c in field.plugins
         if (source := sources[c.engine.name]) is not None
-        for fitting in field.fitting(source, c.engine)
+        for fitting in field.fitting_forms(source, c.engine)
     ]
     if unquantized:
         entrants += [in_engine(Candidate("unquantized", Scheme(mode="float")), c) for c in field.plugins]
@@ -197,23 +197,23 @@ def drop_slower_twins(trials: Trials, *, with_own_kernels: bool = True) -> None:
     candidates = [t for t in trials.alive() if with_own_kernels or t.candidate.engine is not None]
     for trial in sorted(candidates, key=lambda t: t.latency, reverse=True):
         for twin in trials.alive():
-            untimed = trial.timing is None or twin.timing is None or unmeasured(trial, twin)
-            if untimed or not same_file(trial, twin) or trial.sqnr_db >= twin.sqnr_db + SQNR_BEHIND_DB:
+            untimed = trial.timing is None or twin.timing is None or describe_unclaimed(trial, twin)
+            if untimed or not is_same_file(trial, twin) or trial.sqnr_db >= twin.sqnr_db + SQNR_BEHIND_DB:
                 continue
-            lower = _is_lower(trial.candidate, twin.candidate)
+            lower = _has_lower_precision(trial.candidate, twin.candidate)
             if lower:
-                gone = not _pays(trials, trial, twin)
-            elif _is_lower(twin.candidate, trial.candidate):
-                gone = _pays(trials, twin, trial)
+                gone = not _is_lower_worthwhile(trials, trial, twin)
+            elif _has_lower_precision(twin.candidate, trial.candidate):
+                gone = _is_lower_worthwhile(trials, twin, trial)
             else:
-                gone = outrun(trial, twin, trials.pace.behind)
+                gone = is_outrun(trial, twin, trials.pace.behind)
             if gone:
-                why = behind(trial, twin)
+                why = describe_delay(trial, twin)
                 trials.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
                 break
 
 
-def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
+def _is_lower_worthwhile(trials: Trials, lower: Trial, higher: Trial) -> bool:
     """Return whether the lower of two precisions is certainly faster for this file. If the float model was timed in
     both precisions, it must be certainly faster in the lower one as well.
 
@@ -222,10 +222,10 @@ def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
     """
     floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
     float_pair = [t for trial in (lower, higher) for t in floats if t.candidate.engine == trial.candidate.engine]
-    return _surely_faster(lower, higher) and (len(float_pair) < 2 or _surely_faster(*float_pair))
+    return _is_surely_faster(lower, higher) and (len(float_pair) < 2 or _is_surely_faster(*float_pair))
 
 
-def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
+def _has_lower_precision(candidate: Candidate, twin: Candidate) -> bool:
     """Return whether both candidates are for the same engine, and `candidate` has the lower precision."""
     engine, twin_engine = candidate.engine, twin.engine
     if engine is None or twin_engine is None or engine.engine.name != twin_engine.engine.name:
@@ -234,7 +234,7 @@ def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
     return order.index(engine.precision) > order.index(twin_engine.precision)
 
 
-def _surely_faster(trial: Trial, rival: Trial) -> bool:
+def _is_surely_faster(trial: Trial, rival: Trial) -> bool:
     """Return whether `trial` is certainly faster than `rival`. The lower end of the speed interval of `trial` must be
     above the median of `rival`, and the medians must differ by more than the share that counts as equal.
     """
@@ -249,7 +249,7 @@ def _surely_faster(trial: Trial, rival: Trial) -> bool:
     )
 
 
-def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
+def find_engine_candidates(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
     """Return `sources` as candidates for plug-in engines, in each engine's fastest precision. An engine gets them if
     its int8 candidate is still in the run and not slower than float32. Candidates that exist already are left out.
     """
@@ -263,7 +263,7 @@ def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) 
         choice = trial.candidate.engine
         assert choice is not None
         for source in sources:
-            for twin in (in_engine(c, choice) for c in field.fitting(source, choice.engine)):
+            for twin in (in_engine(c, choice) for c in field.fitting_forms(source, choice.engine)):
                 twins[twin.name] = twin.replace(threads=trial.candidate.threads)
     return [candidate for name, candidate in twins.items() if name not in trials]
 

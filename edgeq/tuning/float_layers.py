@@ -25,7 +25,7 @@ EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
 REFINEMENTS = 4
 # If a larger set of layers in float loses more than a smaller one, this many sizes are tried in addition to the powers
 # of two.
-_BETWEEN = 6
+_MIDDLE_SIZES = 6
 _GROUPS = 8
 _PROBES = 32  # largest number of measurements, including those of the first groups
 
@@ -155,7 +155,7 @@ def select_float_layers(
     Returns:
         Names of the nodes of each set; empty if no affordable set was found in time.
     """
-    order = affordable(ranking, headroom)
+    order = find_affordable(ranking, headroom)
     solutions: list[tuple[RankedLayer, ...]] = []
     losses: dict[tuple[RankedLayer, ...], float] = {}
 
@@ -180,8 +180,10 @@ def select_float_layers(
         if holds(order[:size]):
             break
         failed, size = size, 2 * size
-    for _ in range(_BETWEEN):
-        between = None if solutions or expired() else _between({len(layers): lost for layers, lost in losses.items()})
+    for _ in range(_MIDDLE_SIZES):
+        between = (
+            None if solutions or expired() else _find_middle({len(layers): lost for layers, lost in losses.items()})
+        )
         if between is None:
             break
         holds(order[:between])
@@ -192,7 +194,7 @@ def select_float_layers(
         middle = (len(solutions[-1]) + failed) // 2
         if not holds(order[:middle]):
             failed = middle
-    for layer in _costliest(solutions[-1], ranking.costs)[:refinements]:
+    for layer in _sort_by_saving(solutions[-1], ranking.costs)[:refinements]:
         if expired() or len(solutions[-1]) == 1:
             break
         smaller = tuple(member for member in solutions[-1] if member != layer)
@@ -215,7 +217,7 @@ def _count_quieting(order: Sequence[RankedLayer], share: float) -> int:
     return len(order)
 
 
-def _between(losses: Mapping[int, float]) -> int | None:
+def _find_middle(losses: Mapping[int, float]) -> int | None:
     """Return the size halfway between the best of `losses` and the next larger one. If that size was tried, return the
     size halfway between the best and the next smaller one.
 
@@ -233,7 +235,7 @@ def _between(losses: Mapping[int, float]) -> int | None:
     return next((middle for middle in middles if middle not in losses and middle > 0), None)
 
 
-def affordable(ranking: LayerRanking, headroom: float) -> tuple[RankedLayer, ...]:
+def find_affordable(ranking: LayerRanking, headroom: float) -> tuple[RankedLayer, ...]:
     """Return the longest prefix of the ranking that costs at most `headroom` of the span. The last layer of the ranking
     is left out, because with all layers in float, the model would be the float model. The exception is a ranking whose
     layers get 8 bits instead of float.
@@ -300,7 +302,7 @@ def rank_by_probing(
     return LayerRanking(tuple(sorted(pieces, key=order)), MacCosts({piece.name: cost(piece) for piece in pieces}))
 
 
-def _costliest(layers: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
+def _sort_by_saving(layers: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
     """Return the layers of `layers` that save cost if they are put back into integers. The layer that saves most comes
     first.
     """

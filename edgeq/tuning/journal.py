@@ -47,7 +47,7 @@ from edgeq.util.records import fingerprint, parse, plain
 T = TypeVar("T")
 
 FORMAT = "edgeq-tuning-journal/2"
-_MOST_BYTES = 1 << 26
+_MAX_BYTES = 1 << 26
 # The beginning of the header line in every version.
 _HEAD = b'{"format": "edgeq-tuning-journal/'
 
@@ -131,7 +131,7 @@ class Journal:
             stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
 
     def _load(self) -> None:
-        if self.path.stat().st_size > _MOST_BYTES:
+        if self.path.stat().st_size > _MAX_BYTES:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
         if not is_journal(self.path):
             raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
@@ -264,7 +264,7 @@ def digest(candidate: Candidate) -> str:
 JOURNAL, COLLECTED = "journal.jsonl", "statistics"
 _KIND = "tuning"
 # Files that remain if the run was killed while it wrote statistics.
-_LEFT = re.compile(
+_REMAINS = re.compile(
     rf"\.{COLLECTED}\.[0-9a-f]+\.partial"
     rf"(?:{re.escape(LOCK)}"
     rf"|/(?:placing\.json(?:\.draft)?|proof/[0-9a-f]*|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?)"
@@ -285,12 +285,12 @@ def check_folder(output: Path, inputs: Iterable[Path]) -> None:
     folder = folder_of(output)
     check_apart(folder, inputs)
     TUNING.check(folder)
-    with _only_run(folder):
+    with _lock_run(folder):
         recover(folder / COLLECTED)
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claim_folder(folder: Path) -> Iterator[None]:
     """Create the folder or use an earlier run's, mark it as edgeq's, and keep other runs out.
 
     Raises:
@@ -300,24 +300,24 @@ def claimed(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):  # another run has just written it
         write_marker(folder, _KIND)
-    with _only_run(folder):
+    with _lock_run(folder):
         yield
 
 
-def _only_run(folder: Path) -> AbstractContextManager[None]:
+def _lock_run(folder: Path) -> AbstractContextManager[None]:
     """Return the lock of a run. The lock is on the marker file, because the folder's own lock is held only while files
     are moved into the folder.
     """
     return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 
 
-def keep_record(folder: Path, record: Mapping[str, Any]) -> None:
+def save_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Keep the record of a run next to its journal, for `edgeq report`."""
     with output_file(folder / TUNING_RECORD, force=True) as draft:
         draft.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n", "utf-8")
 
 
-def forget_record(folder: Path) -> None:
+def remove_record(folder: Path) -> None:
     """Remove the record of an earlier run, because this run will write another."""
     (folder / TUNING_RECORD).unlink(missing_ok=True)
 
@@ -329,7 +329,7 @@ def clear(folder: Path, progress: Progress) -> None:
         progress.note(f"{shown(folder)} stays: it contains {shown(leftover)}, which edgeq did not write")
 
 
-def _judge(folder: Path) -> Judge | None:
+def _recognise(folder: Path) -> Judge | None:
     marked = is_marker(folder, _KIND)
     journal = is_journal(folder / JOURNAL)
     statistics = STATISTICS.judge(folder / COLLECTED)
@@ -347,10 +347,10 @@ def _judge(folder: Path) -> Judge | None:
         top, _, inner = name.partition("/")
         if top == COLLECTED and statistics is not None:
             return statistics(inner)
-        return _LEFT.fullmatch(name) is not None
+        return _REMAINS.fullmatch(name) is not None
 
     return judge
 
 
-TUNING = Ownership("folder of an earlier tuning run", _judge)
+TUNING = Ownership("folder of an earlier tuning run", _recognise)
 """The folder contains a marker, a journal and statistics, each in edgeq's form. Any one of them identifies it."""

@@ -31,15 +31,15 @@ from edgeq.prove.proof import simulated_count
 from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
 from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
 from edgeq.tuning import float_layers
-from edgeq.tuning.accuracy import AccuracyMeter, assess_on, assessor
-from edgeq.tuning.accuracy_estimate import Held
+from edgeq.tuning.accuracy import AccuracyMeter, assess_on, build_assessment_job
+from edgeq.tuning.accuracy_estimate import LossKind
 from edgeq.tuning.engines import CandidateBuilder
 from edgeq.tuning.goal import BudgetClock
 from edgeq.tuning.journal import digest
 from edgeq.tuning.judge import FEWEST_SAMPLES
 from edgeq.tuning.ranking import SCREENED, LayerRanker
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
-from edgeq.tuning.recover.run import ineffective
+from edgeq.tuning.recover.run import find_ineffective
 from edgeq.tuning.sessions import MEMORY, Clock, LocalClock, Model, SessionPool, model_to_judge, open_once
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import Race, Runner
@@ -51,8 +51,8 @@ _SIMULATIONS = 4
 _BATCH = 8
 # `Assessment.bound` multiplies the doubt by a factor. If the doubt is scaled by this value, the product is one standard
 # error.
-_LUCK = 0.55
-_LEAST_SQNR_DB = -200.0
+_DOUBT_SCALE = 0.55
+_MIN_SQNR_DB = -200.0
 # Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
 _LOSS_DB = 3.0
 # With more runners than this, each model gets as few sessions as in a rough race, because the best of them are timed
@@ -60,13 +60,13 @@ _LOSS_DB = 3.0
 _RUNNERS_IN_SESSIONS = 8
 # Bursts are short, because the number of rounds decides how well a race distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
-# `min_rounds` is at least two rounds for each session. `_ROUGHLY_SURE` has a low confidence: if a race only decides
+# `min_rounds` is at least two rounds for each session. `_ROUGH_RACE` has a low confidence: if a race only decides
 # what to examine next, some of its comparisons may be wrong.
-_SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
-_ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
+_FINAL_RACE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
+_ROUGH_RACE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
 # Minimum loss of time in integers for a layer to be considered, as a share of float32's time. Smaller losses are noise
 # of the profiler.
-_LEAST_LOST = 0.002
+_MIN_LOST_SHARE = 0.002
 
 
 class LocalEvaluator:
@@ -113,7 +113,7 @@ class LocalEvaluator:
         # If there is only one file to judge, use the figure that its proof reports. Among many candidates, some are
         # lucky, so use the loss to expect.
         seen_only = counts and not (self._editable and task is not None)
-        loss_kind: Held = "seen" if seen_only else "expected"
+        loss_kind: LossKind = "seen" if seen_only else "expected"
         if repairs:
             loss_kind = "expected" if task is not None else "noise"
         meter_options: dict[str, Any] = {"task": task, "loss_kind": loss_kind, "memory": memory}
@@ -122,7 +122,7 @@ class LocalEvaluator:
         )
         self._shared = None
         if job.workers is not None:
-            self._shared = assessor(job.workers, job, **meter_options)
+            self._shared = build_assessment_job(job.workers, job, **meter_options)
             if self._shared is None:
                 progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
@@ -174,7 +174,7 @@ class LocalEvaluator:
             content=in_engine(content, engine),
             int8_mac_share=round(self._int8_mac_share(native_artifact), 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
-            sqnr_db=max(_LEAST_SQNR_DB, agreement.least_db) if finite else _LEAST_SQNR_DB,
+            sqnr_db=max(_MIN_SQNR_DB, agreement.least_db) if finite else _MIN_SQNR_DB,
             build_s=round(spent, 3),
         )
 
@@ -183,17 +183,17 @@ class LocalEvaluator:
         assessments = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             if self._shared is not None and self._job.workers is not None:
-                artifacts = [(c.name, self.built(c).artifact, _together(c)) for c in candidates]
+                artifacts = [(c.name, self.built(c).artifact, _can_run_together(c)) for c in candidates]
                 for name, assessment in assess_on(self._job.workers, self._shared, artifacts, samples):
-                    assessments[name] = self._expected(assessment)
+                    assessments[name] = self._with_doubt(assessment)
                     advance(samples)
                 return assessments
             for candidate in candidates:
                 session = partial(self._proof_session, self.built(candidate).artifact)
                 assessment = self._accuracy.assess(
-                    candidate.name, session, samples, advance, together=_together(candidate)
+                    candidate.name, session, samples, advance, together=_can_run_together(candidate)
                 )
-                assessments[candidate.name] = self._expected(assessment)
+                assessments[candidate.name] = self._with_doubt(assessment)
                 self._sessions.trim()
         return assessments
 
@@ -214,7 +214,7 @@ class LocalEvaluator:
                     assessment, reach = self._accuracy.simulate(
                         candidate.name, native_session, session, count, overall, advance
                     )
-                assessment = self._expected(assessment)
+                assessment = self._with_doubt(assessment)
                 decided = abs(assessment.bound - max_drop) > reach
                 previous_count, count = count, min(limit, 2 * count)
                 # The next step would take as long as all steps so far.
@@ -239,14 +239,18 @@ class LocalEvaluator:
         count = sessions_to_time(self._job.prepared.path)
         count = count if in_sessions else min(count, FEWEST_SESSIONS)
         warmup = WarmUp(min_s=0.1, max_s=min(0.5, seconds / (4 * len(runners))))
-        stop_rules = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds, **(_ROUGHLY_SURE if rough else _SURE)}
+        stop_rules = {
+            "enough": UNDISTURBED_ROUNDS,
+            "max_duration_s": seconds,
+            **(_ROUGH_RACE if rough else _FINAL_RACE),
+        }
         rank_options = {"top": 1, "keep": baseline, "tie": tie, **stop_rules}
         models = {name: self._model(*runner) for name, runner in runners.items()}
         with self._progress.stage(f"timing {len(runners)} runners") as advance:
             ranking = self._clock.race(
                 models, feed, RaceRules(count, warmup, _BURSTS, rank_options), lambda: advance(1)
             )
-        return race_of(ranking, baseline, batch=batch)
+        return build_race(ranking, baseline, batch=batch)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`. The layers are timed on the first sample."""
@@ -255,7 +259,9 @@ class LocalEvaluator:
         prepared, opener = self._job.prepared, self._clock.open_profiled
         artifact = self.built(candidate).artifact
         threads = (float_threads, candidate.threads)
-        return slow_layers(prepared, artifact, self._feed()[1], *threads, backend=self._target.backend, opener=opener)
+        return find_slow_layers(
+            prepared, artifact, self._feed()[1], *threads, backend=self._target.backend, opener=opener
+        )
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """See `Evaluator.memory`. The session runs the first sample."""
@@ -275,7 +281,7 @@ class LocalEvaluator:
         """
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
-        vain = ineffective(self._target)
+        vain = find_ineffective(self._target)
         if self._target.profile.integer_only:
             vain |= {name for name, recovery in recoveries().items() if recovery.keeps_float}
         every = recovery_groups(slow_last=self._repairs)
@@ -286,14 +292,14 @@ class LocalEvaluator:
         """See `Evaluator.rank`."""
         return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
-    def _expected(self, assessment: Assessment) -> Assessment:
+    def _with_doubt(self, assessment: Assessment) -> Assessment:
         """Return the assessment whose bound is compared with the allowed loss.
 
         If speed is counted, the bound is the loss to expect, not the largest likely loss. A repair takes the first
         candidate that is good enough, and such a candidate is often merely lucky. So for a repair, the bound is one
         standard error higher if the loss to expect comes from labels alone.
         """
-        doubt = _LUCK * assessment.doubt if self._repairs and assessment.disagreement is None else 0.0
+        doubt = _DOUBT_SCALE * assessment.doubt if self._repairs and assessment.disagreement is None else 0.0
         return replace(assessment, doubt=doubt) if self.counts else assessment
 
     def _proof_session(self, artifact: Artifact) -> Any:
@@ -346,7 +352,7 @@ class LocalEvaluator:
         return sized_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
 
 
-def _together(candidate: Candidate) -> bool:
+def _can_run_together(candidate: Candidate) -> bool:
     """Return whether samples may run in one batch. Samples must run one by one if ranges are measured at run time,
     because one range would otherwise cover the whole batch.
     """
@@ -367,7 +373,7 @@ def _check_answers(local_agreement: Agreement, board_agreement: Agreement) -> No
         )
 
 
-def race_of(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
+def build_race(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
     """Return a `Race` with the latencies of `ranking`, in milliseconds, and with the speed of each runner relative to
     the baseline, as far as it can be claimed.
 
@@ -387,7 +393,7 @@ def race_of(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
     return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
 
 
-def slow_layers(
+def find_slow_layers(
     prepared: PreparedModel,
     artifact: Artifact,
     feed: Mapping[str, Any],
@@ -414,10 +420,10 @@ def slow_layers(
             spent[-1][kernel.name] = spent[-1].get(kernel.name, 0.0) + kernel.us
     macs = node_macs(prepared.model)
     layers = [node.name for node in prepared.model.graph if node.name and macs.get(node.name)]
-    return slower_in_integers(layers, *spent)
+    return find_slower_layers(layers, *spent)
 
 
-def slower_in_integers(
+def find_slower_layers(
     names: Sequence[str], float_us: Mapping[str, float], int8_us: Mapping[str, float]
 ) -> tuple[str, ...]:
     """Return the layers of `names` that take longer in integers. The layer that loses most time comes first.
@@ -425,6 +431,6 @@ def slower_in_integers(
     Args:
         float_us, int8_us: microseconds by layer in each model; layers that are not in both are left out.
     """
-    threshold_us = _LEAST_LOST * sum(float_us.values())
+    threshold_us = _MIN_LOST_SHARE * sum(float_us.values())
     lost = {n: int8_us[n] - float_us[n] for n in names if n in float_us and n in int8_us}
     return tuple(sorted((n for n, us in lost.items() if us > threshold_us), key=lambda n: (-lost[n], n)))

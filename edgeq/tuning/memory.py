@@ -28,7 +28,7 @@ from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field
 from edgeq.tuning.goal import BEHIND
 from edgeq.tuning.space import Candidate, engine_name
-from edgeq.tuning.trials import Outcome, Trial, unmeasured
+from edgeq.tuning.trials import Outcome, Trial, describe_unclaimed
 from edgeq.util.display import Progress
 from edgeq.util.outputs import output_file
 from edgeq.util.records import fingerprint, parse, plain
@@ -38,10 +38,10 @@ SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"
 # Two models are similar if at least this share of their multiply-accumulates is in the same kinds of layers. For
 # MobileNet v1 and v2, the share is 0.95.
-_ALIKE = 0.8
-_MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
+_SIMILAR_SHARE = 0.8
+_MAX_USED, _MAX_RECORDS, _MAX_BYTES = 3, 200, 2**20
 # The settings of a run (`edgeq.tuning.record.settings_of`) that describe the machine, the versions and the goal.
-_SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engines")
+_SETTING_KEYS = ("target", "profile", "machine", "objective", "version", "set_of_engines")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Memory:
     evidence: tuple[WinRecord, ...] = ()
     digest: str = ""
 
-    def narrowed(self, space: Space) -> Space | None:
+    def narrow(self, space: Space) -> Space | None:
         """Return the part of `space` that won before, plus the first candidate of `space`. Return None if there is no
         evidence for any part, or if that part would be all of `space`.
         """
@@ -134,19 +134,21 @@ class Memory:
         narrow_space = Space(candidates, replace(space.profile, search=search), space.field.without(left_out))
         return None if narrow_space == space else narrow_space
 
-    def confirmed(self, outcome: Outcome) -> bool:
+    def is_confirmed_by(self, outcome: Outcome) -> bool:
         """Return whether a narrowed search found a winner about as fast as the evidence promised."""
         promise = min((e.speedup for e in self.evidence), default=0.0)
         return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= promise
 
-    def unmeasured(self, outcome: Outcome) -> str:
+    def describe_unclaimed(self, outcome: Outcome) -> str:
         """Return why a narrowed search could neither confirm nor refute the evidence: a candidate keeps the accuracy,
         but its speed cannot be claimed. Return "" if the speeds of all such candidates can be claimed.
         """
         assessments = ((t, t.final_assessment) for t in outcome.trials)
-        return unmeasured(*(t for t, a in assessments if a is not None and a.complete and a.bound <= self.max_drop))
+        return describe_unclaimed(
+            *(t for t, a in assessments if a is not None and a.complete and a.bound <= self.max_drop)
+        )
 
-    def claimed_before(self, outcome: Outcome) -> Outcome:
+    def with_earlier_claim(self, outcome: Outcome) -> Outcome:
         """Return `outcome` with the speed that an earlier run claimed for the same kernels of the same model in the
         same engine, if there was such a run. If this run can claim a speed for its choice, return `outcome` unchanged.
         """
@@ -189,7 +191,7 @@ class Memory:
             # If two runs end at the same moment, the evidence of one is lost.
             key = (digest, self.setting, self.max_drop)
             records = [e for e in _load_records(self.path, progress) if (e.digest, e.setting, e.max_drop) != key]
-            content = _MemoryFile(evidence=(*records[1 - _MOST_KEPT :], new))
+            content = _MemoryFile(evidence=(*records[1 - _MAX_RECORDS :], new))
             with output_file(self.path, force=True) as draft:
                 draft.write_text(json.dumps(plain(content), indent=1) + "\n", "utf-8")
         except (OSError, OutputError) as error:
@@ -212,13 +214,13 @@ def recall(
         settings: settings of the run, from `edgeq.tuning.record.settings_of`.
         max_drop: the allowed loss; evidence of runs that allowed less is left out.
     """
-    setting = fingerprint({key: settings.get(key) for key in _SETTING})
+    setting = fingerprint({key: settings.get(key) for key in _SETTING_KEYS})
     operators = layer_kinds(model)
     records = _load_records(path, progress) if path is not None else ()
     matches = [e for e in records if e.setting == setting and e.max_drop >= max_drop]
-    likely = (e for e in matches if e.likeness(operators) >= _ALIKE)
+    likely = (e for e in matches if e.likeness(operators) >= _SIMILAR_SHARE)
     ranked = sorted(likely, key=lambda e: (e.digest != settings.get("model"), -e.likeness(operators)))
-    return Memory(path, setting, max_drop, operators, tuple(ranked[:_MOST_USED]), str(settings.get("model", "")))
+    return Memory(path, setting, max_drop, operators, tuple(ranked[:_MAX_USED]), str(settings.get("model", "")))
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
@@ -247,7 +249,7 @@ def _load_records(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
     if not path.exists():
         return ()
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise OutputError(f"{path} is larger than edgeq ever writes it")
         content: _MemoryFile = parse(json.loads(read_file(path)), _MemoryFile, path)
     except (OSError, ValueError, EdgeqError, RecursionError) as error:

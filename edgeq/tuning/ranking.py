@@ -44,7 +44,7 @@ SCREENED = 8
 """Number of samples on which candidates are screened and noise is measured."""
 # If speed is counted and a model has more multiply-accumulates than this, its noise is traced on one sample only,
 # because a repair must not take long.
-_LARGE = 100_000_000
+_LARGE_MACS = 100_000_000
 _CLIPPING = ("Relu", "Clip")
 
 
@@ -94,7 +94,7 @@ class LayerRanker:
 
         def noise_of(session: Any) -> float:
             """Return the noise power over the signal power of an open session, on the samples for screening."""
-            return self.accuracy.noise(session, SCREENED, model=candidate.name)
+            return self.accuracy.measure_noise(session, SCREENED, model=candidate.name)
 
         model, half = self.job.prepared.model, BudgetClock(seconds / 2).passed
         if scheme.mode == "weight-only" and scheme.weight_bits < 8:
@@ -119,7 +119,7 @@ class LayerRanker:
     @property
     def _followed(self) -> int:
         """Return the number of samples on which the noise of each layer is traced to the outputs."""
-        large = sum(node_macs(self.job.prepared.model).values()) > _LARGE
+        large = sum(node_macs(self.job.prepared.model).values()) > _LARGE_MACS
         return 1 if self.counts and large else FOLLOWED
 
     def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
@@ -146,7 +146,7 @@ class LayerRanker:
         with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
             artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
             with open_once(self.engines, *model_to_judge(artifact)) as session:
-                return self.accuracy.noise(session, SCREENED, model=probe.name)
+                return self.accuracy.measure_noise(session, SCREENED, model=probe.name)
 
 
 def rank_products(
@@ -175,7 +175,7 @@ def rank_products(
         noise = 0.0 if expired() else noise_of(open_in_memory(changed))
         layers.append(RankedLayer(layer.name, (layer.name,), noise))
         costs[layer.name] = blocks.integers.size // 2
-    return _ranked(layers, costs, "eight_bit")
+    return _rank_by_worth(layers, costs, "eight_bit")
 
 
 def rank_tensors(
@@ -196,14 +196,16 @@ def rank_tensors(
         if unknown or _is_clipped(node.outputs[0]):
             continue
         costs[name] = prod(sizes(node.outputs[0]) or (1,))
-        noise = 0.0 if expired() else noise_of(open_in_memory(_rounded(model, tensor, ranges[tensor])))
+        noise = 0.0 if expired() else noise_of(open_in_memory(_round_tensor(model, tensor, ranges[tensor])))
         source = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
         maker = source.producer() if source is not None and _is_clipped(source) else None
         layers.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
-    return _ranked(layers, costs, WIDE)
+    return _rank_by_worth(layers, costs, WIDE)
 
 
-def _ranked(layers: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> LayerRanking:
+def _rank_by_worth(
+    layers: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]
+) -> LayerRanking:
     """Rank by noise per byte, the highest first. `costs` are bytes by name."""
     order = sorted(layers, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
     return LayerRanking(tuple(order), MacCosts(costs), field=field)
@@ -217,7 +219,7 @@ def _is_clipped(value: ir.Value) -> bool:
     return reader is not None and is_op(reader, *_CLIPPING)
 
 
-def _rounded(model: ir.Model, tensor: str, span: Range) -> ir.Model:
+def _round_tensor(model: ir.Model, tensor: str, span: Range) -> ir.Model:
     """Return `model` with one tensor rounded to 8 bits."""
     changed = model.clone()
     editor = Editor(changed)

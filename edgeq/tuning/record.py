@@ -20,8 +20,8 @@ from edgeq.tuning.engines import Field
 from edgeq.tuning.goal import BudgetClock, Goal
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.search import Searched
-from edgeq.tuning.trials import Outcome, Trial, in_simulator
-from edgeq.tuning.verdict import describe_needs, doubts, met, verdict
+from edgeq.tuning.trials import Outcome, Trial, describe_simulated_loss
+from edgeq.tuning.verdict import describe_doubts, describe_needs, describe_verdict, is_goal_met
 from edgeq.util.display import Progress
 from edgeq.util.records import fingerprint, plain
 
@@ -58,7 +58,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
         "target": run.target.name,
         "profile": fingerprint(run.target.profile),
         "machine": fingerprint(run.machine),
-        "task": _describe(run.task),
+        "task": _describe_task(run.task),
         # The allowed loss and the budget are left out: they decide what is measured, not the results.
         "objective": goal.objective,
         **({"thorough": True} if goal.thorough else {}),
@@ -67,7 +67,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
     }
 
 
-def _describe(task: Task | None) -> dict[str, str]:
+def _describe_task(task: Task | None) -> dict[str, str]:
     """Return a task's name and options. Options that are not plain values are left out."""
     if task is None:
         return {}
@@ -77,18 +77,18 @@ def _describe(task: Task | None) -> dict[str, str]:
     return {"kind": type(task).__qualname__, "primary": task.primary, **options}
 
 
-def timed_record(record: Mapping[str, Any], deadline: BudgetClock) -> dict[str, Any]:
+def add_elapsed(record: Mapping[str, Any], deadline: BudgetClock) -> dict[str, Any]:
     """Return a record with the seconds of the run up to now. The search is only a part of them."""
     return {**record, "elapsed_s": round(deadline.elapsed_s, 3)}
 
 
-def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s: float) -> dict[str, Any]:
+def build_record(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s: float) -> dict[str, Any]:
     """Return the tuning record of a search as plain values: the goal, each trial with its reason, the Pareto front and
     the verdict. The record of a simulated search has other keys.
     """
     job, task, goal, machine, outcome = run.job, run.task, run.goal, run.machine, searched.outcome
     if evaluator.counts:
-        return simulated_record(run.target, goal, outcome, elapsed_s)
+        return build_simulated_record(run.target, goal, outcome, elapsed_s)
     fields = plain(outcome)
     baseline, threads = fields.pop("baseline"), fields.pop("baseline_threads")
     classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)
@@ -113,10 +113,10 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
         "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
         "elapsed_s": round(elapsed_s, 3),
-        "verdict": list(verdict(outcome, goal)),
-        "goal_met": met(outcome, goal),
-        "doubts": list(doubts(outcome, goal)),
-        "needed": [] if met(outcome, goal) else list(describe_needs(outcome, goal)),
+        "verdict": list(describe_verdict(outcome, goal)),
+        "goal_met": is_goal_met(outcome, goal),
+        "doubts": list(describe_doubts(outcome, goal)),
+        "needed": [] if is_goal_met(outcome, goal) else list(describe_needs(outcome, goal)),
         "float32": {
             "accuracy": evaluator.float_metrics(),
             "timing": baseline,
@@ -129,26 +129,26 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
     }
 
 
-def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:
+def build_simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:
     """Return the record of a simulated search as plain JSON values, with the keys that docs/tune.md lists."""
     profile_exclusions, winner = target.profile.scheme.exclude, outcome.winner
     return {
         "target": target.name,
         "simulated": True,
         "goal": plain(goal),
-        "goal_met": met(outcome, goal),
-        "chosen": _form(winner, profile_exclusions) if winner else None,
-        "trials": [_form(trial, profile_exclusions) for trial in outcome.trials],
+        "goal_met": is_goal_met(outcome, goal),
+        "chosen": _form_record(winner, profile_exclusions) if winner else None,
+        "trials": [_form_record(trial, profile_exclusions) for trial in outcome.trials],
         "elapsed_s": round(elapsed_s, 3),
     }
 
 
-def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
+def describe_shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
     """Return why nothing was chosen, in one line."""
     assessed = [trial for trial in outcome.trials if trial.final_assessment]
     if assessed:
         best = min(assessed, key=lambda t: (t.simulated is None, t.loss))
-        on = f" ({in_simulator(best.simulated)})" if best.simulated else ""
+        on = f" ({describe_simulated_loss(best.simulated)})" if best.simulated else ""
         return (
             f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
             f"{best.loss:.4f}{on}"
@@ -157,7 +157,7 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
     return f"no form for {target.name} could be built: {reasons[0]}"
 
 
-def bundle_note(record: Mapping[str, Any]) -> str:
+def describe_form(record: Mapping[str, Any]) -> str:
     """Return a line that describes the form chosen in a record, for the notes of a bundle."""
     form = record["chosen"]
     parts = [f"calibration by {form['method']}", f"{len(form['kept_in_float'])} layers kept in float"]
@@ -168,7 +168,7 @@ def bundle_note(record: Mapping[str, Any]) -> str:
     return f"tuned in simulation: {', '.join(parts)}"
 
 
-def summary(record: Mapping[str, Any]) -> dict[str, str]:
+def summarize(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the form chosen in a record as texts by title; empty if nothing was chosen."""
     form = record["chosen"]
     if form is None:
@@ -190,7 +190,7 @@ def summary(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _form(trial: Trial, profile_exclusions: tuple[str, ...]) -> dict[str, Any]:
+def _form_record(trial: Trial, profile_exclusions: tuple[str, ...]) -> dict[str, Any]:
     scheme, screening, assessment = trial.candidate.scheme, trial.screening, trial.assessment
     options = [f"{value:g}" for value in scheme.method_options.values()]
     return {
@@ -201,6 +201,8 @@ def _form(trial: Trial, profile_exclusions: tuple[str, ...]) -> dict[str, Any]:
         "wide_share": screening.wide_share if screening else 0.0,
         "int8_mac_share": screening.int8_mac_share if screening else 0.0,
         "loss": assessment.drop if assessment and assessment.complete else None,
-        "simulator": {"text": in_simulator(trial.simulated), **plain(trial.simulated)} if trial.simulated else None,
+        "simulator": {"text": describe_simulated_loss(trial.simulated), **plain(trial.simulated)}
+        if trial.simulated
+        else None,
         "noise": 10 ** (-screening.sqnr_db / 10) if screening else None,
     }

@@ -9,12 +9,12 @@ from edgeq_device.measure.claim import SLOWER, UNKNOWN
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import ALL_NODES
 from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, REFINEMENTS, WIDE, select_float_layers
-from edgeq.tuning.judge import build_and_assess, in_full, in_simulation
+from edgeq.tuning.judge import assess_in_full, build_and_assess, simulate_trial
 from edgeq.tuning.race import RACE_S, race_new, race_until_claimed
 from edgeq.tuning.trials import WIDE_COST, Trial, Trials
 
-_SPARED = {EXCLUDE: "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
-_LOSES = "kept in float to lose less accuracy"
+_FIELD_TITLES = {EXCLUDE: "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
+_EXCLUSION_REASON = "kept in float to lose less accuracy"
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
@@ -25,12 +25,12 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
     needed. If even that result certainly loses too much, smaller sets of tensors are not tried.
     """
     recovered: list[Trial] = []
-    for short in _bases(trials):
-        base = in_simulation(trials, short)
+    for short in _select_bases(trials):
+        base = simulate_trial(trials, short)
         if trials.deadline.passed():
             return
         race_new(trials)
-        if not _worthwhile(trials, base) or any(_no_better(trials, base, former) for former in recovered):
+        if not _is_worthwhile(trials, base) or any(_is_no_better(trials, base, former) for former in recovered):
             continue
         qualified_names = {trial.name for trial in trials.qualified()}
         _recover(trials, base, profile)
@@ -43,16 +43,16 @@ def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
     hardware has float.
     """
     widens = WIDE in profile.search
-    widest = _on_16_bits(trials, base) if widens else None
-    best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
+    widest = _build_on_16_bits(trials, base) if widens else None
+    best = _try_other_ranges(trials, base, _apply_recoveries(trials, base))
     if trials.meets(best) or trials.deadline.passed() or (profile.integer_only and not widens):
         return
     if widest is not None and not trials.meets(widest):
-        widest = _on_16_bits(trials, best)
+        widest = _build_on_16_bits(trials, best)
     # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
     # much.
     if widest is None or (widest.final_assessment is not None and widest.final_assessment.low <= trials.goal.max_drop):
-        _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
+        _keep_layers_in_float(trials, best, _find_headroom(trials, base, widens))
 
 
 def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
@@ -106,7 +106,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     return best
 
 
-def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
+def _try_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
     """Return `best`, which is `base` with recoveries, or a better candidate with another range method and the
     recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
     with recoveries.
@@ -132,7 +132,7 @@ def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
     return best
 
 
-def _on_16_bits(trials: Trials, base: Trial) -> Trial:
+def _build_on_16_bits(trials: Trials, base: Trial) -> Trial:
     """Build and assess `base` with all its tensors in 16 bits."""
     scheme = base.candidate.scheme.replace(**{WIDE: (ALL_NODES,)})
     candidate = base.candidate.replace(name=f"{base.name}, all tensors in 16 bits", scheme=scheme)
@@ -150,7 +150,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         headroom = min(headroom, trials.pace.most_float)
     elif trials.pace.few_sets:  # giving 8 bits to one product fewer saves few bytes, but costs a build
         refinements = 0
-    trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
+    trials.progress.note(f"looking for the fewest {_FIELD_TITLES[field]} that let {base.name} qualify")
     set_sizes: Counter[int] = Counter()
 
     def loss(nodes: tuple[str, ...]) -> float:
@@ -158,11 +158,11 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         set_sizes[len(nodes)] += 1
         suffix = f", choice {set_sizes[len(nodes)]}" if set_sizes[len(nodes)] > 1 else ""
         if field == EXCLUDE:
-            changed_scheme = scheme.keep_in_float(nodes, _LOSES)
+            changed_scheme = scheme.keep_in_float(nodes, _EXCLUSION_REASON)
         else:
             changed_scheme = scheme.replace(**{field: (*getattr(scheme, field), *nodes)})
         candidate = base.candidate.replace(
-            name=f"{base.name}, {len(nodes)} {_SPARED[field]}{suffix}", scheme=changed_scheme
+            name=f"{base.name}, {len(nodes)} {_FIELD_TITLES[field]}{suffix}", scheme=changed_scheme
         )
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
@@ -176,35 +176,35 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     select_float_layers(ranking, loss, max_drop, expired, refinements=refinements, **limits)
 
 
-def _bases(trials: Trials) -> list[Trial]:
+def _select_bases(trials: Trials) -> list[Trial]:
     """Return a limited number of trials to recover: the most accurate trials of structures that lose too much but are
     cheaper than the best qualifying trial. Trials about as cheap as the cheapest come first, and among these, the
     trials that lose least.
 
     If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
     """
-    short = _short(trials)
+    short = _list_short(trials)
     doubtful = [t for t in short[: trials.pace.finalists] if t.timing is not None and t.verdict == UNKNOWN]
     if doubtful and not trials.deadline.passed():
         runners = trials.qualified()[:1] + doubtful
         race_until_claimed(trials, runners, trials.deadline.left_s(RACE_S / 2), RACE_S, rough=True)
-        short = _short(trials)
+        short = _list_short(trials)
     contenders = [t for t in short if trials.cost(t) <= trials.cost(short[0]) * (1 + trials.pace.gain)]
     bases = [*sorted(contenders, key=lambda t: t.loss), *short[len(contenders) :]][: trials.pace.recovered]
-    return [_reconsidered(trials, t) for t in sorted(bases, key=lambda t: t.loss)]
+    return [_reconsider(trials, t) for t in sorted(bases, key=lambda t: t.loss)]
 
 
-def _short(trials: Trials) -> list[Trial]:
+def _list_short(trials: Trials) -> list[Trial]:
     """Return the most accurate trial of each structure that loses too much, the cheapest first."""
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.assessment), key=lambda t: t.loss):
-        if trial.candidate.quantized and _perhaps_faster(trials, trial):
+        if trial.candidate.quantized and _may_be_faster(trials, trial):
             best.setdefault(trial.structure, trial)
-    short = [t for t in best.values() if not trials.meets(t) and _worthwhile(trials, t)]
+    short = [t for t in best.values() if not trials.meets(t) and _is_worthwhile(trials, t)]
     return sorted(short, key=lambda t: (trials.cost(t), t.loss))
 
 
-def _perhaps_faster(trials: Trials, trial: Trial) -> bool:
+def _may_be_faster(trials: Trials, trial: Trial) -> bool:
     """Return whether a trial was timed, and float32 is not certainly faster. If speed is the objective, the trial's
     median must also be below float32's, because no recovery makes a trial faster.
     """
@@ -213,13 +213,13 @@ def _perhaps_faster(trials: Trials, trial: Trial) -> bool:
     return trial.verdict == UNKNOWN or not trials.by_time or trial.latency < 1
 
 
-def _worthwhile(trials: Trials, trial: Trial) -> bool:
+def _is_worthwhile(trials: Trials, trial: Trial) -> bool:
     """Return whether a trial would win if it qualified."""
     qualified = trials.qualified()
-    return not qualified or trials.cheaper(trial, qualified[0])
+    return not qualified or trials.is_cheaper(trial, qualified[0])
 
 
-def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
+def _is_no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
     """Return whether recovering `trial`, which loses more than `recovered`, cannot give a better result.
 
     If both have the same quantization mode, `trial` needs at least as many layers in float. So `trial` is worth
@@ -231,7 +231,7 @@ def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
     return trials.by_time and trials.cost(best) < trials.cost(trial) * (1 + trials.pace.gain)
 
 
-def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
+def _find_headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     """Return by how much the cost of a trial may grow. 0 means not at all. 1 means up to the cost of all layers in
     float or, if the hardware `widens`, of all tensors in 16 bits.
 
@@ -251,11 +251,11 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     return max(0.0, (limit - base_cost) / (full_cost - base_cost)) if base_cost < full_cost else 0.0
 
 
-def _reconsidered(trials: Trials, trial: Trial) -> Trial:
+def _reconsider(trials: Trials, trial: Trial) -> Trial:
     """Return `trial` with its accuracy on all samples. The search may have dropped it after fewer samples, or because
     the time ran out.
     """
     if trial.assessment is not None and trial.assessment.complete:
         return trial
-    trial = in_full(trials, trial)
+    trial = assess_in_full(trials, trial)
     return trials.update(trial.name, reason="") if trials.meets(trial) else trial

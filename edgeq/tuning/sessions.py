@@ -22,7 +22,7 @@ from edgeq.run.session import Engines, SessionSettings, open_session
 
 MEMORY = 2**30
 """Approximate limit, in bytes, for the sessions that stay open while unused. Samples in memory have the same limit."""
-_BESIDE_WEIGHTS = 2**23
+_BYTES_WITHOUT_WEIGHTS = 2**23
 
 
 class SessionPool:
@@ -57,7 +57,7 @@ class SessionPool:
             self._opened_in_s[key] = time.perf_counter() - now
             now = time.perf_counter()
         if key not in self._bytes:
-            self._bytes[key] = model_bytes(model) + _BESIDE_WEIGHTS
+            self._bytes[key] = model_bytes(model) + _BYTES_WITHOUT_WEIGHTS
         return sessions[:count]
 
     def trim(self) -> None:

@@ -46,7 +46,7 @@ from edgeq.prove.job import Built, DerivedValues, Job, build_derived
 from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.tuning.recover.fuse_attention import fuse_attention, may_have_attention
-from edgeq.tuning.recover.methods.smoothquant import SmoothQuant, product_groups, smooth
+from edgeq.tuning.recover.methods.smoothquant import SmoothQuant, find_product_groups, smooth
 from edgeq.tuning.recover.methods.weight_rounding import WeightRounding
 from edgeq.util.display import Progress
 
@@ -86,7 +86,7 @@ def engine_name(candidate: Candidate) -> str:
     return candidate.engine.engine.name if candidate.engine else DEFAULT
 
 
-NAME = "sequence"
+SEQUENCE_BUILDER = "sequence"
 """The `Candidate.builder` of candidates that `build_sequence` builds."""
 WORTH_A_TRY = 0.5
 """Candidates for certain layers (constant matrices and recurrent layers, or layers that can be quantized at run time)
@@ -106,16 +106,16 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
-    variants = _variants(model, profile, sampled=job.calibration is not None)
+    variants = _list_variants(model, profile, sampled=job.calibration is not None)
     # The backend itself has a mode for weights in blocks.
     return tuple(
-        Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
+        Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else SEQUENCE_BUILDER)
         for name, scheme, recoveries in variants
     )
 
 
 def build_sequence(job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:
-    """Write the model of a candidate whose `builder` is `NAME` to `destination`.
+    """Write the model of a candidate whose `builder` is `SEQUENCE_BUILDER` to `destination`.
 
     Raises:
         EdgeqError: the candidate cannot be built. The search then drops it for this reason.
@@ -125,7 +125,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
         if job.calibration is None:
             raise UsageError(f"{recovery} needs calibration samples", "Give them with --data")
         prefix = "-".join(candidate.recoveries[: position + 1])
-        prepared = _transformed(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
+        prepared = _apply_recovery(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
     ranges: dict[str, Range] = {}
     if scheme.mode == "static":
         assert job.calibration is not None
@@ -146,10 +146,10 @@ def product_share(model: ir.Model) -> float:
     return ours / max(1, sum(macs.values()))
 
 
-def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tuple[str, Scheme, tuple[str, ...]]]:
+def _list_variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tuple[str, Scheme, tuple[str, ...]]]:
     dynamic = profile.replace(mode="dynamic")
     types = {node.op_type for node in model.graph}
-    groups = product_groups(model)
+    groups = find_product_groups(model)
     if "GRU" in types and "GRU" in dynamic.dynamic_weight_types:
         remaining = {t: w for t, w in dynamic.dynamic_weight_types.items() if t != "GRU"}
         stored = (*dynamic.stored_types, "GRU")
@@ -160,7 +160,7 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
         yield "dynamic, attention fused", dynamic, (_FUSE,)
         yield "dynamic, attention fused, smoothed", dynamic, (_FUSE, _SMOOTH)
     if groups and sampled and profile.mode == "static":
-        yield "static products, smoothed", _products_only(model, profile), (_SMOOTH,)
+        yield "static products, smoothed", _quantize_products_only(model, profile), (_SMOOTH,)
     if groups:
         for bits, block in _BLOCKS.items():
             blocks = {"weight_bits": bits, "block_size": block, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
@@ -174,7 +174,7 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
                     yield f"weight-only {bits} bits{text}, rounded", computing, (_ROUND,)
 
 
-def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
+def _quantize_products_only(model: ir.Model, profile: Scheme) -> Scheme:
     """Return a scheme with static ranges for products with constant matrices, and for nothing else. Embedding tables
     and the weights of recurrent layers are stored as integers.
     """
@@ -185,7 +185,7 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
     return scheme.replace(op_types=_PRODUCTS, stored_types=(*profile.stored_types, "Gather", *_RECURRENT))
 
 
-def _transformed(
+def _apply_recovery(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
     """Return the model after a recovery. The new model is kept next to the prepared model, because several candidates
@@ -213,7 +213,7 @@ def _transformed(
     return dataclasses.replace(prepared, graph=GraphIndex(read_model(path), path), path=path, digest=model_digest(path))
 
 
-_SLOWER = "kept in float because it takes longer in int8"
+_SLOWER_REASON = "kept in float because it takes longer in int8"
 _RANGE_FIELDS = frozenset({"method", "method_options"})
 _DYNAMIC = "dynamic"
 
@@ -228,12 +228,12 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
     candidates: dict[str, Candidate] = {}
     if static:
         for scheme in _kernel_schemes(profile):
-            candidate = Candidate(_name(scheme), scheme)
+            candidate = Candidate(_name_scheme(scheme), scheme)
             candidates.setdefault(candidate.name, candidate)
     if dynamic and profile.scheme.dynamic_weight_types:
         for per_channel in dict.fromkeys((profile.scheme.per_channel, *profile.search.get("per_channel", ()))):
             scheme = profile.scheme.replace(mode=_DYNAMIC, per_channel=per_channel)
-            candidate = Candidate(_name(scheme), scheme)
+            candidate = Candidate(_name_scheme(scheme), scheme)
             candidates.setdefault(candidate.name, candidate)
     return tuple(candidates.values())
 
@@ -256,7 +256,7 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
 
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
     """Return `candidate` with `nodes` left in float as well."""
-    return with_scheme(candidate, candidate.scheme.keep_in_float(nodes, _SLOWER))
+    return with_scheme(candidate, candidate.scheme.keep_in_float(nodes, _SLOWER_REASON))
 
 
 def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
@@ -271,7 +271,7 @@ def in_own_kernels(candidate: Candidate) -> Candidate:
 
 def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
     """Return `candidate` with another scheme, and with a name made from that scheme."""
-    variant = candidate.replace(name=_name(scheme), scheme=scheme)
+    variant = candidate.replace(name=_name_scheme(scheme), scheme=scheme)
     return in_engine(variant, candidate.engine) if candidate.engine else variant
 
 
@@ -295,7 +295,7 @@ def _kernel_schemes(profile: Profile) -> Iterator[Scheme]:
             session.update(part.get("session_options", {}))
             changes.update({k: v for k, v in part.items() if k != "session_options"})
         scheme = profile.scheme.replace(**changes, session_options=_drop_defaults(session))
-        if _sensible(scheme, profile):
+        if _is_sensible(scheme, profile):
             yield scheme
 
 
@@ -304,7 +304,7 @@ def _drop_defaults(session: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in session.items() if value != "0"}
 
 
-def _sensible(scheme: Scheme, profile: Profile) -> bool:
+def _is_sensible(scheme: Scheme, profile: Profile) -> bool:
     """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, or mitigate it in two
     ways at once.
     """
@@ -318,7 +318,7 @@ def _sensible(scheme: Scheme, profile: Profile) -> bool:
     return sum((precise, scheme.reduce_range, scheme.fit_pairs)) <= 1
 
 
-def _name(scheme: Scheme) -> str:
+def _name_scheme(scheme: Scheme) -> str:
     """Return a name that distinguishes a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
     if scheme.mode == _DYNAMIC:
         return "dynamic per-channel" if scheme.per_channel else "dynamic per-tensor"

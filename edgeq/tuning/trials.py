@@ -116,7 +116,7 @@ BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
 FLOAT_MACS = "MACs in float"
 """The objective if speed is counted. The share of MACs in float should be as small as possible."""
-_LEAST_NOISE = 1e-20
+_MIN_NOISE = 1e-20
 BLOCKS_COST = 0.9
 """Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, the measured
 cost was 0.8 to 1.3 over all input sizes.
@@ -220,7 +220,7 @@ class Trial:
         }
 
 
-def _or_none(name: str) -> str | None:
+def _name_or_none(name: str) -> str | None:
     return name or None
 
 
@@ -244,14 +244,14 @@ class Outcome:
     """
 
     trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
-    chosen: str = field(metadata=written(form=_or_none))
+    chosen: str = field(metadata=written(form=_name_or_none))
     baseline: StructureTiming | None
     baseline_threads: int = 0
     stages: tuple[StageTime, ...] = ()
     settled: bool = True
     out_of_time: bool = False
     histograms: Mapping[str, Any] = field(default_factory=dict)
-    fallback: str = field(default="", metadata=written(form=_or_none))
+    fallback: str = field(default="", metadata=written(form=_name_or_none))
     earlier: float | None = None
 
     def trial(self, name: str) -> Trial:
@@ -323,17 +323,17 @@ class Trials:
         """Drop a trial from the run."""
         self.update(name, status="eliminated", reason=reason)
 
-    def screened(self, name: str, screening: Screening) -> None:
+    def record_screening(self, name: str, screening: Screening) -> None:
         """Record a trial's screening. Also record its timing if speed is counted or its structure has been timed."""
         in_blocks = self[name].candidate.scheme.mode == "weight-only"
-        timing = counted(screening, in_blocks=in_blocks) if self.evaluator.counts else None
-        self.timed(self.update(name, screening=screening, timing=timing))
+        timing = count_timing(screening, in_blocks=in_blocks) if self.evaluator.counts else None
+        self.with_timing(self.update(name, screening=screening, timing=timing))
 
     def alive(self) -> list[Trial]:
         """List the trials that were built and are still in the run."""
         return [trial for trial in self if not trial.reason and trial.screening is not None]
 
-    def time(self, trial: Trial, timing: StructureTiming) -> None:
+    def record_timing(self, trial: Trial, timing: StructureTiming) -> None:
         """Remember the timing of a structure, and record it in every trial of that structure with the same threads."""
         key = trial.structure, trial.candidate.threads
         self._timings[key] = timing
@@ -341,7 +341,7 @@ class Trials:
             if sibling.screening and (sibling.structure, sibling.candidate.threads) == key:
                 self.update(sibling.name, timing=timing)
 
-    def timed(self, trial: Trial) -> Trial:
+    def with_timing(self, trial: Trial) -> Trial:
         """Return `trial` with its structure's timing, if that is known."""
         timing = self._timings.get((trial.structure, trial.candidate.threads)) if trial.timing is None else None
         return self.update(trial.name, timing=timing) if timing else trial
@@ -356,7 +356,7 @@ class Trials:
             return float(trial.memory_bytes) if trial.memory_bytes is not None else float("inf")
         return trial.latency
 
-    def cheaper(self, a: Trial, b: Trial) -> bool:
+    def is_cheaper(self, a: Trial, b: Trial) -> bool:
         """Return whether `a` costs less than `b`, by more than the share that counts as equal."""
         return self.cost(a) * (1 + self.equal) < self.cost(b)
 
@@ -386,7 +386,7 @@ class Trials:
                 self.update(trial.name, pareto=True)
 
 
-def counted(screening: Screening, *, in_blocks: bool = False) -> StructureTiming:
+def count_timing(screening: Screening, *, in_blocks: bool = False) -> StructureTiming:
     """Return a speed that is counted, not timed.
 
     The cost is the share of multiply-accumulates in float, plus the cost of 16 bits and of weights in blocks. The speed
@@ -400,7 +400,7 @@ def counted(screening: Screening, *, in_blocks: bool = False) -> StructureTiming
     return StructureTiming({"p50_ms": cost}, exact, 1.0)
 
 
-def accuracy_of(trial: Trial, goal: Goal) -> int:
+def judge_accuracy(trial: Trial, goal: Goal) -> int:
     """Return `MET` if the goal allows the bound of the loss, `DOUBTFUL` if it allows only the loss on the samples, else
     `MISSED`.
     """
@@ -410,7 +410,7 @@ def accuracy_of(trial: Trial, goal: Goal) -> int:
     return MET if assessment.bound <= goal.max_drop else DOUBTFUL
 
 
-def speed_of(trial: Trial, goal: Goal) -> int:
+def judge_speed(trial: Trial, goal: Goal) -> int:
     """Return `MET` if a trial is certainly faster than float32, `DOUBTFUL` if its whole spread says so but is only an
     estimate, else `MISSED`. If speed is not the objective, equal speed is enough.
 
@@ -429,7 +429,7 @@ def speed_of(trial: Trial, goal: Goal) -> int:
     return MET if claim.interval is not None else DOUBTFUL
 
 
-def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
+def group_by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
     """Group trials by their structure, and keep their order."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -437,47 +437,48 @@ def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
     return list(groups.values())
 
 
-def outrun(trial: Trial, rival: Trial, by: float) -> bool:
+def is_outrun(trial: Trial, rival: Trial, by: float) -> bool:
     """Return whether `trial` certainly takes longer than `rival` by at least the share `by`. Return False if one of the
     speeds cannot be claimed.
     """
-    comparable = trial.timing is not None and rival.timing is not None and not unmeasured(trial, rival)
+    comparable = trial.timing is not None and rival.timing is not None and not describe_unclaimed(trial, rival)
     return comparable and rival.latency * (1 + by) < trial.latency
 
 
-def points(loss: float) -> str:
+def format_points(loss: float) -> str:
     """Write a loss as a fraction in points: 0.0123 is "1.23 points"."""
     return f"{100 * loss:.2f} points"
 
 
-def loses(assessment: Assessment) -> str:
+def describe_loss(assessment: Assessment) -> str:
     """Write the loss on the samples, and how large it may be over many other samples. If the loss is noise, write the
     SQNR.
     """
     if assessment.basis == "noise":
-        return f"has {decibels(assessment.drop)} SQNR"
-    text, bound = f"loses {points(assessment.drop)}", points(assessment.bound)
-    return text if bound == points(assessment.drop) else f"{text}, up to {bound} over many other samples"
+        return f"has {format_decibels(assessment.drop)} SQNR"
+    text, bound = f"loses {format_points(assessment.drop)}", format_points(assessment.bound)
+    return text if bound == format_points(assessment.drop) else f"{text}, up to {bound} over many other samples"
 
 
-def allowed(assessment: Assessment, max_drop: float) -> str:
+def describe_allowed_loss(assessment: Assessment, max_drop: float) -> str:
     """Write the allowed loss, in the unit of the loss in `assessment`."""
     if assessment.basis == "noise":
-        return f"{decibels(max_drop)} are wanted"
-    return f"{points(max_drop)} are allowed"
+        return f"{format_decibels(max_drop)} are wanted"
+    return f"{format_points(max_drop)} are allowed"
 
 
-def decibels(noise: float) -> str:
+def format_decibels(noise: float) -> str:
     """Write noise power over signal power as SQNR."""
-    return f"{0 - 10 * math.log10(max(noise, _LEAST_NOISE)):.1f} dB"
+    return f"{0 - 10 * math.log10(max(noise, _MIN_NOISE)):.1f} dB"
 
 
-def in_simulator(assessment: Assessment) -> str:
+def describe_simulated_loss(assessment: Assessment) -> str:
     """Write the loss in a simulator of the target, with its interval and the number of samples."""
-    return f"loses {points(assessment.drop)} in the simulator{interval(assessment)}, {assessment.samples} samples"
+    loss = f"loses {format_points(assessment.drop)} in the simulator"
+    return f"{loss}{describe_interval(assessment)}, {assessment.samples} samples"
 
 
-def times(timing: StructureTiming | None, of: str = "") -> str:
+def describe_speed(timing: StructureTiming | None, of: str = "") -> str:
     """Write the speed relative to float32 with its interval, or an estimate that is marked as an estimate; "" if there
     is no ratio.
     """
@@ -491,7 +492,7 @@ def times(timing: StructureTiming | None, of: str = "") -> str:
     return f"about {about[0]:.2f} times {whose} speed ({claim.figures()})" if about else "a speed that is not known"
 
 
-def against_float(timing: StructureTiming | None) -> str:
+def describe_speed_against_float(timing: StructureTiming | None) -> str:
     """Write how certainly a trial is faster or slower than float32, with its speed."""
     claim = timing.speedup if timing is not None else None
     spread = claim and (claim.interval or claim.estimated)
@@ -500,10 +501,10 @@ def against_float(timing: StructureTiming | None) -> str:
     comparison = "slower than float32" if spread[2] < 1 else "faster than float32" if spread[1] > 1 else ""
     if claim.interval is None:
         comparison = f"{comparison} only by an estimate" if comparison else "it may be slower than float32"
-    return f"{comparison or 'no difference in speed from float32 is settled'}: {times(timing)}"
+    return f"{comparison or 'no difference in speed from float32 is settled'}: {describe_speed(timing)}"
 
 
-def unmeasured(*trials: Trial) -> str:
+def describe_unclaimed(*trials: Trial) -> str:
     """Write why the speeds of `trials` cannot be compared: the reason of the first trial whose speed cannot be claimed.
     Return "" if the speeds of all timed trials can be claimed.
     """
@@ -511,30 +512,38 @@ def unmeasured(*trials: Trial) -> str:
     return next(((claim and claim.reason) or "too few pairs of runs" for claim in claims), "")
 
 
-def behind(trial: Trial, faster: Trial) -> str:
+def describe_delay(trial: Trial, faster: Trial) -> str:
     """Write how much longer `trial` takes than `faster`, or why that is unknown."""
-    if unmeasured(trial, faster):
-        return f"not distinguishable in speed from {faster.name}: it runs at {times(trial.timing, of='float32')}"
+    if describe_unclaimed(trial, faster):
+        return (
+            f"not distinguishable in speed from {faster.name}: it runs at {describe_speed(trial.timing, of='float32')}"
+        )
     return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
 
 
-def hopeless(assessment: Assessment, max_drop: float) -> str:
+def describe_hopeless(assessment: Assessment, max_drop: float) -> str:
     """Write why a candidate was not measured on all samples."""
-    loss = f"{loses(assessment)} after {assessment.samples} samples"
+    loss = f"{describe_loss(assessment)} after {assessment.samples} samples"
     if assessment.basis == "noise":
-        return f"{loss}; {allowed(assessment, max_drop)}"
-    return f"{loss}; 97.5 % sure that it loses more than {points(max_drop)} on all samples"
+        return f"{loss}; {describe_allowed_loss(assessment, max_drop)}"
+    return f"{loss}; 97.5 % sure that it loses more than {format_points(max_drop)} on all samples"
 
 
-def less_accurate(trial: Trial, better: Trial) -> str:
+def describe_lower_accuracy(trial: Trial, better: Trial) -> str:
     """Write why `better` is preferred to `trial`, which is equally fast."""
-    loss, better_loss = (points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better))
+    loss, better_loss = (
+        format_points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better)
+    )
     if loss != better_loss:
         return f"and loses up to {loss}, not {better_loss}"
     a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
     return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
 
 
-def interval(assessment: Assessment) -> str:
+def describe_interval(assessment: Assessment) -> str:
     """Write the interval of a loss. If it covers the whole scale, nothing is known; return ""."""
-    return "" if assessment.high - assessment.low >= 1 else f" ({points(assessment.low)} to {points(assessment.high)})"
+    return (
+        ""
+        if assessment.high - assessment.low >= 1
+        else f" ({format_points(assessment.low)} to {format_points(assessment.high)})"
+    )

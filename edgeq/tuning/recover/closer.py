@@ -27,7 +27,7 @@ from edgeq.scheme import Scheme
 from edgeq.tuning.float_layers import REFINEMENTS, LayerRanking, RankedLayer, rank_by_probing, select_float_layers
 from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.costs import find_units, mac_costs, rank_static
-from edgeq.tuning.recover.run import Recoverer, no_worse
+from edgeq.tuning.recover.run import Recoverer, keep_better
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import RECOVERIES
 
@@ -202,7 +202,7 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
                 raise UsageError("--min-sqnr needs a static scheme", "Leave it out, or choose another scheme")
             closer = _find_closer_scheme(recoverer, job, scheme, names, min_sqnr_db, progress)
         recovered = recoverer.build(closer, names, destination, progress=progress)
-        return no_worse(job, recovered, scheme, names, workdir, progress) if names else recovered
+        return keep_better(job, recovered, scheme, names, workdir, progress) if names else recovered
 
     return build
 

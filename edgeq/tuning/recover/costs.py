@@ -69,15 +69,15 @@ def find_units(model: ir.Model) -> tuple[Unit, ...]:
     unit_of: dict[str | None, str] = {}
     for layer in find_layers(model):
         unit_of[layer.name] = layer.name
-        for node in followers.of(layer.output).nodes:
+        for node in followers.find(layer.output).nodes:
             unit_of.setdefault(node.name, layer.name)
     members: dict[str, list[ir.Node]] = {}
     for node in model.graph:
         members.setdefault(unit_of.get(node.name, node.name or ""), []).append(node)
-    return tuple(_unit(name, nodes) for name, nodes in members.items())
+    return tuple(_build_unit(name, nodes) for name, nodes in members.items())
 
 
-def _unit(name: str, nodes: list[ir.Node]) -> Unit:
+def _build_unit(name: str, nodes: list[ir.Node]) -> Unit:
     tensors = [name_of(value) for node in nodes for value in node.outputs if value.name]
     inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
     reads = [name_of(value) for value in inputs if not value.is_initializer() and name_of(value) not in tensors]
@@ -168,19 +168,19 @@ def measure_costs(
     threads = settings.intra_op_threads
     floats = timed_profile(prepared.path, SessionSettings(intra_op_threads=threads), feed, runs=_RUNS).kernels
     integers = timed_profile(int8_model, settings, feed, runs=_RUNS).kernels
-    us_per_element = _conversion_us(integers)
-    sizes = _elements(prepared.model)
+    us_per_element = _measure_conversion(integers)
+    sizes = _count_elements(prepared.model)
     handed = [tensor for tensor in makers if tensor in readers]
     return Costs(
-        _by_unit(floats, names),
-        _by_unit(integers, names),
+        _sum_by_unit(floats, names),
+        _sum_by_unit(integers, names),
         {tensor: us_per_element * sizes.get(tensor, 0) for tensor in handed},
         {tensor: makers[tensor] for tensor in handed},
         {tensor: tuple(readers[tensor]) for tensor in handed},
     )
 
 
-def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
+def find_unit(kernel: str, names: Mapping[str, str]) -> str | None:
     """Return the unit that a kernel belongs to; None if the unit is unknown. The kernel's name begins with the name of
     the node or tensor that it was fused from.
     """
@@ -193,22 +193,22 @@ def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
     return None
 
 
-def _by_unit(kernels: Sequence[KernelRun], names: Mapping[str, str]) -> dict[str, float]:
+def _sum_by_unit(kernels: Sequence[KernelRun], names: Mapping[str, str]) -> dict[str, float]:
     total: dict[str, float] = {}
     for kernel in kernels:
-        unit = unit_of(kernel.name, names) if kernel.op_type not in _CONVERSIONS else None
+        unit = find_unit(kernel.name, names) if kernel.op_type not in _CONVERSIONS else None
         if unit is not None:
             total[unit] = total.get(unit, 0.0) + kernel.us
     return total
 
 
-def _conversion_us(kernels: Sequence[KernelRun]) -> float:
+def _measure_conversion(kernels: Sequence[KernelRun]) -> float:
     conversions = [kernel for kernel in kernels if kernel.op_type in _CONVERSIONS and kernel.outputs]
     elements = sum(math.prod(kernel.outputs[0][1]) for kernel in conversions)
     return sum(kernel.us for kernel in conversions) / elements if elements else _CONVERSION_US
 
 
-def _elements(model: ir.Model) -> dict[str, int]:
+def _count_elements(model: ir.Model) -> dict[str, int]:
     """Return the number of elements of each tensor of the main graph that has a shape. Unknown sizes count as 1."""
     values = [output for node in model.graph for output in node.outputs]
     return {
@@ -227,7 +227,7 @@ _NOT_FINITE = 100.0
 
 
 # Share of the total noise of all layers. Every layer in int8 causes more noise than this.
-_TRIFLE = 1e-4
+_SILENT_SHARE = 1e-4
 
 
 def rank_layers(
@@ -256,14 +256,14 @@ def rank_layers(
     units = find_units(prepared.model)
     groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
     matched_groups = {name: tensors for name, tensors in groups.items() if tensors}
-    effects = pair.group_effects(matched_groups, samples, Columns, count=count)
+    effects = pair.group_effects(matched_groups, samples, ColumnNoise, count=count)
     noise = {name: sum(part.noise for part in parts) for name, parts in effects.items()}
     ranked = [RankedLayer(u.name, u.nodes, noise.get(u.name, 0.0)) for u in units if groups[u.name]]
     return tuple(sorted(ranked, key=lambda r: -r.noise))
 
 
 @dataclass
-class Columns:
+class ColumnNoise:
     """Measure the noise power of outputs relative to their signal power. In a table, each column is measured
     separately, so that boxes and scores have the same weight.
     """
@@ -285,8 +285,8 @@ class Columns:
             if not np.isfinite(noise[finite]).all():
                 self._limit = np.inf
             noise = np.where(np.isfinite(noise), noise, _NOT_FINITE * signal)
-            self._noise.setdefault(name, []).append(columns(np.where(finite, noise, 0.0)))
-            self._signal.setdefault(name, []).append(columns(np.where(finite, signal, 0.0)))
+            self._noise.setdefault(name, []).append(column_powers(np.where(finite, noise, 0.0)))
+            self._signal.setdefault(name, []).append(column_powers(np.where(finite, signal, 0.0)))
 
     @property
     def noise(self) -> float:
@@ -295,7 +295,7 @@ class Columns:
         """
         shares = []
         for name in self._signal:
-            noise, signal = (_added(parts[name]) for parts in (self._noise, self._signal))
+            noise, signal = (_add_up(parts[name]) for parts in (self._noise, self._signal))
             if np.any(signal > 0):
                 # If noise exceeds the signal, count it as equal to the signal. Otherwise it would hide the noise of the
                 # other columns.
@@ -303,7 +303,7 @@ class Columns:
         return float(np.mean(shares)) if shares else 0.0
 
 
-def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def column_powers(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sum of squares of an output. If the output has many rows, return one sum for each column, because a
     column may be a coordinate or a score.
     """
@@ -313,7 +313,7 @@ def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(squares.sum()).reshape(1)
 
 
-def _added(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+def _add_up(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
     """Add up sums over samples. If their shapes differ, add up their columns first."""
     if len({part.shape for part in parts}) > 1:
         parts = [part.sum(keepdims=True) for part in parts]
@@ -322,7 +322,7 @@ def _added(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
 
 _SLACK = 1.5
 """Factor by which the allowed cost is raised: the profile of single nodes only roughly predicts a whole model."""
-_LEAST_US = 1.0
+_MIN_US = 1.0
 
 
 def rank_static(
@@ -357,10 +357,10 @@ def rank_static(
     ranked = rank_layers(state.prepared, state.artifact, job.calibration, count=count, progress=progress)
     units = find_units(job.prepared.model)
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
-    layers, work = audible(merged(ranked, quantized)), mac_costs(units, job.prepared.model)
-    quiet = quiet_among(quantized, layers, job.prepared.model)
+    layers, work = drop_silent(merge_units(ranked, quantized)), mac_costs(units, job.prepared.model)
+    quiet = find_quiet_layers(quantized, layers, job.prepared.model)
     if not timed or state.artifact.simulation is not None:  # a simulation does not run the target's kernels
-        return LayerRanking(by_worth(layers, work), work, quiet=quiet)
+        return LayerRanking(sort_by_worth(layers, work), work, quiet=quiet)
     costs = measure_costs(
         units,
         job.prepared,
@@ -368,7 +368,7 @@ def rank_static(
         replace(state.artifact.settings(), intra_op_threads=1),
         dict(next(iter(job.calibration)).inputs),
     )
-    return LayerRanking(by_worth(layers, costs), costs if profiled else work, _SLACK, quiet=quiet)
+    return LayerRanking(sort_by_worth(layers, costs), costs if profiled else work, _SLACK, quiet=quiet)
 
 
 def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
@@ -377,7 +377,7 @@ def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
     return MacCosts({unit.name: sum(macs.get(node, 0) for node in unit.nodes) for unit in units})
 
 
-def merged(layers: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
+def merge_units(layers: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
     """Map the units of a rewritten model to the units of the original model, and add up their noise.
 
     Returns:
@@ -393,15 +393,15 @@ def merged(layers: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[Ranked
     return tuple(sorted(ranked, key=lambda layer: -layer.noise))
 
 
-def audible(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
+def drop_silent(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
     """Leave out layers with negligible noise. For example, a layer that computes in 16 bits causes very little noise.
     If it has no multiply-accumulates, its cost in float is zero, so it would come first in a ranking.
     """
-    threshold = _TRIFLE * sum(layer.noise for layer in layers)
+    threshold = _SILENT_SHARE * sum(layer.noise for layer in layers)
     return tuple(layer for layer in layers if layer.noise > threshold)
 
 
-def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
+def find_quiet_layers(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
     """Return the units of `model` that cause no noise: those that are not among `layers`. Two units are neighbours if
     they exchange a tensor that can be quantized, such as an activation but not an index.
     """
@@ -420,7 +420,7 @@ def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.
     )
 
 
-def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLayer, ...]:
+def sort_by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLayer, ...]:
     """Return layers in the order in which to keep them in float: the most noise saved per additional microsecond first.
 
     The cost of a layer depends on its neighbours: a layer between two layers in float saves two conversions.
@@ -429,7 +429,7 @@ def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLa
     order: list[RankedLayer] = []
     float_names: set[str] = set()
     while remaining:
-        best = max(remaining, key=lambda layer: layer.noise / max(costs.further(layer.name, float_names), _LEAST_US))
+        best = max(remaining, key=lambda layer: layer.noise / max(costs.further(layer.name, float_names), _MIN_US))
         order.append(best)
         float_names.add(best.name)
         remaining.remove(best)

@@ -167,11 +167,11 @@ def find_layers(model: ir.Model) -> tuple[WeightedLayer, ...]:
     A Gemm is left out if it has transA, alpha or beta, or a bias that differs from row to row. A MatMul is left out if
     its weight is not a matrix.
     """
-    layers = (_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
+    layers = (_read_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
     return tuple(layer for layer in layers if layer is not None)
 
 
-def _layer(node: ir.Node) -> WeightedLayer | None:
+def _read_layer(node: ir.Node) -> WeightedLayer | None:
     source, weight, bias = (node_input(node, place) for place in range(3))
     matrix = initializer(weight)
     if source is None or source.is_initializer() or matrix is None or matrix.dtype != ir.DataType.FLOAT:
@@ -196,7 +196,7 @@ def _layer(node: ir.Node) -> WeightedLayer | None:
         node.op_type == "MatMul" or (node.op_type == "Gemm" and not options.get("transB")),
         options,
     )
-    return layer if added is None or _per_output(added.shape.numpy(), layer.outputs) else None
+    return layer if added is None or _is_per_output(added.shape.numpy(), layer.outputs) else None
 
 
 def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -204,7 +204,7 @@ def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
     return value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
 
 
-def _per_output(shape: Sequence[int], outputs: int) -> bool:
+def _is_per_output(shape: Sequence[int], outputs: int) -> bool:
     """Return whether a bias of this shape has one number for each output, or one number for all outputs."""
     return math.prod(shape) == 1 or (math.prod(shape) == outputs and shape[-1] == outputs)
 
@@ -221,7 +221,7 @@ class Weights:
         assert tensor is not None
         return np.asarray(tensor.numpy(), np.float64)
 
-    def alone(self, *names: str) -> bool:
+    def are_read_once(self, *names: str) -> bool:
         """Return whether each of these initializers is read only once. The name "" is ignored."""
         return all(read_count(self._initializers[name]) <= 1 for name in names if name)
 
@@ -272,12 +272,12 @@ def only_layers(
     """
     candidates = [layers.get(node.name or "") for node in nodes]
     matches = [
-        layer for layer in candidates if layer is not None and layer.source == tensor and _same_axis(layer, maker)
+        layer for layer in candidates if layer is not None and layer.source == tensor and _has_same_axis(layer, maker)
     ]
     return tuple(matches) if len(matches) == len(candidates) else ()
 
 
-def _same_axis(reader: WeightedLayer, maker: WeightedLayer) -> bool:
+def _has_same_axis(reader: WeightedLayer, maker: WeightedLayer) -> bool:
     """Return whether two layers have the same channels on the same axis: the second axis for a Conv, the last for
     others.
     """
@@ -398,9 +398,9 @@ class QuantizedFile:
     def _integer_layer(self, layer: WeightedLayer) -> IntegerLayer | None:
         node = self._nodes.get(layer.name)
         if node is not None and node.op_type == layer.op_type:
-            source, weight, bias = (_dequantized(node_input(node, place)) for place in range(3))
+            source, weight, bias = (_dequantized_operand(node_input(node, place)) for place in range(3))
             bias = bias or _LayerOperand(node_input(node, 2))
-            return _describe(layer, node, source, weight, bias) if source and weight else None
+            return _build_integer_layer(layer, node, source, weight, bias) if source and weight else None
         node = self._nodes.get(layer.name + _SUFFIX)
         if node is None:
             return None
@@ -408,7 +408,7 @@ class QuantizedFile:
         if row.float_form != layer.op_type or row.integer_output is None or len(row.integers) != 2:
             return None
         source, weight = (_LayerOperand(*(node_input(node, place) for place in astuple(i))) for i in row.integers)
-        return _describe(layer, node, source, weight, _LayerOperand(node_input(node, row.bias)))
+        return _build_integer_layer(layer, node, source, weight, _LayerOperand(node_input(node, row.bias)))
 
 
 class _LayerOperand(NamedTuple):
@@ -417,13 +417,13 @@ class _LayerOperand(NamedTuple):
     zero_point: ir.Value | None = None
 
 
-def _dequantized(value: ir.Value | None) -> _LayerOperand | None:
+def _dequantized_operand(value: ir.Value | None) -> _LayerOperand | None:
     """Return the integers that a value is dequantized from, with their parameters; None if it is not dequantized."""
     producer = value.producer() if value is not None else None
     return _LayerOperand(*producer.inputs) if producer is not None and is_op(producer, "DequantizeLinear") else None
 
 
-def _describe(
+def _build_integer_layer(
     layer: WeightedLayer, node: ir.Node, source: _LayerOperand, weight: _LayerOperand, bias: _LayerOperand
 ) -> IntegerLayer | None:
     stored, added = initializer(weight.integers), initializer(bias.integers)
@@ -471,7 +471,7 @@ PLAIN = "/plain"
 """Suffix that makes the name of an expanded layer's float tensor from the name of its integer output."""
 
 
-def expanded(model: ir.Model) -> ir.Model:
+def expand_integers(model: ir.Model) -> ir.Model:
     """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out as float operators. The names of
     these nodes are lost.
     """

@@ -59,13 +59,13 @@ def open_piece(
     piece.graph.node.extend(ir.serde.serialize_node(node) for node in nodes)
     sources = dict.fromkeys(value for node in nodes for value in reads(node))
     constants = [value for value in sources if value.is_initializer() and value.name not in feed]
-    piece.graph.initializer.extend(_serialized(value) for value in constants)
-    piece.graph.input.extend(_described(name, value) for name, value in feed.items())
+    piece.graph.initializer.extend(_serialize(value) for value in constants)
+    piece.graph.input.extend(_describe_input(name, value) for name, value in feed.items())
     piece.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
     return open_session(piece.SerializeToString(), settings)
 
 
-def _serialized(initializer: ir.Value) -> onnx.TensorProto:
+def _serialize(initializer: ir.Value) -> onnx.TensorProto:
     tensor = initializer.const_value
     assert tensor is not None
     if isinstance(tensor, ir.ExternalTensor):  # a session opened from bytes has no folder to read from
@@ -74,7 +74,7 @@ def _serialized(initializer: ir.Value) -> onnx.TensorProto:
     return ir.serde.serialize_tensor(tensor)
 
 
-def _described(name: str, value: Any) -> onnx.ValueInfoProto:
+def _describe_input(name: str, value: Any) -> onnx.ValueInfoProto:
     """Return a graph input for values of the same type as `value`."""
     if isinstance(value, list):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value[0]).dtype if value else np.dtype(np.float32))
@@ -166,7 +166,7 @@ class Followers:
         self._nodes = list(model.graph)
         self._places = {node: place for place, node in enumerate(self._nodes)}
 
-    def of(self, tensor: str) -> Follower:
+    def find(self, tensor: str) -> Follower:
         """Return the nodes after `tensor` that compute each element from one element of `tensor` and from scalar
         constants.
         """
@@ -175,14 +175,14 @@ class Followers:
         start = self._values[tensor]
         reached = [start]
         nodes: list[ir.Node] = []
-        waiting = self._behind(start)
+        waiting = self._reader_places(start)
         while waiting:
             node = self._nodes[heapq.heappop(waiting)]
             # A node is queued once for each tensor that it reads.
             if node.outputs[0] not in reached and _is_elementwise(node, reached):
                 nodes.append(node)
                 reached.append(node.outputs[0])
-                for behind in self._behind(node.outputs[0]):
+                for behind in self._reader_places(node.outputs[0]):
                     heapq.heappush(waiting, behind)
         ends = [v for v in reached if v.is_graph_output() or any(reader not in nodes for reader in readers(v))]
         return Follower(tensor, tuple(nodes), tuple(name_of(end) for end in ends))
@@ -210,7 +210,7 @@ class Followers:
 
         return run
 
-    def _behind(self, value: ir.Value) -> list[int]:
+    def _reader_places(self, value: ir.Value) -> list[int]:
         """Return the positions in the graph of the nodes that read a value, as a heap."""
         return sorted(self._places[node] for node in readers(value))
 
@@ -233,11 +233,11 @@ def _is_scalar(value: ir.Value | None) -> bool:
     return value is None or (tensor is not None and tensor.size == 1 and tensor.dtype == ir.DataType.FLOAT)
 
 
-_MOST_BINS = 1024
+_MAX_BINS = 1024
 """Largest number of histogram bins to evaluate. Neighbouring bins are joined until there are no more than this."""
 
 
-def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
+def find_range_before(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
     """Return the range of `tensor` with the least expected squared error after `function`. Return None if the function
     is not finite (a logarithm, a reciprocal), because the error is undefined then.
 
@@ -250,7 +250,7 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
     if grid.symmetric:
         high = max(-low, high)
         low = -high
-    centres, counts = joined(*_bins(tensor))
+    centres, counts = join_bins(*_filled_bins(tensor))
     targets = function(centres)
     if not np.isfinite(targets).all():
         return None
@@ -259,7 +259,7 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
         """Return the weighted squared error for n ranges: float[n]. Each row of `shares` contains factors by which the
         two ends of the whole range are multiplied.
         """
-        sums = [_error(centres, counts, targets, function, Range(low * a, high * b), grid) for a, b in shares]
+        sums = [_measure_error(centres, counts, targets, function, Range(low * a, high * b), grid) for a, b in shares]
         return np.array(sums)
 
     one_side = np.ones(1)
@@ -280,11 +280,11 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
     return Range(float(low * best[0]), float(high * best[1]))
 
 
-def joined(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Join neighbouring bins until there are at most `_MOST_BINS`. The centre of joined bins is a mean weighted by
+def join_bins(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
+    """Join neighbouring bins until there are at most `_MAX_BINS`. The centre of joined bins is a mean weighted by
     count.
     """
-    while len(centres) > _MOST_BINS:
+    while len(centres) > _MAX_BINS:
         if len(centres) % 2:
             centres, counts = np.append(centres, centres[-1]), np.append(counts, 0.0)
         pairs, weights = centres.reshape(-1, 2), counts.reshape(-1, 2)
@@ -293,13 +293,15 @@ def joined(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
     return centres, counts
 
 
-def _bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
+def _filled_bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
     linear = linear_of(tensor.histogram)
     filled = linear.counts > 0
     return linear.centres()[filled], linear.counts[filled]
 
 
-def _error(centres: Floats, counts: Floats, targets: Floats, function: Function, span: Range, grid: Grid) -> float:
+def _measure_error(
+    centres: Floats, counts: Floats, targets: Floats, function: Function, span: Range, grid: Grid
+) -> float:
     """Return the summed squared error. The function is evaluated once for each integer, not for each bin."""
     params = grid.params(span.low, span.high)
     levels = params.dequantize(np.arange(params.low, params.high + 1))

@@ -77,9 +77,9 @@ class Recoverer:
             UsageError: for the same reasons as in `build`.
         """
         state = self.ranged(scheme, names, progress=progress)
-        key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
+        key = _content_key(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
         finished = self._finished.get(key)
-        if finished is None or finished.artifact is None or not _serves(finished.artifact, destination):
+        if finished is None or finished.artifact is None or not _can_serve(finished.artifact, destination):
             recovered_job = replace(self._job, prepared=state.prepared, statistics=state.statistics)
             derived = with_extrema(recovered_job, self._target, state.ranges)
             artifact = build_derived(recovered_job, self._target, state.scheme, derived, destination).artifact
@@ -171,7 +171,7 @@ class Recoverer:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
 
 
-def ineffective(target: Target) -> frozenset[str]:
+def find_ineffective(target: Target) -> frozenset[str]:
     """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file that
     the target's backend does not use for its result.
     """
@@ -187,7 +187,7 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
         UsageError: a recovery has no effect. The message names it, the backend, and the recoveries that do have an
             effect.
     """
-    vain = ineffective(target)
+    vain = find_ineffective(target)
     culprit = next((name for name in names if name in vain), None)
     if culprit is not None:
         choices = ", ".join(name for name in recoveries() if name not in vain)
@@ -197,7 +197,7 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
         )
 
 
-def _serves(artifact: Artifact, destination: Path) -> bool:
+def _can_serve(artifact: Artifact, destination: Path) -> bool:
     """Return whether an artifact that was built before can be used for `destination`. A model alone can be copied. If
     other files belong to the artifact, it must already be at `destination`, because their names contain the model's
     name.
@@ -206,7 +206,7 @@ def _serves(artifact: Artifact, destination: Path) -> bool:
     return artifact.model.exists() and (not further or artifact.model == destination)
 
 
-def _content(state: RecoveryState, names: Sequence[str]) -> str:
+def _content_key(state: RecoveryState, names: Sequence[str]) -> str:
     """Return a text that identifies an artifact: the float model, scheme and ranges of `state`, and the recoveries
     `names`, which edit the file.
     """
@@ -217,7 +217,7 @@ def _content(state: RecoveryState, names: Sequence[str]) -> str:
 _PLAIN, _RECOVERED = "plain", "recovered"
 
 
-def no_worse(
+def keep_better(
     job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
 ) -> Built:
     """Return `recovered`, or a plain build without the recoveries `names` if the plain build has a higher SQNR in the
@@ -233,7 +233,9 @@ def no_worse(
     destination = recovered.artifact.model
     with progress.stage("Comparing with the build without recoveries"):
         plain_build = build(job, recovered.target, scheme, workdir / destination.name)
-        sqnr_db = {name: worst_db(agreement) for name, agreement in _agreements(job, plain_build, recovered).items()}
+        sqnr_db = {
+            name: worst_db(agreement) for name, agreement in _measure_agreements(job, plain_build, recovered).items()
+        }
     if sqnr_db[_RECOVERED] >= sqnr_db[_PLAIN]:
         return recovered
     without = build(job, recovered.target, scheme, destination)
@@ -245,7 +247,7 @@ def no_worse(
     return replace(without, artifact=replace(without.artifact, notes=(*without.artifact.notes, note)))
 
 
-def _agreements(job: Job, plain_build: Built, recovered: Built) -> dict[str, Agreement]:
+def _measure_agreements(job: Job, plain_build: Built, recovered: Built) -> dict[str, Agreement]:
     """Return how closely each of the two builds follows the float model. Each build runs with the settings of
     its proof.
     """

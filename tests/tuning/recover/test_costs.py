@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.tuning.recover.costs import Costs, find_units, measure_costs, unit_of
+from edgeq.tuning.recover.costs import Costs, find_unit, find_units, measure_costs
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, few, job_of, target, two_gates
 
@@ -66,7 +66,7 @@ def test_neighbours_in_float_share_their_conversions() -> None:
     ],
 )
 def test_kernels_belong_to_the_longest_name_that_ends_at_a_word(kernel: str, unit: str | None) -> None:
-    assert unit_of(kernel, {"Conv_1": "one", "Conv_10": "ten", "c": "c"}) == unit
+    assert find_unit(kernel, {"Conv_1": "one", "Conv_10": "ten", "c": "c"}) == unit
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])

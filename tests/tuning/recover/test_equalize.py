@@ -19,10 +19,10 @@ from edgeq.scheme import Scheme
 from edgeq.tuning.recover.layers import Weights
 from edgeq.tuning.recover.methods.cross_layer_equalization import (
     ChannelFigures,
-    best_factor,
     equalize,
+    estimate_noise,
+    find_best_factor,
     find_pairs,
-    noise,
     observe,
     scale_pair,
 )
@@ -125,7 +125,7 @@ def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: n
     job = job_of(model, tmp_path, samples)
     (pair,) = find_pairs(model)
     seen = observe(job.prepared, [pair], samples)
-    noises = noise(Weights(model), pair, seen["x"], seen["r"], np.ones(8), scheme)
+    noises = estimate_noise(Weights(model), pair, seen["x"], seen["r"], np.ones(8), scheme)
     state = Recoverer(job, target(), tmp_path).state(scheme, [], tmp_path / "q.onnx")
     assert state.artifact is not None
     quantized = read_model(state.artifact.model)
@@ -169,7 +169,9 @@ def test_what_suits_is_left_alone(tmp_path: Path) -> None:
     job = job_of(model, tmp_path, samples)
     state = Recoverer(job, target(), tmp_path).state(SCHEME, ["cross-layer-equalization"], tmp_path / "q.onnx")
     seen = observe(job.prepared, find_pairs(model), samples)
-    gains = [best_factor(Weights(model), p, seen[p.maker.source], seen[p.tensor], SCHEME) for p in find_pairs(model)]
+    gains = [
+        find_best_factor(Weights(model), p, seen[p.maker.source], seen[p.tensor], SCHEME) for p in find_pairs(model)
+    ]
     assert (state.prepared == job.prepared) is all(gain is None for gain in gains)
 
 
@@ -186,7 +188,7 @@ def test_dead_channels_keep_their_scale() -> None:
     rows = np.maximum(random.normal(size=(99, 8)) * [1, 0, 4, 16, 1, 0.1, 1, 1], 0)
     made = ChannelFigures(np.zeros(8), rows.max(0), (rows**2).mean(0))
     read = ChannelFigures(np.ones(3), np.ones(3), np.ones(3))
-    factor = best_factor(Weights(model), pair, read, made, ONE_SCALE)
+    factor = find_best_factor(Weights(model), pair, read, made, ONE_SCALE)
     assert factor is not None
     assert factor[1] == 1
     assert np.isfinite(factor).all()

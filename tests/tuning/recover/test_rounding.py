@@ -10,7 +10,7 @@ import pytest
 
 from edgeq.quantization.weight_only import damped, round_rows
 from edgeq.tuning.recover.layers import QuantizedFile, Weights, find_layers
-from edgeq.tuning.recover.methods.weight_rounding import layer_moments, weight_limits
+from edgeq.tuning.recover.methods.weight_rounding import measure_moments, weight_limits
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tuning.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates
@@ -107,7 +107,7 @@ def test_weights_and_not_only_biases_are_better(tmp_path: Path) -> None:
     floats = Weights(model)
     layers = find_layers(model)
     gains = []
-    for layer, moments in layer_moments(job.prepared, layers, samples):
+    for layer, moments in measure_moments(job.prepared, layers, samples):
         left = []
         for file in files:
             (integer,) = file.integer_layers([layer])

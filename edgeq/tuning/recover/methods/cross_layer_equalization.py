@@ -49,7 +49,7 @@ _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Le
 # minus 1.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
 _SWEEPS = 2
-_LEAST_GAIN = 10 ** (-1 / 10)
+_MIN_GAIN = 10 ** (-1 / 10)
 """A gain of one decibel multiplies the noise by this factor. A smaller gain is not worth building another model."""
 _WIDEST = 1e3
 # A channel counts as cut if it reaches this share of the Clip's bound.
@@ -131,13 +131,13 @@ def find_pairs(model: ir.Model) -> tuple[ScaledPair, ...]:
     for maker in layers.values():
         tensor, bound = values[maker.output], math.inf
         while (node := only_reader(tensor)) is not None and len(node.outputs) == 1:
-            cut = math.inf if is_op(node, *_COMMUTING) else _clipped_above(node)
+            cut = math.inf if is_op(node, *_COMMUTING) else _find_clip(node)
             if cut is None:
                 break
             tensor, bound = node.outputs[0], min(bound, cut)
         name = name_of(tensor)
         behind = () if tensor.is_graph_output() else only_layers(readers(tensor), name, maker, layers)
-        if behind and weights.alone(maker.weight, maker.bias, *(reader.weight for reader in behind)):
+        if behind and weights.are_read_once(maker.weight, maker.bias, *(reader.weight for reader in behind)):
             pairs.append(ScaledPair(maker, name, behind, bound))
     return tuple(pairs)
 
@@ -166,7 +166,7 @@ def equalize(
             share: Floats | float = 0.0
             if pair.tensor in reached:
                 share = reached[pair.tensor].maximum / total.get(pair.tensor, np.ones(1)) / pair.bound
-            factor = best_factor(weights, pair, input_figures, tensor_figures, scheme, share)
+            factor = find_best_factor(weights, pair, input_figures, tensor_figures, scheme, share)
             if factor is not None:
                 scale_pair(weights, pair, factor)
                 total[pair.tensor] = total.get(pair.tensor, np.ones(1)) * factor
@@ -195,7 +195,7 @@ def observe(prepared: PreparedModel, pairs: Sequence[ScaledPair], samples: Sampl
     }
 
 
-def best_factor(
+def find_best_factor(
     weights: Weights,
     pair: ScaledPair,
     input_figures: ChannelFigures,
@@ -211,20 +211,20 @@ def best_factor(
     reach = _reach(pair.maker, weights), np.maximum(tensor_figures.below, tensor_figures.above)
     behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
     ones = np.ones(pair.maker.outputs)
-    best, bar = None, _LEAST_GAIN * noise(weights, pair, input_figures, tensor_figures, ones, scheme)
+    best, bar = None, _MIN_GAIN * estimate_noise(weights, pair, input_figures, tensor_figures, ones, scheme)
     for maker_power, tensor_power in _POWERS:
         with np.errstate(divide="ignore", invalid="ignore"):
-            factor = _normalised(
+            factor = _normalise(
                 reach[0] ** maker_power * reach[1] ** tensor_power * behind ** -(1 - maker_power - tensor_power)
             )
-        factor = _within(factor, np.asarray(reached))
-        error = noise(weights, pair, input_figures, tensor_figures, factor, scheme)
+        factor = _limit_factor(factor, np.asarray(reached))
+        error = estimate_noise(weights, pair, input_figures, tensor_figures, factor, scheme)
         if error < bar:
             best, bar = factor, error
     return best
 
 
-def noise(
+def estimate_noise(
     weights: Weights,
     pair: ScaledPair,
     input_figures: ChannelFigures,
@@ -265,7 +265,7 @@ def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
     return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
 
 
-def _clipped_above(node: ir.Node) -> float | None:
+def _find_clip(node: ir.Node) -> float | None:
     """Return the constant upper bound of a Clip from 0; None for any other node."""
     low, high = clamp_bounds(node) or (-math.inf, math.inf)
     return high if low == 0 < high < math.inf else None
@@ -281,7 +281,7 @@ def _reach_of_inputs(layer: WeightedLayer, weights: Weights) -> Floats:
     return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
 
 
-def _within(factor: Floats, reached: Floats) -> Floats:
+def _limit_factor(factor: Floats, reached: Floats) -> Floats:
     """Return the factor, limited to what a Clip allows: channels that the Clip cuts are not scaled, and after the
     scaling it cuts no other channel.
     """
@@ -291,7 +291,7 @@ def _within(factor: Floats, reached: Floats) -> Floats:
     return np.maximum(factor, reached)
 
 
-def _normalised(factor: Floats) -> Floats:
+def _normalise(factor: Floats) -> Floats:
     """Return the factor scaled to a geometric mean of 1. Channels that are zero on either side get 1."""
     alive = np.isfinite(factor) & (factor > 0)
     if not alive.any():

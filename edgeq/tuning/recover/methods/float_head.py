@@ -68,8 +68,8 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
     index = GraphIndex(model)
     tail: set[ir.Node] = set()
     for output in model.graph.outputs:
-        moved = _moved_into(output)
-        if any(node.op_type == "Concat" and heterogeneous(node, ranges) for node in moved):
+        moved = _find_moves(output)
+        if any(node.op_type == "Concat" and is_heterogeneous(node, ranges) for node in moved):
             tail |= moved
     if not tail:
         return ()
@@ -77,7 +77,7 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
     for tensor in (name_of(value) for node in model.graph for value in node.outputs if value.name):
         # Include an activation function that only the tail reads. In integers, a score would be rounded before and
         # after it.
-        follower = followers.of(tensor)
+        follower = followers.find(tensor)
         extended = tail | set(follower.nodes)
         reading = {node for end in follower.ends for node in readers(index.values[end])}
         if follower.nodes and reading <= extended and reading & tail:
@@ -85,14 +85,14 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
     return tuple(node.name or "" for node in model.graph if node in inside)
 
 
-def heterogeneous(node: ir.Node, ranges: Mapping[str, Range]) -> bool:
+def is_heterogeneous(node: ir.Node, ranges: Mapping[str, Range]) -> bool:
     """Return whether the widest input of a Concat is at least `HETEROGENEOUS` times as wide as the narrowest."""
     input_ranges = [ranges.get(name_of(value)) for value in node.inputs]
     widths = [r.high - r.low for r in input_ranges if r is not None and r.high > r.low]
     return len(widths) > 1 and max(widths) >= HETEROGENEOUS * min(widths)
 
 
-def _moved_into(output: ir.Value) -> set[ir.Node]:
+def _find_moves(output: ir.Value) -> set[ir.Node]:
     """Return the data-movement operators upstream of a value, up to the first operators that compute."""
     moves: set[ir.Node] = set()
     waiting: list[ir.Value | None] = [output]

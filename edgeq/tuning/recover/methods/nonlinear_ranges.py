@@ -11,7 +11,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import OutputError
 from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.nonlinear import Followers, range_behind
+from edgeq.tuning.recover.nonlinear import Followers, find_range_before
 from edgeq.util.display import Progress
 from edgeq.util.records import json_object, parse
 
@@ -53,9 +53,9 @@ def _choose_ranges(state: RecoveryState, grid: Grid, progress: Progress) -> dict
     with progress.stage("ranges before activation functions", len(state.ranges)) as advance:
         for name in state.ranges:
             advance(1)
-            follower = followers.of(name)
+            follower = followers.find(name)
             if follower.nodes and name not in follower.ends and name in state.statistics.tensors:
-                best = range_behind(state.statistics.tensors[name], followers.function(follower), grid)
+                best = find_range_before(state.statistics.tensors[name], followers.function(follower), grid)
                 if best is not None:
                     ranges[name] = best
     return ranges

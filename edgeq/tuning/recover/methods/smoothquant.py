@@ -32,9 +32,9 @@ from edgeq.tuning.recover.layers import initializer
 from edgeq.util.display import SILENT, Progress
 
 ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
-LEAST_GAIN_DB = 1.0
+MIN_GAIN_DB = 1.0
 """A smaller gain is not worth the time of another Mul."""
-MOST_SAMPLES = 64
+MAX_SAMPLES = 64
 ROWS = 256
 """Number of rows of each input on which alpha is chosen. Each sample gives the same number of rows."""
 _COLUMNS = 512
@@ -65,7 +65,7 @@ class SmoothQuant(Recovery):
         )
         if not changed:
             return state.note(f"{self.name}: no product with a constant matrix gains from it")
-        groups = product_groups(state.prepared.model)
+        groups = find_product_groups(state.prepared.model)
         nodes = {name for group in groups if group.tensor in changed for name in group.products}
         return state.replace(prepared=prepared, changed=state.changed | nodes).note(
             f"{self.name}: {len(changed)} inputs of matrix products scaled"
@@ -86,7 +86,7 @@ class ProductGroup:
 
 
 @dataclass(frozen=True)
-class Observed:
+class InputFigures:
     """Hold figures of one tensor: the range of each channel, always with zero in it, and rows [rows, channels] on which
     factors are evaluated.
 
@@ -130,7 +130,7 @@ def smooth(
     Raises:
         DataError: ONNX Runtime refuses a sample.
     """
-    groups = product_groups(prepared.model, exclude)
+    groups = find_product_groups(prepared.model, exclude)
     if not groups:
         return prepared, ()
     figures = observe(prepared, groups, samples, progress)
@@ -139,7 +139,7 @@ def smooth(
     with progress.stage("Smoothing", len(groups)) as advance:
         for group in groups:
             matrix = np.concatenate([_matrix(nodes[name]) for name in group.products], axis=1)
-            factor = best_factor(figures[group.tensor], matrix, symmetric=symmetric)
+            factor = find_best_factor(figures[group.tensor], matrix, symmetric=symmetric)
             if factor is not None:
                 factors[group.tensor] = factor
             advance(1)
@@ -151,7 +151,7 @@ def smooth(
     return rewritten(prepared, model, destination, note), tuple(factors)
 
 
-def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[ProductGroup, ...]:
+def find_product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[ProductGroup, ...]:
     """Return the MatMul, Gemm and fused Attention nodes of the main graph that have a constant matrix. They are grouped
     by the tensor that they multiply with the matrix.
 
@@ -172,11 +172,11 @@ def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Prod
 
 def observe(
     prepared: PreparedModel, groups: Sequence[ProductGroup], samples: Samples, progress: Progress
-) -> dict[str, Observed]:
-    """Return the values of the groups' tensors on at most `MOST_SAMPLES` samples, spread evenly over all samples."""
+) -> dict[str, InputFigures]:
+    """Return the values of the groups' tensors on at most `MAX_SAMPLES` samples, spread evenly over all samples."""
     names = [group.tensor for group in groups]
-    stride = max(1, len(samples) // MOST_SAMPLES)
-    picks = range(0, len(samples), stride)[:MOST_SAMPLES]
+    stride = max(1, len(samples) // MAX_SAMPLES)
+    picks = range(0, len(samples), stride)[:MAX_SAMPLES]
     row_count = -(-ROWS // len(picks))
     ranges: dict[str, tuple[Floats, Floats]] = {}
     rows: dict[str, list[Floats]] = {name: [] for name in names}
@@ -191,11 +191,11 @@ def observe(
                 ranges[name] = np.minimum(low, lowest), np.maximum(high, highest)
                 rows[name].append(table[:: max(1, len(table) // row_count)][:row_count].copy())
             advance(1)
-    return {name: Observed(*ranges[name], np.concatenate(rows[name])) for name in names}
+    return {name: InputFigures(*ranges[name], np.concatenate(rows[name])) for name in names}
 
 
-def best_factor(figures: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
-    """Return the k, float32 [channels], with the least error of the product; None if no k gains `LEAST_GAIN_DB`.
+def find_best_factor(figures: InputFigures, matrix: Floats, *, symmetric: bool) -> Floats | None:
+    """Return the k, float32 [channels], with the least error of the product; None if no k gains `MIN_GAIN_DB`.
 
     Args:
         matrix: [channels, outputs].
@@ -209,7 +209,7 @@ def best_factor(figures: Observed, matrix: Floats, *, symmetric: bool) -> Floats
 
     unscaled_noise = noise_of(np.ones_like(figures.high))
     noise, best = min(((noise_of(k), k) for k in _factors(figures.largest, matrix)), key=lambda pair: pair[0])
-    return best if noise * 10 ** (LEAST_GAIN_DB / 10) < unscaled_noise else None
+    return best if noise * 10 ** (MIN_GAIN_DB / 10) < unscaled_noise else None
 
 
 def _factors(largest: Floats, matrix: Floats) -> Iterator[Floats]:
@@ -245,11 +245,11 @@ def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[st
         k, x = factors[group.tensor], index.values[group.tensor]
         nodes = [index.nodes[name] for name in group.products]
         normalization = x.producer()
-        if normalization is not None and _only_feeds(normalization, nodes):
+        if normalization is not None and _feeds_only(normalization, nodes):
             for place in (1, 2):
                 weights = constant(node_input(normalization, place))
                 if weights is not None:
-                    _change(editor, normalization, place, weights / k)
+                    _replace_weight(editor, normalization, place, weights / k)
         else:
             inverse = editor.constant(f"{group.tensor}/smoothing", 1 / k)
             smoothed = editor.node("Mul", [x, inverse], f"{group.tensor}/smoothed", before=nodes[0], like=x)
@@ -258,10 +258,10 @@ def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[st
         for node in nodes:
             weights = constant(node.inputs[1])
             assert weights is not None
-            _change(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
+            _replace_weight(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
 
 
-def _only_feeds(node: ir.Node, nodes: Collection[ir.Node]) -> bool:
+def _feeds_only(node: ir.Node, nodes: Collection[ir.Node]) -> bool:
     """Return whether `node` is a LayerNormalization over the last axis that has constant parameters and that only
     `nodes` nodes read.
     """
@@ -272,7 +272,7 @@ def _only_feeds(node: ir.Node, nodes: Collection[ir.Node]) -> bool:
     return node.op_type == "LayerNormalization" and last_axis and constants and alone
 
 
-def _change(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
+def _replace_weight(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
     """Replace a weight (float32) of a node: in place if only this node reads it, else by a new constant."""
     weights = node.inputs[place]
     assert weights is not None

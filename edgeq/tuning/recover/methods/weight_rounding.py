@@ -51,9 +51,9 @@ LARGEST = 2**26
 """Limit of entries in a layer's second moment (groups x taps^2): half a gigabyte. Larger layers are skipped."""
 _SAMPLES = 32  # the largest number of samples, spread evenly over all samples
 _PATCHES_PER_TAP = 4
-_FEWEST, _MOST = 512, 8192
-_STORED = 2**23
-_HELD = 2**20
+_MIN_PATCHES, _MAX_PATCHES = 512, 8192
+_MAX_STORED_BYTES = 2**23
+_PENDING_BYTES = 2**20
 """Bytes of a layer's patches to collect before multiplying them."""
 
 
@@ -72,7 +72,7 @@ class PatchMoments:
     covariance: Floats
 
 
-def layer_moments(
+def measure_moments(
     prepared: PreparedModel,
     layers: Sequence[WeightedLayer],
     samples: Samples,
@@ -96,9 +96,9 @@ def layer_moments(
     """
     if store is not None:
         store.mkdir(exist_ok=True)
-        stored = [layer for layer in layers if _file(store, layer).exists()]
+        stored = [layer for layer in layers if _moments_file(store, layer).exists()]
         for layer in stored:
-            yield layer, _load(_file(store, layer))
+            yield layer, _load_moments(_moments_file(store, layer))
         layers = [layer for layer in layers if layer not in stored]
     if not layers:
         return
@@ -116,8 +116,13 @@ def layer_moments(
                 advance(1)
             for layer in partition:
                 moments = sums.pop(layer.name).moments()
-                if store is not None and moments.covariance.nbytes <= _STORED:
-                    np.savez(_file(store, layer), count=moments.count, mean=moments.mean, covariance=moments.covariance)
+                if store is not None and moments.covariance.nbytes <= _MAX_STORED_BYTES:
+                    np.savez(
+                        _moments_file(store, layer),
+                        count=moments.count,
+                        mean=moments.mean,
+                        covariance=moments.covariance,
+                    )
                 yield layer, moments
 
 
@@ -139,9 +144,9 @@ class _PatchSums:
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
         """Add patches of the layer's input in one of `samples` samples. The patches are drawn by `random`."""
-        patch_count = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
+        patch_count = min(max(_PATCHES_PER_TAP * self._layer.taps, _MIN_PATCHES), _MAX_PATCHES)
         self._pending.append(self._layer.patches(values, -(-patch_count // samples), random))
-        if sum(patches.nbytes for patches in self._pending) > _HELD:
+        if sum(patches.nbytes for patches in self._pending) > _PENDING_BYTES:
             self._multiply()
 
     def _multiply(self) -> None:
@@ -164,11 +169,11 @@ class _PatchSums:
         return PatchMoments(self._count, mean + self._origin[:, 0], covariance)
 
 
-def _file(store: Path, layer: WeightedLayer) -> Path:
+def _moments_file(store: Path, layer: WeightedLayer) -> Path:
     return store / (hashlib.sha256(layer.name.encode()).hexdigest() + ".npz")
 
 
-def _load(path: Path) -> PatchMoments:
+def _load_moments(path: Path) -> PatchMoments:
     with np.load(path, allow_pickle=False) as arrays:
         return PatchMoments(int(arrays["count"]), arrays["mean"], arrays["covariance"])
 
@@ -187,10 +192,10 @@ def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Pat
     layers = [layer for layer in find_layers(state.prepared.model) if layer.name in products]
     store = workdir.parent / f"moments-{state.prepared.digest}"
     gains = []
-    for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
+    for layer, moments in measure_moments(state.prepared, layers, samples, store=store, progress=progress):
         moment = moments.covariance + moments.mean[:, :, None] * moments.mean[:, None, :]
         rows = floats.rows(layer)
-        gains.append(_round(products[layer.name], rows, damped(moment, 0.0)))
+        gains.append(_round_product(products[layer.name], rows, damped(moment, 0.0)))
     if not gains:
         return state.note(f"{name}: no product has weights in blocks of its own")
     artifact = replace(state.artifact, model=workdir / state.artifact.model.name)
@@ -203,7 +208,7 @@ def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Pat
     )
 
 
-def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
+def _round_product(product: ir.Node, rows: Floats, metric: Floats) -> float:
     """Round the weights of one product again, in place. Return the decibels by which the expected squared error of the
     product falls.
 
@@ -223,12 +228,12 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
     choices = (stored, fitted, rounded)
     errors = np.array([squared(rows - b.matrix().T.astype(np.float64), metric)[0] for b in choices])
     best = errors.argmin(0)
-    store_blocks(product, _joined(choices, best))
+    store_blocks(product, _join_blocks(choices, best))
     old_error, new_error = float(errors[0].sum()), float(errors.min(0).sum())
     return 10 * np.log10(old_error / new_error) if old_error > 0 and new_error > 0 else 0.0
 
 
-def _joined(choices: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
+def _join_blocks(choices: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
     """Return blocks that are put together from `choices`. For each output, `best` is the index in `choices` of the
     blocks to use.
     """
@@ -241,7 +246,7 @@ def _joined(choices: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights
     )
 
 
-_KEPT = 2**22
+_MAX_STORED_WEIGHTS = 2**22
 """Results are kept only for layers with at most this many weights."""
 
 
@@ -260,7 +265,7 @@ class WeightRounding(Recovery):
         """Round the weights of `state` again.
 
         Raises:
-            EdgeqError: for the same reasons as in `layer_moments`.
+            EdgeqError: for the same reasons as in `measure_moments`.
         """
         assert state.artifact is not None
         if state.scheme.mode == "weight-only":
@@ -273,7 +278,7 @@ class WeightRounding(Recovery):
         gains = []
         layers = [integer.layer for integer in integers.values()]
         store = workdir.parent / f"moments-{state.prepared.digest}"
-        for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
+        for layer, moments in measure_moments(state.prepared, layers, samples, store=store, progress=progress):
             gains.append(round_layer(file, integers[layer.name], floats, moments, limits, store=store))
         if not gains:
             return state.note(f"{self.name}: no layer has integer weights of its own")
@@ -334,7 +339,7 @@ def _load_or_round(
     rows: Floats, metric: Floats, low: NDArray[np.int64], high: NDArray[np.int64], store: Path | None
 ) -> NDArray[np.int64]:
     """Return the result of `round_rows`. If an earlier call had the same arguments, its stored result is returned."""
-    if store is None or rows.size > _KEPT:
+    if store is None or rows.size > _MAX_STORED_WEIGHTS:
         return round_rows(rows, metric, low, high)
     digest = hashlib.sha256(repr(rows.shape).encode())
     for array in (rows, metric, low, high):
