@@ -43,7 +43,8 @@ from edgeq.reporting.tuning_record import Screening
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.accuracy_estimate import AgreementEstimate, assess
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import choose_best
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.recover.methods import recovery_groups

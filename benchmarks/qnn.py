@@ -41,7 +41,8 @@ from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tuning.accuracy import AccuracyMeter
-from edgeq.tuning.goal import Goal, parse_budget
+from edgeq.tuning.budget import parse_budget
+from edgeq.tuning.goal import Goal
 from edgeq.util.display import Silent
 from edgeq.util.numbers import parse_drop
 

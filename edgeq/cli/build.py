@@ -179,7 +179,7 @@ def quantize_command(
     """
     from edgeq.jobs.quantize import quantize
     from edgeq.prove.job import build_arguments
-    from edgeq.tuning.recover.closer import recovering
+    from edgeq.tuning.recover.float_search import recovering
 
     result = quantize(
         **{name: options[name] for name in ("model", "output", "target")},
@@ -354,7 +354,8 @@ def tune_command(
     from edgeq.errors import GoalNotMetError, UsageError
     from edgeq.jobs.tune import plan, tune
     from edgeq.prove.job import tune_arguments
-    from edgeq.tuning.goal import Goal, parse_budget
+    from edgeq.tuning.budget import parse_budget
+    from edgeq.tuning.goal import Goal
 
     arguments = {**tune_arguments(options), "engines": engines_of(engines)}
     drop = arguments.pop("max_drop")
@@ -418,7 +419,7 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     if not record.get("simulated"):
         yield from _draw_timed(record, verbose=verbose)
         return
-    from edgeq.tuning.record import summarize
+    from edgeq.tuning.simulated_record import summarize
 
     yield from (f"{title}: {text}" for title, text in summarize(record).items())
     for form in record["trials"] if verbose else ():

@@ -51,7 +51,7 @@ from edgeq.prove.target_checks import (
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import Effort, check_effort
+from edgeq.tuning.pace import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to

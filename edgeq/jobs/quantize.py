@@ -30,7 +30,7 @@ from edgeq.quantization.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import Effort, check_effort
+from edgeq.tuning.pace import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.numbers import parse_drop, parse_share
 from edgeq.util.outputs import next_to, output_file

@@ -12,8 +12,9 @@ from edgeq.prove.builds import Builds, artifact_key
 from edgeq.prove.job import Built
 from edgeq.prove.proof import NotFiniteError, Proof, Repair
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import DEFAULT_DROP, Effort
+from edgeq.tuning.goal import DEFAULT_DROP
 from edgeq.tuning.ladder import climb
+from edgeq.tuning.pace import Effort
 
 
 @dataclass(frozen=True)

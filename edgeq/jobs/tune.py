@@ -37,13 +37,17 @@ from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
+from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.engines import Field, add_entrants, find_field
-from edgeq.tuning.goal import BudgetClock, Goal, as_goal
-from edgeq.tuning.journal import (
+from edgeq.tuning.goal import Goal, as_goal
+from edgeq.tuning.journal import Journal, JournaledEvaluator
+from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.memory import Memory, Space, memory_file, recall
+from edgeq.tuning.record import add_elapsed, build_record
+from edgeq.tuning.recover.methods import recovery_groups
+from edgeq.tuning.run_folder import (
     COLLECTED,
     JOURNAL,
-    Journal,
-    JournaledEvaluator,
     check_folder,
     claim_folder,
     clear,
@@ -51,11 +55,9 @@ from edgeq.tuning.journal import (
     remove_record,
     save_record,
 )
-from edgeq.tuning.local import LocalEvaluator
-from edgeq.tuning.memory import Memory, Space, memory_file, recall
-from edgeq.tuning.record import Run, add_elapsed, build_record, describe_form, describe_shortfall, settings_of
-from edgeq.tuning.recover.methods import recovery_groups
+from edgeq.tuning.run_settings import Run, settings_of
 from edgeq.tuning.search import Searches
+from edgeq.tuning.simulated_record import describe_form, describe_shortfall
 from edgeq.tuning.space import (
     WORTH_A_TRY,
     Candidate,

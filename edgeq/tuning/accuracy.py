@@ -1,41 +1,23 @@
-"""Measure the accuracy of candidates on growing numbers of samples. A model never runs a sample twice.
-
-Samples are read once and kept: in memory up to a limit, on disk beyond it. Their order is a shuffle with a fixed seed,
-so any prefix represents all of them. Data folders are often sorted by class. Without the shuffle, the first tenth would
-be a single class.
-"""
+"""Measure the accuracy of candidates on growing numbers of samples. A model never runs a sample twice."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import random
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import pair_outputs
-from edgeq_device.system.places import scratch_folder
 
-from edgeq.backends.base import Artifact
 from edgeq.data.records import Sample
-from edgeq.data.samples import Samples, Sharded, SourceSamples
-from edgeq.distributed.workers import Files, Workers, files_for
-from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.data.samples import Samples
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
-from edgeq.measure.bench import open_model
 from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
-from edgeq.model.load import model_files
-from edgeq.prove.job import Job
 from edgeq.reporting.tuning_record import Assessment
-from edgeq.run.session import SessionSettings, open_session
+from edgeq.run.session import open_session
 from edgeq.tuning.accuracy_estimate import (
     AgreementEstimate,
     LossKind,
@@ -44,165 +26,13 @@ from edgeq.tuning.accuracy_estimate import (
     estimate_extra_loss,
     rare_row_error,
 )
-from edgeq.tuning.recover.costs import ColumnNoise
+from edgeq.tuning.batches import can_batch, find_batch_size, infer_all, join_outputs, join_samples
+from edgeq.tuning.recover.layer_noise import ColumnNoise
+from edgeq.tuning.sample_store import ArrayStore, SampleStore
 from edgeq.tuning.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
-_MAX_BATCH, _MAX_BATCH_BYTES = 32, 2**22
-# Kernels may add in another order for a batch, which changes outputs slightly. A larger difference than this means that
-# a sample's outputs depend on the other rows.
-_ROUNDING = 1e-5
-
-
-def infer_all(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
-    """Return a session's outputs for each sample. If the samples are alike, they run together as one batch."""
-    if len(samples) == 1 or not can_batch(samples):
-        return [infer(session, sample, model=model) for sample in samples]
-    outputs = infer(session, join_samples(samples), model=model)
-    return [{name: array[row : row + 1] for name, array in outputs.items()} for row in range(len(samples))]
-
-
-def join_samples(samples: Sequence[Sample]) -> Sample:
-    """Join single-row samples into one sample with all the rows."""
-    inputs = {name: np.concatenate([s.inputs[name] for s in samples]) for name in samples[0].inputs}
-    return dataclasses.replace(samples[0], inputs=inputs)
-
-
-def join_outputs(outputs: Sequence[Outputs]) -> Outputs:
-    """Join the outputs of single-row samples into outputs with all the rows."""
-    return {name: np.concatenate([answer[name] for answer in outputs]) for name in outputs[0]}
-
-
-def find_batch_size(session: Any, samples: Sequence[Sample]) -> int:
-    """Return how many samples like `samples` a session may run in one batch.
-
-    Return 1 if the session's batch size is fixed, or if the samples differ in shape. Also return 1 if a sample's
-    outputs depend on the other rows of a batch, as they do if ranges are measured at run time.
-    """
-    example = samples[0]
-    free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
-    limit = min(_MAX_BATCH, _MAX_BATCH_BYTES // max(1, sum(array.nbytes for array in example.inputs.values())))
-    if limit < 2 or len(samples) < 2 or not free or not can_batch(samples):
-        return 1
-    alone = [infer(session, sample) for sample in samples]
-    try:
-        batched = infer(session, join_samples(samples))
-    except (DataError, RuntimeUnavailableError):  # the batch size is free at the inputs, but fixed inside the model
-        return 1
-    unchanged = all(
-        len(array) == len(samples)
-        and all(_is_close(array[row : row + 1], single[name]) for row, single in enumerate(alone))
-        for name, array in batched.items()
-    )
-    return limit if unchanged else 1
-
-
-def can_batch(samples: Sequence[Sample]) -> bool:
-    """Return whether samples are single rows of the same shape, so that they can run in one batch."""
-    shapes = [{name: array.shape for name, array in sample.inputs.items()} for sample in samples]
-    single = all(shape[:1] == (1,) for shape in shapes[0].values())
-    return single and all(sizes == shapes[0] for sizes in shapes) and not any("rows" in s.context for s in samples)
-
-
-def _is_close(batched: np.ndarray[Any, Any], single: np.ndarray[Any, Any]) -> bool:
-    if batched.shape != single.shape or batched.dtype.kind not in "fiub":
-        return False
-    largest = float(np.abs(single[np.isfinite(single)]).max(initial=0.0)) if single.dtype.kind == "f" else 0.0
-    return np.allclose(batched, single, rtol=0, atol=_ROUNDING * largest, equal_nan=True)
-
-
 _BATCH_TEST_SAMPLES = 4
-
-
-_DISK_SHARE = 0.8
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-
-class ArrayStore:
-    """Store dicts of arrays under integer keys.
-
-    Args:
-        folder: folder for arrays that exceed `memory`; it is created if necessary.
-        memory: bytes of arrays to keep in memory.
-    """
-
-    def __init__(self, folder: Path, memory: int) -> None:
-        self._folder = folder
-        self._free_bytes = memory
-        self._in_memory: dict[int, Arrays] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._in_memory or self._file(key).exists()
-
-    def add(self, key: int, arrays: Arrays) -> None:
-        """Store the arrays. They must not be changed afterwards."""
-        size = sum(array.nbytes for array in arrays.values())
-        if size <= self._free_bytes:
-            self._free_bytes -= size
-            self._in_memory[key] = arrays
-            return
-        # Names of tensors may contain any character, and numpy uses the names of arrays as file names.
-        names = list(arrays)
-        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
-        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
-
-    def get(self, key: int) -> Arrays:
-        """Return the arrays under `key`, which must exist."""
-        if key in self._in_memory:
-            return self._in_memory[key]
-        with np.load(self._file(key), allow_pickle=False) as archive:
-            return {str(name): archive[f"a{i}"] for i, name in enumerate(archive["names"])}
-
-    def _file(self, key: int) -> Path:
-        return self._folder / f"{key}.npz"
-
-
-class SampleStore:
-    """Store samples by their position in the shuffled order. The iterator returns them in the order of the source."""
-
-    def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
-        self.source, self.digest = samples.source, samples.digest
-        self._arrays = ArrayStore(folder, memory)
-        self._without_inputs: list[Sample] = []
-        with progress.stage("reading samples", len(samples)) as advance:
-            for index, sample in enumerate(samples):
-                if index == 0:
-                    _check_disk_space(sample, len(samples), memory, folder, self.source)
-                self._arrays.add(index, sample.inputs)
-                self._without_inputs.append(dataclasses.replace(sample, inputs={}))
-                advance(1)
-        if not self._without_inputs:
-            raise DataError(f"{samples.source} holds no samples", "Give at least one")
-        self._order = list(range(len(self._without_inputs)))
-        random.Random(0).shuffle(self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (
-            dataclasses.replace(bare, inputs=self._arrays.get(index)) for index, bare in enumerate(self._without_inputs)
-        )
-
-    def source_positions(self, count: int) -> tuple[int, ...]:
-        """Return the positions in the source, ascending, of the first `count` samples of the shuffled order."""
-        return tuple(sorted(self._order[:count]))
-
-    def __getitem__(self, position: int) -> Sample:
-        index = self._order[position]
-        return dataclasses.replace(self._without_inputs[index], inputs=self._arrays.get(index))
-
-
-def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
-    """Refuse samples that would fill the disk, assuming that each is as large as the first."""
-    disk_bytes = sum(array.nbytes for array in sample.inputs.values()) * count - memory
-    free = shutil.disk_usage(folder).free
-    if disk_bytes > _DISK_SHARE * free:
-        raise DataError(
-            f"{source}: {count} samples take {disk_bytes / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
-            "Give fewer validation samples, or set TMPDIR to a larger disk",
-        )
 
 
 class AccuracyMeter:
@@ -437,85 +267,3 @@ class _Pair:
     native: _Estimate
     engine: _Estimate
     between: OutputSums = field(default_factory=OutputSums)
-
-
-@dataclass(frozen=True)
-class AssessmentRequest:
-    """Describe a candidate to assess on the first `samples` samples. For `together`, see `AccuracyMeter.assess`."""
-
-    name: str
-    model: Files
-    settings: SessionSettings
-    samples: int
-    together: bool
-
-    def __str__(self) -> str:
-        return f"the first {self.samples} samples, in {self.name}"
-
-
-@dataclass(frozen=True)
-class AssessmentJob:
-    """Run `AccuracyMeter.assess` in a worker."""
-
-    samples: SourceSamples
-    float_model: Files
-    task: Task | None
-    loss_kind: LossKind
-    memory: int
-    basis: Basis
-
-    def open(self, stack: ExitStack) -> Callable[[AssessmentRequest], Assessment]:
-        """See `edgeq.distributed.workers.WorkerJob`."""
-        folder = stack.enter_context(scratch_folder("edgeq-worker-"))
-        meter = AccuracyMeter(
-            self.samples,
-            self.float_model.place(stack),
-            folder,
-            task=self.task,
-            loss_kind=self.loss_kind,
-            memory=self.memory,
-            basis=self.basis,
-        )
-
-        def run(request: AssessmentRequest) -> Assessment:
-            with ExitStack() as resources:
-                path = request.model.place(resources)
-                settings = replace(request.settings, intra_op_threads=request.settings.intra_op_threads or 1)
-                loaded = resources.enter_context(open_model(path, settings))
-                return meter.assess(
-                    request.name, lambda: loaded.session, request.samples, lambda count: None, together=request.together
-                )
-
-        return run
-
-
-def build_assessment_job(
-    workers: Workers, job: Job, *, task: Task | None, loss_kind: LossKind, memory: int
-) -> AssessmentJob | None:
-    """Return the job that workers run to assess the candidates of `job`; None if they cannot read its samples."""
-    reference = Sharded(job.validation, workers).reference
-    if reference is None:
-        return None
-    path = job.prepared.path
-    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, loss_kind, memory, job.basis)
-
-
-def assess_on(
-    workers: Workers, job: AssessmentJob, artifacts: Sequence[tuple[str, Artifact, bool]], samples: int
-) -> Iterator[tuple[str, Assessment]]:
-    """Yield each candidate's name and assessment, in the order of `artifacts`.
-
-    Args:
-        artifacts: for each candidate its name, its artifact, and whether its samples may run in one batch.
-    """
-    requests = [
-        AssessmentRequest(
-            name,
-            files_for(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
-            artifact.proof_settings(),
-            samples,
-            together,
-        )
-        for name, artifact, together in artifacts
-    ]
-    yield from zip((request.name for request in requests), workers.map(job, requests), strict=True)

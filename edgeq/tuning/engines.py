@@ -1,4 +1,4 @@
-"""Choose the engines in a search: which engines are timed, what runs in each, and which are dropped.
+"""Choose the engines of a search: which engines are timed, and what runs in each.
 
 A candidate's file is built once and runs in every engine that supports its types. The float model runs in each engine,
 in each precision that is fast on this machine. To keep the search short, edgeq first times only one int8 candidate and
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from edgeq_device.engines.catalog import find_library, installed_version
 from edgeq_device.measure.claim import SLOWER
@@ -21,15 +20,11 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.prove.engine_check import check_engine
-from edgeq.prove.job import Built, DerivedValues, Job, build_derived, derive
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines, only_engine
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
-from edgeq.tuning.build import is_same_file
-from edgeq.tuning.goal import EQUAL, SQNR_BEHIND_DB
-from edgeq.tuning.recover.run import Recoverer
-from edgeq.tuning.space import Candidate, build_sequence, in_engine, with_scheme
-from edgeq.tuning.trials import Trial, Trials, describe_delay, describe_unclaimed, is_outrun
+from edgeq.tuning.space import Candidate, in_engine, with_scheme
+from edgeq.tuning.trials import Trial, Trials
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import device_errors
 
@@ -186,69 +181,6 @@ def add_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: 
     return (*candidates[:position], *entrants, *candidates[position:])
 
 
-def drop_slower_twins(trials: Trials, *, with_own_kernels: bool = True) -> None:
-    """Drop a trial if its file runs faster in another engine, or in the same engine in another precision, unless its
-    outputs are much closer to float32's. Also drop a trial in a lower precision if its file runs no faster than in the
-    higher precision. If one of the two speeds cannot be claimed, keep both trials.
-
-    Args:
-        with_own_kernels: whether trials in onnxruntime's own kernels can be dropped as well.
-    """
-    candidates = [t for t in trials.alive() if with_own_kernels or t.candidate.engine is not None]
-    for trial in sorted(candidates, key=lambda t: t.latency, reverse=True):
-        for twin in trials.alive():
-            untimed = trial.timing is None or twin.timing is None or describe_unclaimed(trial, twin)
-            if untimed or not is_same_file(trial, twin) or trial.sqnr_db >= twin.sqnr_db + SQNR_BEHIND_DB:
-                continue
-            lower = _has_lower_precision(trial.candidate, twin.candidate)
-            if lower:
-                gone = not _is_lower_worthwhile(trials, trial, twin)
-            elif _has_lower_precision(twin.candidate, trial.candidate):
-                gone = _is_lower_worthwhile(trials, twin, trial)
-            else:
-                gone = is_outrun(trial, twin, trials.pace.behind)
-            if gone:
-                why = describe_delay(trial, twin)
-                trials.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
-                break
-
-
-def _is_lower_worthwhile(trials: Trials, lower: Trial, higher: Trial) -> bool:
-    """Return whether the lower of two precisions is certainly faster for this file. If the float model was timed in
-    both precisions, it must be certainly faster in the lower one as well.
-
-    If a file is all in int8, it can be faster in one precision only by chance. But the precision chosen here is also
-    used for layers that recoveries later put into float.
-    """
-    floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
-    float_pair = [t for trial in (lower, higher) for t in floats if t.candidate.engine == trial.candidate.engine]
-    return _is_surely_faster(lower, higher) and (len(float_pair) < 2 or _is_surely_faster(*float_pair))
-
-
-def _has_lower_precision(candidate: Candidate, twin: Candidate) -> bool:
-    """Return whether both candidates are for the same engine, and `candidate` has the lower precision."""
-    engine, twin_engine = candidate.engine, twin.engine
-    if engine is None or twin_engine is None or engine.engine.name != twin_engine.engine.name:
-        return False
-    order = list(engine.engine.precisions)
-    return order.index(engine.precision) > order.index(twin_engine.precision)
-
-
-def _is_surely_faster(trial: Trial, rival: Trial) -> bool:
-    """Return whether `trial` is certainly faster than `rival`. The lower end of the speed interval of `trial` must be
-    above the median of `rival`, and the medians must differ by more than the share that counts as equal.
-    """
-    interval, rival_interval = (
-        t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (trial, rival)
-    )
-    return (
-        interval is not None
-        and rival_interval is not None
-        and interval[1] > rival_interval[0]
-        and trial.latency * (1 + EQUAL) < rival.latency
-    )
-
-
 def find_engine_candidates(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
     """Return `sources` as candidates for plug-in engines, in each engine's fastest precision. An engine gets them if
     its int8 candidate is still in the run and not slower than float32. Candidates that exist already are left out.
@@ -266,43 +198,3 @@ def find_engine_candidates(trials: Trials, sources: Sequence[Candidate], field: 
             for twin in (in_engine(c, choice) for c in field.fitting_forms(source, choice.engine)):
                 twins[twin.name] = twin.replace(threads=trial.candidate.threads)
     return [candidate for name, candidate in twins.items() if name not in trials]
-
-
-class CandidateBuilder:
-    """Build the candidates of one job, and keep the parts that several of them share.
-
-    Args:
-        workdir: an existing folder. It must exist as long as the builder is in use.
-
-    Attributes:
-        recoverer: builds candidates with accuracy recoveries.
-    """
-
-    def __init__(self, job: Job, target: Target, workdir: Path, progress: Progress = SILENT) -> None:
-        self._job = job
-        self._target = target
-        self._progress = progress
-        self._derived: dict[object, DerivedValues] = {}
-        self.recoverer = Recoverer(job, target, workdir)
-
-    def build(self, candidate: Candidate, destination: Path) -> Built:
-        """Build the candidate's model at `destination`, with its recoveries. Use the candidate's own builder if it has
-        one, else the target's backend.
-
-        Raises:
-            EdgeqError: the candidate cannot be built.
-        """
-        job, target, scheme = self._job, self._target, candidate.scheme
-        if not candidate.quantized:
-            artifact = Artifact(job.prepared.path, scheme, load_engines()[DEFAULT].provider)
-            engine = only_engine(target.backend)
-            return Built(target, artifact.in_engine(EngineChoice(engine)) if engine else artifact)
-        if candidate.builder:
-            return build_sequence(job, target, candidate, destination, self._progress)
-        if candidate.recoveries:
-            return self.recoverer.build(scheme, candidate.recoveries, destination, progress=self._progress)
-        options = tuple(sorted(scheme.method_options.items()))
-        key = (scheme.mode, scheme.method, options, scheme.activation_type, scheme.activation_symmetric)
-        if key not in self._derived:
-            self._derived[key] = derive(job, target, scheme)
-        return build_derived(job, target, scheme, self._derived[key], destination)

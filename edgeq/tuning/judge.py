@@ -16,13 +16,11 @@ from edgeq_device.measure.claim import UNKNOWN
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.reporting.tuning_record import Assessment, Stage
 from edgeq.tuning.build import build, is_same_file
-from edgeq.tuning.goal import EQUAL, MISSED
+from edgeq.tuning.comparison import judge_accuracy
+from edgeq.tuning.goal import MISSED
+from edgeq.tuning.pace import EQUAL
 from edgeq.tuning.race import LONGEST_S, RACE_S, SHORT_S, choose_threads, is_not_slower, race, race_until_claimed
-from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import (
-    FLOAT_MACS,
-    Trial,
-    Trials,
+from edgeq.tuning.sentences import (
     describe_allowed_loss,
     describe_hopeless,
     describe_loss,
@@ -31,9 +29,9 @@ from edgeq.tuning.trials import (
     describe_speed,
     describe_speed_against_float,
     format_points,
-    group_by_structure,
-    judge_accuracy,
 )
+from edgeq.tuning.space import Candidate
+from edgeq.tuning.trials import FLOAT_MACS, Trial, Trials, group_by_structure
 
 FEWEST_SAMPLES = 32
 OUT_OF_TIME = "the budget ran out before it was measured in full"

@@ -38,15 +38,18 @@ from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
-from edgeq.tuning.goal import EFFORTS, BudgetClock, Effort, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import build_and_assess
 from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.pace import EFFORTS, Effort
 from edgeq.tuning.recover.methods.smoothquant import SmoothQuant
 from edgeq.tuning.recover.methods.weight_rounding import WeightRounding
 from edgeq.tuning.recover.run import find_ineffective
 from edgeq.tuning.search import search
+from edgeq.tuning.sentences import describe_allowed_loss, describe_loss
 from edgeq.tuning.space import WORTH_A_TRY, Candidate, product_share, sequence_candidates, with_scheme
-from edgeq.tuning.trials import Outcome, Trial, Trials, describe_allowed_loss, describe_loss
+from edgeq.tuning.trials import Outcome, Trial, Trials
 
 PLAIN = "the plain build"
 # Largest numbers of multiply-accumulates, for one pass over the calibration samples and for one pass over the

@@ -31,10 +31,12 @@ from edgeq.prove.proof import simulated_count
 from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
 from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
 from edgeq.tuning import float_layers
-from edgeq.tuning.accuracy import AccuracyMeter, assess_on, build_assessment_job
+from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.accuracy_estimate import LossKind
-from edgeq.tuning.engines import CandidateBuilder
-from edgeq.tuning.goal import BudgetClock
+from edgeq.tuning.assessment_job import assess_on, build_assessment_job
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.candidate_builder import CandidateBuilder
+from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.journal import digest
 from edgeq.tuning.judge import FEWEST_SAMPLES
 from edgeq.tuning.ranking import SCREENED, LayerRanker
@@ -42,7 +44,6 @@ from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.tuning.recover.run import find_ineffective
 from edgeq.tuning.sessions import MEMORY, Clock, LocalClock, Model, SessionPool, model_to_judge, open_once
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
@@ -70,7 +71,7 @@ _MIN_LOST_SHARE = 0.002
 
 
 class LocalEvaluator:
-    """Measure candidates on this machine: see `edgeq.tuning.trials.Evaluator`.
+    """Measure candidates on this machine: see `edgeq.tuning.evaluator.Evaluator`.
 
     Args:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.

@@ -26,9 +26,10 @@ from edgeq.model.graph import sizes
 from edgeq.model.products import node_macs
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field
-from edgeq.tuning.goal import BEHIND
+from edgeq.tuning.pace import BEHIND
+from edgeq.tuning.sentences import describe_unclaimed
 from edgeq.tuning.space import Candidate, engine_name
-from edgeq.tuning.trials import Outcome, Trial, describe_unclaimed
+from edgeq.tuning.trials import Outcome, Trial
 from edgeq.util.display import Progress
 from edgeq.util.outputs import output_file
 from edgeq.util.records import fingerprint, parse, plain
@@ -40,7 +41,7 @@ FILE = "tuning-memory.json"
 # MobileNet v1 and v2, the share is 0.95.
 _SIMILAR_SHARE = 0.8
 _MAX_USED, _MAX_RECORDS, _MAX_BYTES = 3, 200, 2**20
-# The settings of a run (`edgeq.tuning.record.settings_of`) that describe the machine, the versions and the goal.
+# The settings of a run (`edgeq.tuning.run_settings.settings_of`) that describe the machine, the versions and the goal.
 _SETTING_KEYS = ("target", "profile", "machine", "objective", "version", "set_of_engines")
 
 
@@ -211,7 +212,7 @@ def recall(
 
     Args:
         path: the file; None if nothing is to be remembered.
-        settings: settings of the run, from `edgeq.tuning.record.settings_of`.
+        settings: settings of the run, from `edgeq.tuning.run_settings.settings_of`.
         max_drop: the allowed loss; evidence of runs that allowed less is left out.
     """
     setting = fingerprint({key: settings.get(key) for key in _SETTING_KEYS})

@@ -15,18 +15,13 @@ from collections.abc import Iterable, Sequence
 
 from edgeq_device.measure.latency import ESTIMATE_S
 
-from edgeq.tuning.goal import BEHIND, EQUAL, MISSED
+from edgeq.tuning.comparison import judge_accuracy, judge_speed
+from edgeq.tuning.goal import MISSED
 from edgeq.tuning.judge import assess_in_full
+from edgeq.tuning.pace import BEHIND, EQUAL
 from edgeq.tuning.race import RACE_S, SHORT_S, race
-from edgeq.tuning.trials import (
-    Trial,
-    Trials,
-    describe_loss,
-    describe_speed_against_float,
-    group_by_structure,
-    judge_accuracy,
-    judge_speed,
-)
+from edgeq.tuning.sentences import describe_loss, describe_speed_against_float
+from edgeq.tuning.trials import Trial, Trials, group_by_structure
 
 
 def choose_nearest(trials: Trials) -> None:

@@ -15,19 +15,13 @@ from edgeq_device.measure.claim import FEWEST_PAIRS, SLOWER, UNKNOWN
 
 from edgeq.reporting.tuning_record import StructureTiming
 from edgeq.tuning.build import build
-from edgeq.tuning.engines import Field, drop_slower_twins, find_engine_candidates
-from edgeq.tuning.goal import BEHIND, EQUAL
+from edgeq.tuning.engines import Field, find_engine_candidates
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.pace import BEHIND, EQUAL
+from edgeq.tuning.sentences import describe_delay, describe_speed_against_float
 from edgeq.tuning.space import Candidate, engine_name, in_float
-from edgeq.tuning.trials import (
-    FLOAT,
-    Race,
-    Runner,
-    Trial,
-    Trials,
-    describe_delay,
-    describe_speed_against_float,
-    group_by_structure,
-)
+from edgeq.tuning.trials import FLOAT, Trial, Trials, group_by_structure
+from edgeq.tuning.twins import drop_slower_twins
 
 RACE_S = 18.0
 """Seconds after which a stage of races ends. Runners whose order is still in doubt are then close enough."""

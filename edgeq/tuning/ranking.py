@@ -30,12 +30,12 @@ from edgeq.prove.job import Built, Job
 from edgeq.quantization.block_weights import block_products, read_blocks
 from edgeq.run.session import Engines
 from edgeq.tuning.accuracy import AccuracyMeter
-from edgeq.tuning.engines import CandidateBuilder
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.candidate_builder import CandidateBuilder
 from edgeq.tuning.float_layers import WIDE, LayerRanking, MacCosts, RankedLayer, rank_by_probing
-from edgeq.tuning.goal import BudgetClock
-from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
-from edgeq.tuning.recover.costs import rank_static
+from edgeq.tuning.recover.layer_noise import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.layers import find_layers
+from edgeq.tuning.recover.static_ranking import rank_static
 from edgeq.tuning.sessions import model_to_judge, open_once
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import Progress

@@ -25,16 +25,19 @@ from typing import Any
 from edgeq.errors import EngineError
 from edgeq.hardware.profile import Profile
 from edgeq.reporting.tuning_record import StageTime
+from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.build import build_all, build_methods
 from edgeq.tuning.engines import Field, add_entrants
-from edgeq.tuning.goal import BudgetClock, Goal, Pace
+from edgeq.tuning.evaluator import Evaluator
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import choose_best, confirm_in_simulator, find_fallback, halve_candidates
 from edgeq.tuning.memory import Memory, Space
 from edgeq.tuning.nearest import choose_nearest
+from edgeq.tuning.pace import Pace
 from edgeq.tuning.race import time_kernels
 from edgeq.tuning.recovery import recover_accuracy
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import FLOAT, Evaluator, Outcome, Trials
+from edgeq.tuning.trials import FLOAT, Outcome, Trials
 from edgeq.util.display import SILENT, Progress
 
 _STAGE_ENDS = {

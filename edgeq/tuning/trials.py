@@ -1,126 +1,42 @@
-"""Define the trials of a search, the interface that measures them, their comparison, and the sentences that describe
-them.
-
-The search itself measures nothing and only decides, so tests can run it with an evaluator that returns invented
-figures.
-"""
+"""Hold the trials of a search: each candidate with everything that is known about it, and why it won or was dropped."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from edgeq_device.engines.catalog import FLOAT as FLOAT_PRECISION
 from edgeq_device.measure.claim import FEWEST_PAIRS, UNKNOWN, Claim
 
 from edgeq.reporting.tuning_record import Assessment, Screening, Stage, StageTime, Status, StructureTiming
 from edgeq.run.engines import DEFAULT
-from edgeq.tuning.float_layers import LayerRanking
-from edgeq.tuning.goal import DOUBTFUL, EQUAL, MET, MISSED, THOROUGH, BudgetClock, Goal, Pace
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.evaluator import Evaluator, Race
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.pace import EQUAL, THOROUGH, Pace
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain, written
 
 FLOAT = "float32"
-Runner = tuple[Candidate | None, int]
-"""A candidate, or None for float32, and the threads that it runs with."""
-
-
-@dataclass(frozen=True)
-class Race:
-    """Hold latencies of runners that were measured together.
-
-    Attributes:
-        timings: timings by the names of the runners, with their ratio to `baseline`.
-        settled: whether the order of the first places is settled, as in `Ranking.settled`.
-        histograms: {"edges_ms": [...], "counts": {name: [...]}}.
-    """
-
-    timings: Mapping[str, StructureTiming]
-    settled: bool
-    histograms: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Evaluator(Protocol):
-    """Do everything in a search that takes time. Results depend only on the arguments, the model and the data."""
-
-    @property
-    def total(self) -> int:
-        """Return the number of validation samples."""
-
-    @property
-    def counts(self) -> bool:
-        """Return whether speed is counted in multiply-accumulates, because the target's kernels do not run here. If so,
-        each candidate's speed is known when it is built, and `time` is not called.
-        """
-
-    def build(self, candidate: Candidate) -> Screening:
-        """Build a candidate and screen it. The screening shows whether it loads, what runs in int8, and how far its
-        outputs are from float32's.
-
-        Raises:
-            EdgeqError: the candidate cannot be built or does not load.
-        """
-
-    def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """Measure the accuracy of several candidates on the first `samples` validation samples. Return the assessments
-        by name.
-        """
-
-    def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """Measure the accuracy in a simulator of the target that is too slow for `assess`. Call `assess` on all samples
-        first. Return None if there is no such simulator.
-
-        Args:
-            max_drop: the allowed loss. Measuring stops when it is clear whether the candidate loses more.
-            seconds: time after which no more samples are run; may be infinite.
-        """
-
-    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
-        """Measure latencies side by side until one of three things happens:
-
-        - The fastest runner is known.
-        - No runner is faster than the leader by more than the share `tie`.
-        - `seconds` have passed.
-
-        A runner that is certainly slower stops early.
-
-        Args:
-            rough: whether the race only decides what to examine next.
-        """
-
-    def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """Return the layers that, according to the profile, take longer in `candidate` than in float32. The worst come
-        first.
-        """
-
-    def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """Return the peak memory of a session in bytes."""
-
-    def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return names of accuracy recoveries, in groups that are tried together, the cheapest first."""
-
-    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> LayerRanking:
-        """Rank the layers of `candidate` in the order in which to keep them in float; empty if there is no choice.
-
-        Args:
-            headroom: largest cost of interest, as a share of the cost of all layers in float.
-            seconds: time after which measuring stops; may be infinite.
-        """
 
 
 BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
+
+
 FLOAT_MACS = "MACs in float"
 """The objective if speed is counted. The share of MACs in float should be as small as possible."""
-_MIN_NOISE = 1e-20
+
+
 BLOCKS_COST = 0.9
 """Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, the measured
 cost was 0.8 to 1.3 over all input sizes.
 """
+
+
 WIDE_COST = 0.5
 """Cost of 16 bits if speed is counted, relative to float."""
 
@@ -400,150 +316,9 @@ def count_timing(screening: Screening, *, in_blocks: bool = False) -> StructureT
     return StructureTiming({"p50_ms": cost}, exact, 1.0)
 
 
-def judge_accuracy(trial: Trial, goal: Goal) -> int:
-    """Return `MET` if the goal allows the bound of the loss, `DOUBTFUL` if it allows only the loss on the samples, else
-    `MISSED`.
-    """
-    assessment = trial.final_assessment
-    if assessment is None or not assessment.complete or assessment.drop > goal.max_drop:
-        return MISSED
-    return MET if assessment.bound <= goal.max_drop else DOUBTFUL
-
-
-def judge_speed(trial: Trial, goal: Goal) -> int:
-    """Return `MET` if a trial is certainly faster than float32, `DOUBTFUL` if its whole spread says so but is only an
-    estimate, else `MISSED`. If speed is not the objective, equal speed is enough.
-
-    An interval or a spread that merely reaches beyond float32's speed counts for nothing, however uncertain it is:
-    otherwise the least certain figure would win over the settled ones. An estimate counts for nothing either if another
-    engine runs the trial than float32: next to other work, engines wait for cores in different ways, and one busy loop
-    made a form seem 1.6 times as fast that is half as fast.
-    """
-    threshold = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
-    claim = trial.timing.speedup if trial.timing else None
-    spread = claim and (claim.interval or claim.estimated)
-    if not claim or not spread or spread[1] <= threshold:
-        return MISSED
-    if claim.interval is None and trial.candidate.engine is not None:
-        return MISSED
-    return MET if claim.interval is not None else DOUBTFUL
-
-
 def group_by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
     """Group trials by their structure, and keep their order."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.structure, []).append(trial)
     return list(groups.values())
-
-
-def is_outrun(trial: Trial, rival: Trial, by: float) -> bool:
-    """Return whether `trial` certainly takes longer than `rival` by at least the share `by`. Return False if one of the
-    speeds cannot be claimed.
-    """
-    comparable = trial.timing is not None and rival.timing is not None and not describe_unclaimed(trial, rival)
-    return comparable and rival.latency * (1 + by) < trial.latency
-
-
-def format_points(loss: float) -> str:
-    """Write a loss as a fraction in points: 0.0123 is "1.23 points"."""
-    return f"{100 * loss:.2f} points"
-
-
-def describe_loss(assessment: Assessment) -> str:
-    """Write the loss on the samples, and how large it may be over many other samples. If the loss is noise, write the
-    SQNR.
-    """
-    if assessment.basis == "noise":
-        return f"has {format_decibels(assessment.drop)} SQNR"
-    text, bound = f"loses {format_points(assessment.drop)}", format_points(assessment.bound)
-    return text if bound == format_points(assessment.drop) else f"{text}, up to {bound} over many other samples"
-
-
-def describe_allowed_loss(assessment: Assessment, max_drop: float) -> str:
-    """Write the allowed loss, in the unit of the loss in `assessment`."""
-    if assessment.basis == "noise":
-        return f"{format_decibels(max_drop)} are wanted"
-    return f"{format_points(max_drop)} are allowed"
-
-
-def format_decibels(noise: float) -> str:
-    """Write noise power over signal power as SQNR."""
-    return f"{0 - 10 * math.log10(max(noise, _MIN_NOISE)):.1f} dB"
-
-
-def describe_simulated_loss(assessment: Assessment) -> str:
-    """Write the loss in a simulator of the target, with its interval and the number of samples."""
-    loss = f"loses {format_points(assessment.drop)} in the simulator"
-    return f"{loss}{describe_interval(assessment)}, {assessment.samples} samples"
-
-
-def describe_speed(timing: StructureTiming | None, of: str = "") -> str:
-    """Write the speed relative to float32 with its interval, or an estimate that is marked as an estimate; "" if there
-    is no ratio.
-    """
-    claim = timing.speedup if timing is not None else None
-    if claim is None:
-        return ""
-    whose = f"{of}'s" if of else "its"
-    if claim.interval is not None:
-        return f"{claim.interval[0]:.2f} times {whose} speed ({claim.figures()})"
-    about = claim.estimated
-    return f"about {about[0]:.2f} times {whose} speed ({claim.figures()})" if about else "a speed that is not known"
-
-
-def describe_speed_against_float(timing: StructureTiming | None) -> str:
-    """Write how certainly a trial is faster or slower than float32, with its speed."""
-    claim = timing.speedup if timing is not None else None
-    spread = claim and (claim.interval or claim.estimated)
-    if not claim or not spread:
-        return f"its speed is not known: {(claim and claim.reason) or 'too few pairs of runs'}"
-    comparison = "slower than float32" if spread[2] < 1 else "faster than float32" if spread[1] > 1 else ""
-    if claim.interval is None:
-        comparison = f"{comparison} only by an estimate" if comparison else "it may be slower than float32"
-    return f"{comparison or 'no difference in speed from float32 is settled'}: {describe_speed(timing)}"
-
-
-def describe_unclaimed(*trials: Trial) -> str:
-    """Write why the speeds of `trials` cannot be compared: the reason of the first trial whose speed cannot be claimed.
-    Return "" if the speeds of all timed trials can be claimed.
-    """
-    claims = (t.timing.speedup for t in trials if t.timing is not None and t.verdict == UNKNOWN)
-    return next(((claim and claim.reason) or "too few pairs of runs" for claim in claims), "")
-
-
-def describe_delay(trial: Trial, faster: Trial) -> str:
-    """Write how much longer `trial` takes than `faster`, or why that is unknown."""
-    if describe_unclaimed(trial, faster):
-        return (
-            f"not distinguishable in speed from {faster.name}: it runs at {describe_speed(trial.timing, of='float32')}"
-        )
-    return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
-
-
-def describe_hopeless(assessment: Assessment, max_drop: float) -> str:
-    """Write why a candidate was not measured on all samples."""
-    loss = f"{describe_loss(assessment)} after {assessment.samples} samples"
-    if assessment.basis == "noise":
-        return f"{loss}; {describe_allowed_loss(assessment, max_drop)}"
-    return f"{loss}; 97.5 % sure that it loses more than {format_points(max_drop)} on all samples"
-
-
-def describe_lower_accuracy(trial: Trial, better: Trial) -> str:
-    """Write why `better` is preferred to `trial`, which is equally fast."""
-    loss, better_loss = (
-        format_points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better)
-    )
-    if loss != better_loss:
-        return f"and loses up to {loss}, not {better_loss}"
-    a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
-    return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
-
-
-def describe_interval(assessment: Assessment) -> str:
-    """Write the interval of a loss. If it covers the whole scale, nothing is known; return ""."""
-    return (
-        ""
-        if assessment.high - assessment.low >= 1
-        else f" ({format_points(assessment.low)} to {format_points(assessment.high)})"
-    )

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from edgeq_device.measure.claim import FASTER, SLOWER
 
+from edgeq.tuning.comparison import judge_accuracy, judge_speed
 from edgeq.tuning.goal import DOUBTFUL, MET, MISSED, Goal
+from edgeq.tuning.sentences import describe_interval, describe_loss, describe_speed, describe_unclaimed, format_points
 from edgeq.tuning.space import engine_name
-from edgeq.tuning.trials import (
-    Outcome,
-    Trial,
-    describe_interval,
-    describe_loss,
-    describe_speed,
-    describe_unclaimed,
-    format_points,
-    judge_accuracy,
-    judge_speed,
-)
+from edgeq.tuning.trials import Outcome, Trial
 
 
 def is_goal_met(outcome: Outcome, goal: Goal) -> bool:

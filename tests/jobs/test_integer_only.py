@@ -15,7 +15,7 @@ from edgeq.hardware.target import load_targets, resolve
 from edgeq.jobs.quantize import quantize
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.prove.job import build, prepared_for
-from edgeq.tuning.goal import Effort
+from edgeq.tuning.pace import Effort
 from tests.backends.build import random
 from tests.graphs import proto
 from tests.opened import open_job

@@ -13,9 +13,10 @@ from edgeq.errors import EdgeqError, EngineError, ModelError
 from edgeq.hardware.profile import Profile
 from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
 from edgeq.scheme import Scheme
+from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.float_layers import LayerRanking, MacCosts, RankedLayer
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import FLOAT, Race, Runner
+from edgeq.tuning.trials import FLOAT
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from edgeq.hardware.target import resolve
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator
-from edgeq.tuning.record import build_simulated_record, describe_form, describe_shortfall, summarize
+from edgeq.tuning.simulated_record import build_simulated_record, describe_form, describe_shortfall, summarize
 from edgeq.tuning.trials import Outcome
 from tests.tuning.fakes import Clock, Fact, FakeEvaluator
 from tests.tuning.test_search import candidates, run

@@ -23,8 +23,9 @@ from edgeq.run.engines import Engine, EngineChoice, choose_engine, load_engines
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tuning import engines as tune_engines
+from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.engines import Field, add_entrants, find_field, is_suited
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.journal import digest
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.search import search
 from edgeq.tuning.trials import Outcome
 from edgeq.tuning.verdict import describe_verdict

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.tuning.goal import BudgetClock, Goal, as_goal, parse_budget
+from edgeq.tuning.budget import BudgetClock, parse_budget
+from edgeq.tuning.goal import Goal, as_goal
 from tests.tuning.fakes import Clock
 
 

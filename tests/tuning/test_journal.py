@@ -11,7 +11,8 @@ import pytest
 
 from edgeq.errors import OutputError
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator, digest
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate

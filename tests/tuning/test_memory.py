@@ -16,11 +16,11 @@ from edgeq.model.edit import from_proto
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field
+from edgeq.tuning.evaluator import Evaluator
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.memory import FILE, Memory, Space, layer_kinds, recall
 from edgeq.tuning.search import Searched, Searches
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import Evaluator
 from edgeq.tuning.verdict import describe_verdict
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain

@@ -12,10 +12,14 @@ from edgeq_device.measure.claim import Claim
 from edgeq.reporting.tuning_record import StructureTiming
 from edgeq.run.engines import as_engine
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.comparison import judge_speed
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.goal import DOUBTFUL, MISSED, Goal
 from edgeq.tuning.search import search
+from edgeq.tuning.sentences import describe_speed_against_float
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import DOUBTFUL, MISSED, Outcome, Race, Runner, describe_speed_against_float, judge_speed
+from edgeq.tuning.trials import Outcome
 from edgeq.tuning.verdict import describe_doubts, describe_verdict, is_goal_met
 from tests.tuning.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tuning.test_search import candidates

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.local import find_slower_layers
 from edgeq.tuning.race import list_prefixes
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate, in_float, kernel_candidates
-from edgeq.tuning.trials import Race, Runner
 from tests.tuning.fakes import Clock, Fact, FakeEvaluator, profile
 from tests.tuning.test_search import run
 

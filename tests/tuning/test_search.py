@@ -15,10 +15,12 @@ from rich.console import Console
 from edgeq.cli.build import _draw_timed
 from edgeq.reporting.tuning_record import Assessment
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import Outcome, Race, Runner
+from edgeq.tuning.trials import Outcome
 from edgeq.tuning.verdict import describe_verdict
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgeq.reporting.tuning_record import StructureTiming
+from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.race import is_unchanged
-from edgeq.tuning.trials import Race, Runner
 from tests.tuning.fakes import Fact, FakeEvaluator
 from tests.tuning.test_search import run
 

@@ -9,9 +9,10 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.tuning.recover.base import RecoveryState
-from edgeq.tuning.recover.layers import QuantizedFile, find_layers
+from edgeq.tuning.recover.followers import Followers
+from edgeq.tuning.recover.layers import find_layers
 from edgeq.tuning.recover.methods.bias_correction import BiasCorrection, OutputView, find_shift, shrink
-from edgeq.tuning.recover.nonlinear import Followers
+from edgeq.tuning.recover.quantized_file import QuantizedFile
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tuning.recover.nets import SCHEME, FewSamples, Net, few, job_of, noise_db, run, target, two_gates

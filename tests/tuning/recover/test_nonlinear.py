@@ -12,7 +12,8 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import TensorStatistics
 from edgeq.model.quant_params import grid_of
-from edgeq.tuning.recover.nonlinear import Followers, Function, find_range_before, join_bins
+from edgeq.tuning.recover.followers import Followers, Function
+from edgeq.tuning.recover.nonlinear import find_range_before, join_bins
 from tests.tuning.recover.nets import FewSamples, Net, few, prepared_of
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from edgeq.tuning.recover.followers import Followers
 from edgeq.tuning.recover.layers import find_layers
 from edgeq.tuning.recover.methods import weight_rounding
 from edgeq.tuning.recover.methods.bias_correction import OutputView, measure_float_means
-from edgeq.tuning.recover.nonlinear import Followers
 from tests.tuning.recover.graphs import tensors_of
 from tests.tuning.recover.nets import Net, few, prepared_of
 

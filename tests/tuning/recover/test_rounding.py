@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edgeq.quantization.weight_only import damped, round_rows
-from edgeq.tuning.recover.layers import QuantizedFile, Weights, find_layers
+from edgeq.tuning.recover.layers import Weights, find_layers
 from edgeq.tuning.recover.methods.weight_rounding import measure_moments, weight_limits
+from edgeq.tuning.recover.quantized_file import QuantizedFile
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tuning.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.methods.split_gates` and `gate_plans`: only gates that matter are split, and it helps."""
+"""Test `edgeq.tuning.recover.methods.split_gates`: only gates that matter are split, and it helps."""
 
 from __future__ import annotations
 

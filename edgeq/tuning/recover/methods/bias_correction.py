@@ -33,16 +33,11 @@ from edgeq.data.samples import Sample, Samples
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.layers import (
-    PLAIN,
-    Floats,
-    IntegerLayer,
-    QuantizedFile,
-    WeightedLayer,
-    expand_integers,
-    find_layers,
-)
-from edgeq.tuning.recover.nonlinear import Followers, Function, Stepper
+from edgeq.tuning.recover.expansion import PLAIN, expand_integers
+from edgeq.tuning.recover.followers import Followers, Function
+from edgeq.tuning.recover.layers import Floats, WeightedLayer, find_layers
+from edgeq.tuning.recover.quantized_file import IntegerLayer, QuantizedFile
+from edgeq.tuning.recover.stepper import Stepper
 from edgeq.util.display import Progress
 
 SAMPLES = 32

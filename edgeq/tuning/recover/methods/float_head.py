@@ -23,7 +23,7 @@ from edgeq.data.samples import Samples
 from edgeq.model.graph import DATA_MOVEMENT, GraphIndex, name_of, readers
 from edgeq.model.int8_prediction import hazardous_nodes
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.nonlinear import Followers
+from edgeq.tuning.recover.followers import Followers
 from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0

@@ -11,7 +11,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import OutputError
 from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.nonlinear import Followers, find_range_before
+from edgeq.tuning.recover.followers import Followers
+from edgeq.tuning.recover.nonlinear import find_range_before
 from edgeq.util.display import Progress
 from edgeq.util.records import json_object, parse
 

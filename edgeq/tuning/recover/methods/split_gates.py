@@ -35,8 +35,9 @@ from edgeq.model.graph import GraphIndex, is_op, name_of, readers
 from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
+from edgeq.tuning.recover.followers import Follower, Followers, Function
 from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers, only_layers
-from edgeq.tuning.recover.nonlinear import Follower, Followers, Function, find_range_before
+from edgeq.tuning.recover.nonlinear import find_range_before
 from edgeq.util.display import Progress
 
 VALUE = "/value"

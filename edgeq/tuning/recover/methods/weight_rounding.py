@@ -42,7 +42,8 @@ from edgeq.quantization.block_weights import (
 )
 from edgeq.quantization.weight_only import damped, round_rows, squared
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.layers import Floats, IntegerLayer, QuantizedFile, WeightedLayer, Weights, find_layers
+from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers
+from edgeq.tuning.recover.quantized_file import IntegerLayer, QuantizedFile
 from edgeq.util.display import SILENT, Progress
 
 MEMORY = 2**29

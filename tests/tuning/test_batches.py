@@ -16,7 +16,8 @@ from edgeq.data.samples import open_samples
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_signature
 from edgeq.run.session import open_session
-from edgeq.tuning.accuracy import AccuracyMeter, find_batch_size, infer_all
+from edgeq.tuning.accuracy import AccuracyMeter
+from edgeq.tuning.batches import find_batch_size, infer_all
 from tests.graphs import proto
 
 RANDOM = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.costs`: the order of layers, and that layers kept in float run in float."""
+"""Test `edgeq.tuning.recover.static_ranking`: the order of layers, and that layers kept in float run in float."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import read_model
 from edgeq.model.products import node_macs
 from edgeq.tuning.float_layers import MacCosts, RankedLayer, find_affordable, select_float_layers
-from edgeq.tuning.recover.costs import Costs, Unit, merge_units, rank_static, sort_by_worth
 from edgeq.tuning.recover.run import Recoverer
+from edgeq.tuning.recover.static_ranking import merge_units, rank_static, sort_by_worth
+from edgeq.tuning.recover.unit_costs import Costs
+from edgeq.tuning.recover.units import Unit
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, noise_db, target, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]

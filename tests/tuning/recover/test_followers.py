@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.nonlinear`: nodes after a tensor compute what the model does, and no reader is missed."""
+"""Test `edgeq.tuning.recover.followers`: nodes after a tensor compute what the model does, and no reader is missed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from onnx import helper
 
 from edgeq.model.graph import name_of, reads
-from edgeq.tuning.recover.nonlinear import Followers
+from edgeq.tuning.recover.followers import Followers
 from tests.tuning.recover.graphs import nets, tensors_of
 from tests.tuning.recover.nets import Net
 

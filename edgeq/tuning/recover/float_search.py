@@ -25,9 +25,11 @@ from edgeq.prove.checks import agreements, int8_share
 from edgeq.prove.job import Builder, Built, Job
 from edgeq.scheme import Scheme
 from edgeq.tuning.float_layers import REFINEMENTS, LayerRanking, RankedLayer, rank_by_probing, select_float_layers
-from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
-from edgeq.tuning.recover.costs import find_units, mac_costs, rank_static
+from edgeq.tuning.recover.layer_noise import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.run import Recoverer, keep_better
+from edgeq.tuning.recover.static_ranking import rank_static
+from edgeq.tuning.recover.unit_costs import mac_costs
+from edgeq.tuning.recover.units import find_units
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import RECOVERIES
 

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.closer`: it keeps layers in float until the outputs are close enough for the proof."""
+"""Test `edgeq.tuning.recover.float_search`: it keeps layers in float until the proof finds the outputs close enough."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from edgeq.hardware.target import Target, resolve
 from edgeq.prove.checks import int8_share
-from edgeq.tuning.recover.closer import FloatSearch
+from edgeq.tuning.recover.float_search import FloatSearch
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, noise_db, target
 

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.layers`: integer operators that are written out give the same outputs."""
+"""Test `edgeq.tuning.recover.expansion`: integer operators that are written out give the same outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeq.data.records import Sample
 from edgeq.errors import ModelError
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
-from edgeq.tuning.recover.layers import PLAIN, expand_integers
+from edgeq.tuning.recover.expansion import PLAIN, expand_integers
 from edgeq.tuning.recover.run import Recoverer
 from tests.graphs import model as text_model
 from tests.tuning.recover.graphs import nets

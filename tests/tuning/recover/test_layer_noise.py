@@ -1,4 +1,4 @@
-"""Compare `edgeq.tuning.recover.costs` with one model for each layer that quantizes only this layer."""
+"""Compare `edgeq.tuning.recover.layer_noise` with one model for each layer that quantizes only this layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from edgeq.backends.base import Artifact
 from edgeq.model.edit import from_proto, to_proto
 from edgeq.tuning.float_layers import RankedLayer
-from edgeq.tuning.recover.costs import ColumnNoise, rank_layers
+from edgeq.tuning.recover.layer_noise import ColumnNoise, rank_layers
 from edgeq.tuning.recover.layers import find_layers
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target, two_gates, uneven

@@ -7,7 +7,7 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.signature import Signature, TensorSpec
-from edgeq.tuning.accuracy import ArrayStore, SampleStore
+from edgeq.tuning.sample_store import ArrayStore, SampleStore
 
 SIGNATURE = Signature((TensorSpec("x:0/a", np.dtype(np.float32), (None, 3)),), ())
 

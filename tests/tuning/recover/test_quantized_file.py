@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.layers`: integers of every format and type are read as real values, and edited."""
+"""Test `edgeq.tuning.recover.quantized_file`: integers of every format and type are read as real values, and edited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.scheme import Scheme
-from edgeq.tuning.recover.layers import QuantizedFile, Weights, find_layers
+from edgeq.tuning.recover.layers import Weights, find_layers
+from edgeq.tuning.recover.quantized_file import QuantizedFile
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, run, target
 

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.costs`: the sum by its definition, kernels counted for their unit, and a real profile."""
+"""Test `edgeq.tuning.recover.unit_costs`: the sum by definition, kernels counted for their unit, and a real profile."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.tuning.recover.costs import Costs, find_unit, find_units, measure_costs
 from edgeq.tuning.recover.run import Recoverer
+from edgeq.tuning.recover.unit_costs import Costs, find_unit, measure_costs
+from edgeq.tuning.recover.units import find_units
 from tests.tuning.recover.nets import SCHEME, few, job_of, target, two_gates
 
 UNITS = ("a", "b", "c", "d")
