@@ -39,7 +39,6 @@ from edgeq.measure.task import ResampledMeter, Task
 from edgeq.measure.tasks import Detection, input_size
 from edgeq.model.products import node_macs
 from edgeq.prove.job import Request, collect_statistics
-from edgeq.reporting.tuning_record import Screening
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.accuracy_estimate import AgreementEstimate, assess
@@ -47,6 +46,7 @@ from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import choose_best
 from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.measurements import Screening
 from edgeq.tuning.recover.methods import recovery_groups
 from edgeq.tuning.space import Candidate, in_float, kernel_candidates, method_candidates
 from edgeq.tuning.trials import Trials

@@ -37,12 +37,12 @@ from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.prove.job import Request, build, collect_statistics
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.budget import parse_budget
 from edgeq.tuning.goal import Goal
+from edgeq.tuning.measurements import Assessment
 from edgeq.util.display import Silent
 from edgeq.util.numbers import parse_drop
 

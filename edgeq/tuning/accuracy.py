@@ -16,7 +16,6 @@ from edgeq.data.samples import Samples
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.comparison import OutputSums, rows
 from edgeq.measure.task import ResampledMeter, RowMetrics, Task, loss_error
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.session import open_session
 from edgeq.tuning.accuracy_estimate import (
     AgreementEstimate,
@@ -27,6 +26,7 @@ from edgeq.tuning.accuracy_estimate import (
     rare_row_error,
 )
 from edgeq.tuning.batches import can_batch, find_batch_size, infer_all, join_outputs, join_samples
+from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.recover.layer_noise import ColumnNoise
 from edgeq.tuning.sample_store import ArrayStore, SampleStore
 from edgeq.tuning.sessions import MEMORY

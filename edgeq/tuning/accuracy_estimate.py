@@ -26,7 +26,7 @@ from edgeq.data.records import Sample
 from edgeq.measure.agreement import Outputs, is_class_scores, probabilities, worst_db
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.task import RowMetrics, Task, loss_error
-from edgeq.reporting.tuning_record import Assessment
+from edgeq.tuning.measurements import Assessment
 
 _TOP1 = "top1"
 LossKind = Literal["expected", "seen", "noise"]

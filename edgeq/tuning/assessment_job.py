@@ -16,12 +16,12 @@ from edgeq.measure.bench import open_model
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
 from edgeq.prove.job import Job
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.session import SessionSettings
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.accuracy_estimate import (
     LossKind,
 )
+from edgeq.tuning.measurements import Assessment
 
 
 @dataclass(frozen=True)

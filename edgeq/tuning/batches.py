@@ -13,8 +13,6 @@ from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.agreement import Outputs, Session, infer
 
 _MAX_BATCH, _MAX_BATCH_BYTES = 32, 2**22
-
-
 # Kernels may add in another order for a batch, which changes outputs slightly. A larger difference than this means that
 # a sample's outputs depend on the other rows.
 _ROUNDING = 1e-5

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
-from edgeq.reporting.tuning_record import Screening, Stage
 from edgeq.tuning.comparison import is_outrun
+from edgeq.tuning.measurements import Screening, Stage
 from edgeq.tuning.sentences import describe_unclaimed
 from edgeq.tuning.space import Candidate, in_own_kernels, method_candidates
 from edgeq.tuning.trials import Trial, Trials, group_by_structure

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.tuning.float_layers import LayerRanking
+from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.space import Candidate
 
 Runner = tuple[Candidate | None, int]

@@ -12,14 +12,8 @@ from edgeq.util.display import Displayed
 from edgeq.util.numbers import parse_drop
 
 Objective = Literal["latency", "throughput", "size", "memory"]
-
-
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-
-
 DEFAULT_DROP = 0.01
-
-
 MET, DOUBTFUL, MISSED = range(3)
 """How well the goal is met: certainly, only by uncertain figures, or not at all."""
 

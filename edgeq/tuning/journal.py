@@ -20,8 +20,8 @@ from edgeq_device.system.files import open_file, read_file
 from edgeq_device.system.plainjson import parse_json
 
 from edgeq.errors import BoardError, EdgeqError, OutputError
-from edgeq.reporting.tuning_record import Assessment, Screening
 from edgeq.tuning.evaluator import Evaluator, Race, Runner
+from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.space import Candidate
 from edgeq.util.outputs import (
     is_plain,
@@ -29,14 +29,8 @@ from edgeq.util.outputs import (
 from edgeq.util.records import fingerprint, parse, plain
 
 T = TypeVar("T")
-
-
 FORMAT = "edgeq-tuning-journal/2"
-
-
 _MAX_BYTES = 1 << 26
-
-
 # The beginning of the header line in every version.
 _HEAD = b'{"format": "edgeq-tuning-journal/'
 

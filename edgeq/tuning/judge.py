@@ -14,10 +14,10 @@ from collections.abc import Collection, Sequence
 from edgeq_device.measure.claim import UNKNOWN
 
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.reporting.tuning_record import Assessment, Stage
 from edgeq.tuning.build import build, is_same_file
 from edgeq.tuning.comparison import judge_accuracy
 from edgeq.tuning.goal import MISSED
+from edgeq.tuning.measurements import Assessment, Stage
 from edgeq.tuning.pace import EQUAL
 from edgeq.tuning.race import LONGEST_S, RACE_S, SHORT_S, choose_threads, is_not_slower, race, race_until_claimed
 from edgeq.tuning.sentences import (

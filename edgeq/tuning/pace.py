@@ -13,18 +13,12 @@ EQUAL = 0.02
 """Costs that differ by a smaller share than this count as equal, and then the more accurate candidate wins. A race is
 too short to settle a smaller difference.
 """
-
-
 BEHIND = 0.1
 """A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
-
-
 SQNR_BEHIND_DB = 6.0
 """A candidate is less accurate if the SQNR of its outputs is lower by this many decibels, which is one bit of every
 value.
 """
-
-
 _ALL = 1_000_000
 
 
@@ -97,11 +91,7 @@ THOROUGH = Pace(
     hopeless=math.inf,
 )
 """Nothing is dismissed early."""
-
-
 Effort = Literal["quick", "default", "thorough"]
-
-
 EFFORTS: Mapping[Effort, Pace] = {
     "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
     "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),

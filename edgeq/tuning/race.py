@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from edgeq_device.measure.claim import FEWEST_PAIRS, SLOWER, UNKNOWN
 
-from edgeq.reporting.tuning_record import StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.tuning.build import build
 from edgeq.tuning.engines import Field, find_engine_candidates
 from edgeq.tuning.evaluator import Race, Runner

@@ -7,9 +7,9 @@ from typing import Any
 
 from edgeq.bundle.plan import tool_versions
 from edgeq.model.load import model_bytes, model_digest
-from edgeq.reporting.tuning_record import SCHEMA
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.measurements import SCHEMA
 from edgeq.tuning.run_settings import Run
 from edgeq.tuning.search import Searched
 from edgeq.tuning.simulated_record import build_simulated_record

@@ -33,11 +33,7 @@ from edgeq.util.placement import alone_in
 from edgeq.util.records import plain
 
 JOURNAL, COLLECTED = "journal.jsonl", "statistics"
-
-
 _KIND = "tuning"
-
-
 # Files that remain if the run was killed while it wrote statistics.
 _REMAINS = re.compile(
     rf"\.{COLLECTED}\.[0-9a-f]+\.partial"

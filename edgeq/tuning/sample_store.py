@@ -22,8 +22,6 @@ from edgeq.tuning.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
 _DISK_SHARE = 0.8
-
-
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 

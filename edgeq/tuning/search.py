@@ -24,13 +24,13 @@ from typing import Any
 
 from edgeq.errors import EngineError
 from edgeq.hardware.profile import Profile
-from edgeq.reporting.tuning_record import StageTime
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.build import build_all, build_methods
 from edgeq.tuning.engines import Field, add_entrants
 from edgeq.tuning.evaluator import Evaluator
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.judge import choose_best, confirm_in_simulator, find_fallback, halve_candidates
+from edgeq.tuning.measurements import StageTime
 from edgeq.tuning.memory import Memory, Space
 from edgeq.tuning.nearest import choose_nearest
 from edgeq.tuning.pace import Pace

@@ -9,7 +9,8 @@ import math
 
 from edgeq_device.measure.claim import UNKNOWN
 
-from edgeq.reporting.tuning_record import Assessment, StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
+from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.trials import Trial
 
 _MIN_NOISE = 1e-20

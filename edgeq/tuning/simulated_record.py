@@ -1,4 +1,4 @@
-"""Write the record of a search for a simulated target, and sentences about the form that it chose."""
+"""Write the record of a search for a simulated target, and describe the form that it chose."""
 
 from __future__ import annotations
 
@@ -25,20 +25,6 @@ def build_simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed
         "trials": [_form_record(trial, profile_exclusions) for trial in outcome.trials],
         "elapsed_s": round(elapsed_s, 3),
     }
-
-
-def describe_shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
-    """Return why nothing was chosen, in one line."""
-    assessed = [trial for trial in outcome.trials if trial.final_assessment]
-    if assessed:
-        best = min(assessed, key=lambda t: (t.simulated is None, t.loss))
-        on = f" ({describe_simulated_loss(best.simulated)})" if best.simulated else ""
-        return (
-            f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
-            f"{best.loss:.4f}{on}"
-        )
-    reasons = [trial.reason for trial in outcome.trials] or ["its profile has no scheme that fits the data"]
-    return f"no form for {target.name} could be built: {reasons[0]}"
 
 
 def describe_form(record: Mapping[str, Any]) -> str:

@@ -10,33 +10,26 @@ from typing import Any
 from edgeq_device.engines.catalog import FLOAT as FLOAT_PRECISION
 from edgeq_device.measure.claim import FEWEST_PAIRS, UNKNOWN, Claim
 
-from edgeq.reporting.tuning_record import Assessment, Screening, Stage, StageTime, Status, StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.run.engines import DEFAULT
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.evaluator import Evaluator, Race
 from edgeq.tuning.goal import Goal
+from edgeq.tuning.measurements import Assessment, Screening, Stage, StageTime, Status
 from edgeq.tuning.pace import EQUAL, THOROUGH, Pace
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain, written
 
 FLOAT = "float32"
-
-
 BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
-
-
 FLOAT_MACS = "MACs in float"
 """The objective if speed is counted. The share of MACs in float should be as small as possible."""
-
-
 BLOCKS_COST = 0.9
 """Cost of products with weights in blocks if speed is counted, relative to float. On a sentence encoder, the measured
 cost was 0.8 to 1.3 over all input sizes.
 """
-
-
 WIDE_COST = 0.5
 """Cost of 16 bits if speed is counted, relative to float."""
 

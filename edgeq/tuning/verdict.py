@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from edgeq_device.measure.claim import FASTER, SLOWER
 
+from edgeq.hardware.target import Target
 from edgeq.tuning.comparison import judge_accuracy, judge_speed
 from edgeq.tuning.goal import DOUBTFUL, MET, MISSED, Goal
-from edgeq.tuning.sentences import describe_interval, describe_loss, describe_speed, describe_unclaimed, format_points
+from edgeq.tuning.sentences import (
+    describe_interval,
+    describe_loss,
+    describe_simulated_loss,
+    describe_speed,
+    describe_unclaimed,
+    format_points,
+)
 from edgeq.tuning.space import engine_name
 from edgeq.tuning.trials import Outcome, Trial
 
@@ -129,3 +137,17 @@ def describe_needs(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     if outcome.out_of_time:
         lines.append("give more --budget: the search was not finished")
     return tuple(lines)
+
+
+def describe_shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
+    """Return why nothing was chosen, in one line."""
+    assessed = [trial for trial in outcome.trials if trial.final_assessment]
+    if assessed:
+        best = min(assessed, key=lambda t: (t.simulated is None, t.loss))
+        on = f" ({describe_simulated_loss(best.simulated)})" if best.simulated else ""
+        return (
+            f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
+            f"{best.loss:.4f}{on}"
+        )
+    reasons = [trial.reason for trial in outcome.trials] or ["its profile has no scheme that fits the data"]
+    return f"no form for {target.name} could be built: {reasons[0]}"

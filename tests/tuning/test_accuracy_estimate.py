@@ -14,9 +14,9 @@ from edgeq.measure.agreement import Outputs, probabilities
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.task import ResampledMeter, RowMetrics
 from edgeq.measure.tasks import Anomaly, Classification
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.accuracy_estimate import AgreementEstimate, Regret, assess, estimate_extra_loss, rare_row_error
+from edgeq.tuning.measurements import Assessment
 from tests.measure.fakes import FakeSamples
 
 RANDOM = np.random.default_rng(0)

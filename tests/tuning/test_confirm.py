@@ -10,8 +10,9 @@ import pytest
 from edgeq.hardware.target import resolve
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator
-from edgeq.tuning.simulated_record import build_simulated_record, describe_form, describe_shortfall, summarize
+from edgeq.tuning.simulated_record import build_simulated_record, describe_form, summarize
 from edgeq.tuning.trials import Outcome
+from edgeq.tuning.verdict import describe_shortfall
 from tests.tuning.fakes import Clock, Fact, FakeEvaluator
 from tests.tuning.test_search import candidates, run
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from edgeq_device.measure.claim import Claim
 
-from edgeq.reporting.tuning_record import StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.run.engines import as_engine
 from edgeq.scheme import Scheme
 from edgeq.tuning.budget import BudgetClock

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from edgeq.cli.build import _draw_timed
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.scheme import Scheme
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.goal import Goal
+from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import Outcome

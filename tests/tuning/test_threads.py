@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.reporting.tuning_record import StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.race import is_unchanged
 from tests.tuning.fakes import Fact, FakeEvaluator
