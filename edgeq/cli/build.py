@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgeq.measure.agreement import Agreement, OutputAgreement
     from edgeq.prove.proof import Proof, Repair
     from edgeq.prove.saturation import Decision
-    from edgeq.remote.clock import BoardClock
+    from edgeq.tuning.clock import RemoteClock
     from edgeq.util.display import Progress
 
 _FLOAT_NODES_SHOWN = 8
@@ -379,14 +379,14 @@ def tune_command(
 
 
 @contextmanager
-def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[BoardClock | None]:
+def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[RemoteClock | None]:
     if not on:
         yield None
         return
-    from edgeq.remote.clock import BoardClock
     from edgeq.remote.devices import fleet_of
+    from edgeq.tuning.clock import REGISTRY
 
-    with BoardClock(fleet_of(on), progress=progress) as clock:
+    with REGISTRY.load("boards")(fleet_of(on), progress=progress) as clock:
         yield clock
 
 

@@ -33,11 +33,11 @@ from edgeq.prove.job import Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.target_checks import artifact_checks
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
-from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.clock import RemoteClock
 from edgeq.tuning.engines import Field, add_entrants, find_field
 from edgeq.tuning.goal import Goal, as_goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator
@@ -57,7 +57,7 @@ from edgeq.tuning.run_folder import (
 )
 from edgeq.tuning.run_settings import Run, settings_of
 from edgeq.tuning.search import Searches
-from edgeq.tuning.simulated_record import describe_form, describe_shortfall
+from edgeq.tuning.simulated_record import describe_form
 from edgeq.tuning.space import (
     WORTH_A_TRY,
     Candidate,
@@ -67,7 +67,7 @@ from edgeq.tuning.space import (
     thread_counts,
 )
 from edgeq.tuning.trials import FLOAT, Outcome, Trial
-from edgeq.tuning.verdict import describe_verdict, is_goal_met
+from edgeq.tuning.verdict import describe_shortfall, describe_verdict, is_goal_met
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import next_to, shown
@@ -318,7 +318,7 @@ def tune(
     budget: str | float | None = None,
     engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
     fix: Mapping[str, int] | None = None,
-    clock: BoardClock | None = None,
+    clock: RemoteClock | None = None,
     resume: bool = False,
     with_float: bool = False,
     selftest: int = 2,

@@ -21,6 +21,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import kernel_times, measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.measure.task import Task
 from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
 from edgeq.model.prepare import PreparedModel
@@ -28,7 +29,6 @@ from edgeq.model.products import node_macs
 from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
-from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
 from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
 from edgeq.tuning import float_layers
 from edgeq.tuning.accuracy import AccuracyMeter
@@ -36,13 +36,15 @@ from edgeq.tuning.accuracy_estimate import LossKind
 from edgeq.tuning.assessment_job import assess_on, build_assessment_job
 from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.candidate_builder import CandidateBuilder
+from edgeq.tuning.clock import Clock, LocalClock, Model
 from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.journal import digest
 from edgeq.tuning.judge import FEWEST_SAMPLES
+from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.ranking import SCREENED, LayerRanker
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
 from edgeq.tuning.recover.run import find_ineffective
-from edgeq.tuning.sessions import MEMORY, Clock, LocalClock, Model, SessionPool, model_to_judge, open_once
+from edgeq.tuning.sessions import MEMORY, SessionPool, model_to_judge, open_once
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain

@@ -12,7 +12,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
 from edgeq.prove.job import Job
-from edgeq.remote.clock import BoardClock
+from edgeq.tuning.clock import RemoteClock
 from edgeq.tuning.engines import Field
 from edgeq.tuning.goal import Goal
 from edgeq.util.display import Progress
@@ -35,7 +35,7 @@ class Run:
     machine: Machine
     task: Task | None
     goal: Goal
-    clock: BoardClock | None
+    clock: RemoteClock | None
     workdir: Path
     progress: Progress
 

@@ -231,6 +231,8 @@ BACKENDS = ExtensionGroup(
     error=HardwareError,
 )
 RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", own={"html": "edgeq.reporting.page:draw"})
+# Tuning times models on another machine through a clock. It knows none by name, because it is to work without any.
+CLOCKS = ExtensionGroup("clock", "edgeq.clocks", own={"boards": "edgeq.remote.clock:BoardClock"})
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 

@@ -28,12 +28,8 @@ from edgeq.tuning.recover.units import find_units
 from edgeq.util.display import SILENT, Progress
 
 SAMPLES = 4
-
-
 # Outputs with at least this many rows are compared by column, because a column may be a coordinate or a score.
 _ROWS = 64
-
-
 # If an element is not finite although the float model's element is, it counts as this many times the signal. No
 # rounding error is as large.
 _NOT_FINITE = 100.0

@@ -22,12 +22,8 @@ from edgeq.util.display import SILENT, Progress
 
 # Share of the total noise of all layers. Every layer in int8 causes more noise than this.
 _SILENT_SHARE = 1e-4
-
-
 _SLACK = 1.5
 """Factor by which the allowed cost is raised: the profile of single nodes only roughly predicts a whole model."""
-
-
 _MIN_US = 1.0
 
 

@@ -24,11 +24,7 @@ from edgeq.tuning.float_layers import MacCosts
 from edgeq.tuning.recover.units import Unit
 
 _RUNS = 5
-
-
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-
-
 # Microseconds per element if the profile contains no conversion.
 _CONVERSION_US = 1e-4
 

@@ -47,8 +47,6 @@ MEMORY = 2**29
 _TENSORS_IN_MEMORY = 4
 # Slopes of the activation function below this count as zero, because the bias of such a channel has no effect.
 _MIN_SLOPE = 0.02
-
-
 # Number of positions of a sample that are evaluated.
 _POSITIONS = 4096
 
