@@ -62,6 +62,7 @@ class AccuracyMeter:
         self._task = task
         self._loss_kind = loss_kind
         self._basis = basis
+        # Half of the memory goes to the samples and half to float32's outputs, because every comparison needs both.
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._float_model = float_model
@@ -92,6 +93,7 @@ class AccuracyMeter:
             together: whether several samples may run in one batch, if that does not change the outputs.
         """
         estimate = self._estimates.get(name)
+        # An estimate cannot give samples back, so fewer samples than before need a new one.
         if estimate is None or estimate.sample_count > samples:
             estimate = self._estimates[name] = self._start_estimate()
         if estimate.sample_count < samples:
@@ -100,6 +102,7 @@ class AccuracyMeter:
             while estimate.sample_count < samples:
                 positions = range(estimate.sample_count, min(samples, estimate.sample_count + batch_size))
                 batch = [self.samples[position] for position in positions]
+                # Later samples may differ in shape from those on which the batch size was found.
                 if len(batch) > 1 and not can_batch(batch):
                     positions, batch = positions[:1], batch[:1]
                 references = self._references(positions)
@@ -142,15 +145,18 @@ class AccuracyMeter:
         if assessment.complete or assessment.low >= 1:  # all samples ran, or the outputs are not finite
             return replace(assessment, complete=True), 0.0
         error = None
+        # Without labels there is no error to weigh, and the difference of the losses counts as it is.
         if pair.native.metric is not None and pair.engine.metric is not None:
             measured = pair.native.metric.measured(), pair.engine.metric.measured()
             error = loss_error(*measured, further=rare_row_error(measured[1], None, assessment.samples))
         more, error = estimate_extra_loss(native, assessment, error, overall, pair.between.result().least_db)
         drop = overall.drop + more
+        # The uncertainty of the difference and that of the loss on all samples count as independent.
         low, high = confidence_interval(drop, error, (overall.high - overall.low) / 2)
         assessment = replace(
             assessment, complete=True, drop=drop, low=low, high=high, expected=overall.expected + more, doubt=0.0
         )
+        # Samples that ran are no longer uncertain: as their share grows, the estimate approaches the engine's loss.
         return assessment, math.sqrt(1 - samples / self.total) * (confidence_interval(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
@@ -197,6 +203,7 @@ class AccuracyMeter:
         """
         if samples not in self._float_metrics:
             metric, measured_count = self._float_meter
+            # The meter only adds rows, so a smaller number of samples starts again.
             if metric is None or measured_count > samples:
                 assert self._task is not None
                 metric, measured_count = ResampledMeter(self._task), 0
@@ -247,6 +254,7 @@ class _Estimate:
         """Add samples with the outputs of float32 and of the candidate. The candidate is compared with float32, and
         with the label if there is one. If there are several samples, each must be a single row.
         """
+        # One comparison of joined rows costs far less than one for each row.
         if len(samples) > 1:
             self.agreement.update(
                 join_outputs(references), join_outputs(candidates), join_samples(samples), rows=len(samples)

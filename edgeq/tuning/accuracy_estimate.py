@@ -161,6 +161,7 @@ def assess(
         "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
     }
+    # Outputs without a finite value cannot be compared, so the whole accuracy counts as lost.
     if any(o.nonfinite or o.mismatched for o in compared.outputs):
         return Assessment(**figures, drop=1.0, low=1.0, high=1.0, expected=1.0)
     if labels is not None:
@@ -176,6 +177,7 @@ def assess(
         expected, doubt = (drop, 0.0) if loss_kind == "seen" else _combine(drop, error, by_float)
         return Assessment(**figures, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
     if loss_kind == "noise":
+        # Noise over signal power is a fraction, so it can be compared with the allowed loss.
         noise = 10 ** (-worst_db(compared) / 10)
         return Assessment(**figures, drop=noise, low=noise / _NOISE_SPREAD, high=noise * _NOISE_SPREAD, expected=noise)
     if loss_kind == "seen":
@@ -228,6 +230,7 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
     """
     if regret is None:
         return max(drop, 0.0), error
+    # Float32 may misjudge itself, so half of the regret's size counts as an error of it.
     trusted = math.hypot(regret.error, _FLOAT_ERROR * regret.mean)
     return _weigh((max(drop, 0.0), error), (regret.mean, trusted))
 

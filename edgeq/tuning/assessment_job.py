@@ -65,6 +65,7 @@ class AssessmentJob:
         def run(request: AssessmentRequest) -> Assessment:
             with ExitStack() as resources:
                 path = request.model.place(resources)
+                # Workers already run side by side, so each uses one thread unless the settings say otherwise.
                 settings = replace(request.settings, intra_op_threads=request.settings.intra_op_threads or 1)
                 loaded = resources.enter_context(open_model(path, settings))
                 return meter.assess(
@@ -78,6 +79,7 @@ def build_assessment_job(
     workers: Workers, job: Job, *, task: Task | None, loss_kind: LossKind, memory: int
 ) -> AssessmentJob | None:
     """Return the job that workers run to assess the candidates of `job`; None if they cannot read its samples."""
+    # Sending samples would cost more than reading them: only a reference to the source travels.
     reference = Sharded(job.validation, workers).reference
     if reference is None:
         return None
@@ -96,6 +98,7 @@ def assess_on(
     requests = [
         AssessmentRequest(
             name,
+            # External weights travel with the model, since a worker may be another machine without this folder.
             files_for(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
             artifact.proof_settings(),
             samples,
@@ -103,4 +106,5 @@ def assess_on(
         )
         for name, artifact, together in artifacts
     ]
+    # `map` keeps the order of the requests, so names and results match.
     yield from zip((request.name for request in requests), workers.map(job, requests), strict=True)

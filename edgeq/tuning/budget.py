@@ -19,6 +19,7 @@ def parse_budget(text: str | None) -> float | None:
     match = re.fullmatch(pattern, text.strip())
     parts = match.groupdict(default="0") if match and text.strip() else {}
     seconds = sum(float(parts[unit]) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)) if parts)
+    # Text that is empty or does not match counts as 0 seconds here.
     if not 0 < seconds < math.inf:
         raise UsageError(f"--budget {text!r} is not a time span", "Write 90s, 10m or 1h30m")
     return seconds
@@ -44,6 +45,7 @@ class BudgetClock:
 
     def until(self, share: float) -> BudgetClock:
         """Return a deadline on the same clock that passes when the first `share` of this budget is used up."""
+        # A copy keeps the start, so that all stages measure their share from the beginning of the run.
         part = copy.copy(self)
         part._budget = None if self._budget is None else share * self._budget
         return part

@@ -30,16 +30,19 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
     name = candidate.name
     if name in trials:
         return not trials[name].reason
+    # Add it before it is built: a candidate that cannot be built belongs in the record as well.
     trials.add(candidate, stage, parent)
     screening = _screen(trials, candidate)
     if isinstance(screening, EdgeqError):
         trials.eliminate(name, screening.problem)
         return False
+    # Two schemes may write the same file, for example if nothing in the model has the type that differs.
     duplicate = next((t for t in trials if t.screening and t.screening.content == screening.content), None)
     if duplicate is not None:
         trials.eliminate(name, f"the same model as {duplicate.name}")
     elif screening.int8_mac_share == 0 and candidate.quantized:
         trials.eliminate(name, "none of it runs in int8")
+    # Record the screening last: the trial would otherwise count as its own duplicate.
     trials.record_screening(name, screening)
     return not trials[name].reason
 
@@ -65,6 +68,7 @@ def build_methods(trials: Trials, profile: Profile) -> None:
     """
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
+    # Choices with all methods come first, because their builds show which methods are the closest.
     for kernel in sorted(trials.alive(), key=lambda t: _gets_few_methods(trials, t)):
         if any(is_same_file(kernel, rival) and is_outrun(kernel, rival, trials.pace.twin) for rival in trials.alive()):
             continue  # this candidate would be almost as accurate as the same file in the faster engine

@@ -47,6 +47,7 @@ class CandidateBuilder:
         if candidate.recoveries:
             return self.recoverer.build(scheme, candidate.recoveries, destination, progress=self._progress)
         options = tuple(sorted(scheme.method_options.items()))
+        # Only these fields decide ranges, so kernel choices that differ in others share them.
         key = (scheme.mode, scheme.method, options, scheme.activation_type, scheme.activation_symmetric)
         if key not in self._derived:
             self._derived[key] = derive(job, target, scheme)

@@ -95,6 +95,7 @@ class LocalClock:
         the race.
         """
         start, whole_s = perf_counter(), rules.how["max_duration_s"]
+        # Opening gets at most a third of the time, and each model the same part of it.
         seconds = whole_s / 3 / len(models)
         counts = [len(self._sessions.sessions(*model, rules.sessions, seconds)) for model in models.values()]
         # Claims compare sessions in pairs, and fewer sessions would not show how processes differ.
@@ -107,6 +108,7 @@ class LocalClock:
             [_runners(model_sessions, feed) for model_sessions in cold if model_sessions], rules.warmup, perf_counter
         )
         self._warm.update(itertools.chain(*cold))
+        # All sessions are warm by now, because the runners of a race take turns from its first round.
         runners = {name: _runners(model_sessions, feed) for name, model_sessions in sessions.items()}
         left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
         options = {**rules.how, "max_duration_s": left_s}

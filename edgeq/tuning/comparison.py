@@ -27,6 +27,7 @@ def judge_speed(trial: Trial, goal: Goal) -> int:
     engine runs the trial than float32: next to other work, engines wait for cores in different ways, and one busy loop
     made a form seem 1.6 times as fast that is half as fast.
     """
+    # A goal of size or memory only asks that the model is not slower, and races do not settle a smaller difference.
     threshold = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
     claim = trial.timing.speedup if trial.timing else None
     spread = claim and (claim.interval or claim.estimated)

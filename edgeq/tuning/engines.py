@@ -59,6 +59,7 @@ class Field:
             return ()
         if scheme.pair not in self.saturating.get(engine.name, ()):
             return (candidate,)
+        # Start from full weights: with both remedies at once, the weights would lose precision twice.
         full = scheme.replace(reduce_range=False, fit_pairs=False)
         safe = [full.replace(**{name: True}) for name in _SAFE_WEIGHTS if name in engine.int8.remedy_cost]
         return tuple(with_scheme(candidate, safe_scheme) for safe_scheme in safe)
@@ -106,10 +107,12 @@ def find_field(
     """
     engines, names = load_engines(), {choice.engine.name for choice in requests}
     with_own_kernels = not requests or DEFAULT in names
+    # Without timing, or with an engine of the target's own, there is nothing to compare.
     if not timed or backend_named(target.backend).targeted or only_engine(target.backend):
         if not with_own_kernels:
             raise UsageError(f"{requests[0].name} does not run what is built for {target.name}", "Leave --engine out")
         return Field()
+    # Find the libraries of named engines first: an engine that is asked for but not installed is an error, not a note.
     for name in sorted(names):
         if engines[name].module:
             with device_errors():
@@ -125,6 +128,8 @@ def find_field(
         fast = engine.fast_precisions(features)
         choices = [c for c in requests if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
         problem = state.problem or _describe_problem(engine, tuple(c.precision for c in choices))
+        # Whoever names an engine wants to know that it fails. Otherwise it is only left out, so that tuning works
+        # anywhere.
         if problem and requests:
             raise EngineError(f"{engine.name}: {problem}", "`edgeq doctor` checks the engines")
         if problem:
@@ -177,6 +182,7 @@ def add_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: 
     ]
     if unquantized:
         entrants += [in_engine(Candidate("unquantized", Scheme(mode="float")), c) for c in field.plugins]
+    # A short budget should see an engine's candidate early, but after the profile's own choice.
     position = 1 + min((candidates.index(source) for source in sources.values() if source is not None), default=-1)
     return (*candidates[:position], *entrants, *candidates[position:])
 
@@ -196,5 +202,6 @@ def find_engine_candidates(trials: Trials, sources: Sequence[Candidate], field: 
         assert choice is not None
         for source in sources:
             for twin in (in_engine(c, choice) for c in field.fitting_forms(source, choice.engine)):
+                # The threads were chosen for the engine with its first candidate, and need no further race.
                 twins[twin.name] = twin.replace(threads=trial.candidate.threads)
     return [candidate for name, candidate in twins.items() if name not in trials]

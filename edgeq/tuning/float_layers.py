@@ -22,10 +22,12 @@ WIDE: Literal["wide"] = "wide"
 """The field of a scheme that names the nodes whose results get 16 bits instead of 8."""
 EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
 """The field of a scheme that names the products whose blocks get 8 bits instead of 4."""
+# Each costs a build, so only the layers that cost most are tried.
 REFINEMENTS = 4
 # If a larger set of layers in float loses more than a smaller one, this many sizes are tried in addition to the powers
 # of two.
 _MIDDLE_SIZES = 6
+# With 8 groups, a quarter of the probes is used before the first split.
 _GROUPS = 8
 _PROBES = 32  # largest number of measurements, including those of the first groups
 
@@ -171,6 +173,7 @@ def select_float_layers(
         """Return whether the loss with `layers` in float is at most `max_drop`."""
         return loss(layers) <= max_drop
 
+    # With more than half of the layers affordable, the largest set almost certainly succeeds, so it would tell nothing.
     limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
     if limited and not expired() and loss(order) > hopeless:
         return ()
@@ -179,6 +182,7 @@ def select_float_layers(
         size = min(size, len(order))
         if holds(order[:size]):
             break
+        # Doubling reaches the size in a few builds, and the bisection below then finds the smallest one.
         failed, size = size, 2 * size
     for _ in range(_MIDDLE_SIZES):
         between = (
@@ -286,6 +290,7 @@ def rank_by_probing(
         """Return a sort key: first the noise, rounded to a power of two, in descending order, then the cost in
         ascending order.
         """
+        # Noise from few samples is uncertain by about a factor of two, so a smaller difference must not decide.
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes
 

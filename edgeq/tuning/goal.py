@@ -43,6 +43,7 @@ class Goal(Displayed):
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective is {self.objective!r}", f"It can be {', '.join(OBJECTIVES)}")
         for name, number in (("max_drop", self.max_drop), ("budget_s", self.budget_s)):
+            # Dataclasses do not check types, and a text as a limit would fail only after hours, in a comparison.
             if number is not None and not isinstance(number, numbers.Real):
                 raise UsageError(
                     f"{name} is {number!r}", f"Give a number: {name}={'0.01' if name == 'max_drop' else '60'}"
@@ -66,6 +67,7 @@ def as_goal(goal: Goal | str | None, *, max_drop: float | None = None, budget: s
             f"the goal is given as {type(goal).__name__}", "Give edgeq.Goal(objective=..., max_drop=..., budget_s=...)"
         )
     base = goal if isinstance(goal, Goal) else Goal(cast(Objective, goal or "latency"))
+    # The command line gives text, Python may give seconds.
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
     return replace(
         base,

@@ -101,6 +101,7 @@ class Journal:
         """
         if key not in self._measurements:
             value = measure()
+            # Write the header only with the first measurement, so that a run that fails early leaves no journal.
             if not self._begun:
                 self._append(self._header)
                 self._begun = True
@@ -111,9 +112,11 @@ class Journal:
     def _append(self, line: _Header | _JournalEntry) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as stream:
+            # JSON has no NaN. A journal with one could be written but never read again.
             stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
 
     def _load(self) -> None:
+        # A journal may come from anywhere, so its size is checked before its content is read.
         if self.path.stat().st_size > _MAX_BYTES:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
         if not is_journal(self.path):
@@ -141,6 +144,7 @@ class Journal:
             )
         self._measurements = {entry.key: entry.value for entry in entries}
         self._begun = bool(records)
+        # Remove the incomplete line, because the next measurement is appended right after it.
         os.truncate(self.path, len(complete_lines))
 
 
@@ -190,6 +194,7 @@ class JournaledEvaluator:
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         """See `Evaluator.assess`. The candidates that are not in the journal yet are assessed together."""
         keys = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
+        # Assess them in one call, because the evaluator shares work among candidates.
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
             self._journal.remember(keys[name], functools.partial(plain, measured))
@@ -240,5 +245,6 @@ def digest(candidate: Candidate) -> str:
     accuracy.
     """
     content = plain(candidate)
+    # Each run chooses the threads again, and another number must not repeat all measurements.
     del content["threads"]
     return fingerprint(content)

@@ -33,6 +33,7 @@ from edgeq.tuning.sentences import (
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import FLOAT_MACS, Trial, Trials, group_by_structure
 
+# Fewer samples say too little about a loss to drop a candidate.
 FEWEST_SAMPLES = 32
 OUT_OF_TIME = "the budget ran out before it was measured in full"
 _SUPERLATIVES = {
@@ -62,6 +63,7 @@ def halve_candidates(trials: Trials) -> None:
     deadline, total = trials.deadline, trials.evaluator.total
     sample_count, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
     for samples in list_rounds(trials):
+        # The time per sample is known from the round before, so predict whether this round fits into the budget.
         best, round_s = trials.promising(), each_s * (samples - sample_count)
         if round_s * len(best) > deadline.left_s() or deadline.passed():
             # Measure at least the most promising candidate in full: any result is better than none.
@@ -81,6 +83,7 @@ def halve_candidates(trials: Trials) -> None:
                 trials.eliminate(name, describe_hopeless(assessment, trials.goal.max_drop))
         if samples < total:
             for group in group_by_structure(trials.promising()):
+                # Trials of one structure are equally fast, so among them accuracy alone decides.
                 for trial in group[(len(group) + 1) // 2 :]:
                     why = f"as fast as {group[0].name}, {describe_lower_accuracy(trial, group[0])} ({samples} samples)"
                     trials.eliminate(trial.name, why)

@@ -117,6 +117,7 @@ class Memory:
         """Return the part of `space` that won before, plus the first candidate of `space`. Return None if there is no
         evidence for any part, or if that part would be all of `space`.
         """
+        # Compare kernels only: ranges and layers in float belong to the other model, and are searched for this one.
         won = [
             c
             for e in self.evidence
@@ -130,6 +131,7 @@ class Memory:
         if "method" in search:
             search["method"] = tuple(m for m in search["method"] if m in methods)
         engines = {e.engine for e in self.evidence}
+        # Engines that won nothing are not timed, because opening each of them may take seconds.
         left_out = {choice.engine.name for choice in space.field.plugins} - engines
         candidates = tuple({c.name: c for c in (*won, *space.candidates[:1])}.values())
         narrow_space = Space(candidates, replace(space.profile, search=search), space.field.without(left_out))
@@ -171,6 +173,7 @@ class Memory:
         winner = outcome.winner
         if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:
             return
+        # A winner that only comes near the goal would mislead the next run.
         if winner.loss > self.max_drop:
             return
         candidate = winner.candidate
@@ -250,6 +253,7 @@ def _load_records(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
     if not path.exists():
         return ()
     try:
+        # The file lies in the user's home, where anything may have written to it.
         if path.stat().st_size > _MAX_BYTES:
             raise OutputError(f"{path} is larger than edgeq ever writes it")
         content: _MemoryFile = parse(json.loads(read_file(path)), _MemoryFile, path)

@@ -38,6 +38,7 @@ def choose_nearest(trials: Trials) -> None:
         return
     timing = trials.with_timing(best).timing
     claim = timing.speedup if timing is not None else None
+    # A choice without any figure of its speed could not be explained to the user.
     if claim is None or (claim.interval is None and claim.estimated is None):
         race(trials, [best], max(ESTIMATE_S, trials.deadline.left_s(SHORT_S)))
     best = trials[best.name]
@@ -75,6 +76,7 @@ def _find_nearest_int8(trials: Trials) -> Trial | None:
     quick = [t for t in forms if t.latency < 1]
     untimed = [t for t in trials if t.candidate.quantized and t.timing is None]
     return (
+        # The order states the preference: accurate and faster, faster at least, accurate at least, and then anything.
         _find_cheapest(trials, _select_accurate(trials, quick), EQUAL)
         or (_find_most_accurate(trials, [*quick, *untimed]) if quick else None)
         or _find_cheapest(trials, _select_accurate(trials, forms), EQUAL)
@@ -105,6 +107,7 @@ def _select_accurate(trials: Trials, forms: Sequence[Trial]) -> list[Trial]:
             share = assessment.samples / trials.evaluator.total if assessment is not None else 0.0
             if spent or (assessment is not None and assessment.least_bound(share) > trials.goal.max_drop):
                 continue
+            # One measurement after the end of the budget is allowed, because without it there is nothing to choose.
             spent = trials.deadline.passed()
             trial = assess_in_full(trials, trial)
         accurate += [trial] if judge_accuracy(trial, trials.goal) != MISSED else []

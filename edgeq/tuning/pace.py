@@ -19,6 +19,7 @@ SQNR_BEHIND_DB = 6.0
 """A candidate is less accurate if the SQNR of its outputs is lower by this many decibels, which is one bit of every
 value.
 """
+# Larger than any model has layers, methods or structures, so a limit of this size never limits.
 _ALL = 1_000_000
 
 
@@ -75,6 +76,7 @@ class Pace:
         return self.float_sets < _ALL
 
 
+# Infinite shares and decibels switch a rule off: no candidate is ever that far behind.
 THOROUGH = Pace(
     halvings=0,
     equal=0.0,
@@ -92,6 +94,7 @@ THOROUGH = Pace(
 )
 """Nothing is dismissed early."""
 Effort = Literal["quick", "default", "thorough"]
+# A repair counts speed instead of timing it, so no effort below changes the limits on races.
 EFFORTS: Mapping[Effort, Pace] = {
     "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
     "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),

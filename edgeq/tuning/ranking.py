@@ -45,6 +45,7 @@ SCREENED = 8
 # If speed is counted and a model has more multiply-accumulates than this, its noise is traced on one sample only,
 # because a repair must not take long.
 _LARGE_MACS = 100_000_000
+# A value before one of these is quantized with the range of the clipped result.
 _CLIPPING = ("Relu", "Clip")
 
 
@@ -106,6 +107,7 @@ class LayerRanker:
             with self.progress.stage("ranking tensors"):
                 return rank_tensors(model, built.ranges, noise_of, half)
         macs = self._quantized_macs(candidate, built)
+        # One layer leaves no choice, and if even the cheapest layer costs too much, no measurement helps.
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
             return LayerRanking((), MacCosts({}))
         with self.progress.stage("ranking layers") as advance:
@@ -167,6 +169,7 @@ def rank_products(
         if layer.name not in products:
             continue
         blocks = read_blocks(products[layer.name])
+        # A product that has 8 bits already cannot get more.
         if blocks.bits == 8:
             continue
         changed = model.clone()

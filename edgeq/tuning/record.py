@@ -29,9 +29,11 @@ def build_record(run: Run, evaluator: LocalEvaluator, searched: Searched, elapse
     job, task, goal, machine, outcome = run.job, run.task, run.goal, run.machine, searched.outcome
     if evaluator.counts:
         return build_simulated_record(run.target, goal, outcome, elapsed_s)
+    # The fields of an outcome are keys of the record, except the two that belong to float32's part.
     fields = plain(outcome)
     baseline, threads = fields.pop("baseline"), fields.pop("baseline_threads")
     classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)
+    # Without labels, class scores are compared by their top-1, and all other outputs by their cosine.
     metric = task.primary if task else "agreement" if classes else "cosine"
     return {
         "schema": SCHEMA,
@@ -49,6 +51,7 @@ def build_record(run: Run, evaluator: LocalEvaluator, searched: Searched, elapse
             "architecture": machine.architecture,
             "threads": machine.usable_threads,
         },
+        # Plug-ins are packages of their own, so their versions decide speeds as much as onnxruntime's.
         "versions": {**tool_versions(), **searched.field.versions},
         "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},

@@ -13,6 +13,7 @@ from edgeq.tuning.judge import assess_in_full, build_and_assess, simulate_trial
 from edgeq.tuning.race import RACE_S, race_new, race_until_claimed
 from edgeq.tuning.trials import WIDE_COST, Trial, Trials
 
+# Fields of a scheme that a ranking may choose nodes for, as words in the names of candidates.
 _FIELD_TITLES = {EXCLUDE: "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 _EXCLUSION_REASON = "kept in float to lose less accuracy"
 
@@ -45,6 +46,7 @@ def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
     widens = WIDE in profile.search
     widest = _build_on_16_bits(trials, base) if widens else None
     best = _try_other_ranges(trials, base, _apply_recoveries(trials, base))
+    # Layers in float are the last resort, because unlike most recoveries they cost speed.
     if trials.meets(best) or trials.deadline.passed() or (profile.integer_only and not widens):
         return
     if widest is not None and not trials.meets(widest):
@@ -67,6 +69,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     best, max_drop, deadline = base, trials.goal.max_drop, trials.deadline
     attempts = {frozenset(base.candidate.recoveries)}
 
+    # Builds of one candidate take about as long each time, so the longest so far predicts the next.
     longest_s = 0.0
 
     def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
@@ -94,6 +97,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
             trial = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
             if trial.loss < best.loss:
                 best = trial
+                # The whole group helps, so its members need not be tried one by one.
                 if names == group:
                     break
     for name in reversed(best.candidate.recoveries if trials.pace.prunes else ()):

@@ -57,6 +57,7 @@ def check_folder(output: Path, inputs: Iterable[Path]) -> None:
     check_apart(folder, inputs)
     TUNING.check(folder)
     with _lock_run(folder):
+        # Statistics that a killed run was placing are completed or undone before this run looks for them.
         recover(folder / COLLECTED)
 
 
@@ -104,6 +105,7 @@ def _recognise(folder: Path) -> Judge | None:
     marked = is_marker(folder, _KIND)
     journal = is_journal(folder / JOURNAL)
     statistics = STATISTICS.judge(folder / COLLECTED)
+    # Nothing in the folder is edgeq's, so edgeq neither uses nor removes it.
     if not marked and not journal and statistics is None:
         return None
 

@@ -43,6 +43,7 @@ class Run:
 def settings_of(run: Run, engines: Field) -> dict[str, Any]:
     """Return the settings that every measurement of a run depends on."""
     job, goal = run.job, run.goal
+    # Statistics from an earlier calibration stand for the samples that they were collected from.
     collected = job.statistics.data_digest if job.statistics else ""
     return {
         "model": job.prepared.digest,

@@ -21,6 +21,7 @@ from edgeq.errors import DataError
 from edgeq.tuning.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
+# Files of the builds need space beside the samples.
 _DISK_SHARE = 0.8
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -74,6 +75,7 @@ class SampleStore:
         self._without_inputs: list[Sample] = []
         with progress.stage("reading samples", len(samples)) as advance:
             for index, sample in enumerate(samples):
+                # The first sample shows how much all need, so a full disk is reported before the reading.
                 if index == 0:
                     _check_disk_space(sample, len(samples), memory, folder, self.source)
                 self._arrays.add(index, sample.inputs)

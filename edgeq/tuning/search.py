@@ -74,6 +74,7 @@ def search(
         engines: the engines to time; by default, onnxruntime's own kernels.
     """
     engines, stages = engines or Field(), list[StageTime]()
+    # The table is the only state: each stage reads and changes it, so any stage can be followed in it.
     trials = Trials(evaluator, goal, deadline, progress, pace)
 
     # This is not a stage of the progress display. The code inside opens such stages, and only one can be drawn at a
@@ -100,10 +101,12 @@ def search(
         recover_accuracy(trials, profile)
     with stage("last race"):
         choose_best(trials, threads)
+        # Users who did not ask for a strict goal rather have the nearest candidate than nothing.
         if not goal.strict and all(t.status != "chosen" for t in trials):
             choose_nearest(trials)
         winner = next((t for t in trials if t.status == "chosen"), None)
         trials.deadline = deadline
+        # The fallback may use all of the remaining budget, because it is the last measurement.
         fallback = find_fallback(trials, winner)
     trials.mark_pareto()
     return Outcome(
@@ -174,6 +177,7 @@ class Searches:
                 self.progress.note(f"it could not be confirmed here: {unclear}; the whole search follows")
             else:
                 self.progress.note("it does not do as well here: the whole search follows")
+            # An engine that crashed in the narrowed search would crash again.
             space = replace(space, field=space.field.without(self.failed()))
         clock = BudgetClock(None if budget_s is None else total.left_s())
         outcome, field = self._search_space(space, clock, self.goal)

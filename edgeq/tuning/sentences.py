@@ -27,6 +27,7 @@ def describe_loss(assessment: Assessment) -> str:
     """
     if assessment.basis == "noise":
         return f"has {format_decibels(assessment.drop)} SQNR"
+    # Compare the texts, not the numbers: a bound that differs only after rounding would be repeated.
     text, bound = f"loses {format_points(assessment.drop)}", format_points(assessment.bound)
     return text if bound == format_points(assessment.drop) else f"{text}, up to {bound} over many other samples"
 
@@ -85,6 +86,7 @@ def describe_unclaimed(*trials: Trial) -> str:
 
 def describe_delay(trial: Trial, faster: Trial) -> str:
     """Write how much longer `trial` takes than `faster`, or why that is unknown."""
+    # A ratio of two speeds that cannot be claimed would look like a measurement.
     if describe_unclaimed(trial, faster):
         return (
             f"not distinguishable in speed from {faster.name}: it runs at {describe_speed(trial.timing, of='float32')}"
@@ -105,6 +107,7 @@ def describe_lower_accuracy(trial: Trial, better: Trial) -> str:
     loss, better_loss = (
         format_points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better)
     )
+    # If the bounds read the same, the choice was made by SQNR, so name that instead.
     if loss != better_loss:
         return f"and loses up to {loss}, not {better_loss}"
     a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))

@@ -44,6 +44,7 @@ class SessionPool:
         key = f"{model} {settings!r}"
         sessions = self._open[key] = self._open.pop(key, [])
         start = now = time.perf_counter()
+        # One more session is opened only if it likely fits, judged by the time that the last one took.
         while len(sessions) < count and (not sessions or now - start + self._opened_in_s[key] <= seconds):
             sessions.append(self._engines.open(model, settings, len(sessions)))
             self._opened_in_s[key] = time.perf_counter() - now
@@ -57,6 +58,7 @@ class SessionPool:
         first.
         """
         used_bytes = sum(self._bytes[key] * len(sessions) for key, sessions in self._open.items())
+        # Each use puts a file at the end of the dictionary, so the files at its beginning are the oldest.
         for key in list(self._open):
             if used_bytes <= self._memory:
                 return

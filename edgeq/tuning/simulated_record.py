@@ -56,6 +56,7 @@ def summarize(record: Mapping[str, Any]) -> dict[str, str]:
         facts["loss"] += f" on this machine's kernels; it {form['simulator']['text']}"
     return {
         **facts,
+        # Say so, because without this line a reader may take the share in int8 for a speed.
         "latency": "not measured: this is a simulation. Time it on the device with `edgeq_run.py bench`",
     }
 
@@ -66,10 +67,12 @@ def _form_record(trial: Trial, profile_exclusions: tuple[str, ...]) -> dict[str,
     return {
         "method": " ".join([scheme.method, *options]),
         "recoveries": list(trial.candidate.recoveries),
+        # The profile's own exclusions are no result of the search.
         "kept_in_float": [name for name in scheme.exclude if name not in profile_exclusions],
         "wide": list(scheme.wide),
         "wide_share": screening.wide_share if screening else 0.0,
         "int8_mac_share": screening.int8_mac_share if screening else 0.0,
+        # A loss on part of the samples cannot be compared with the others.
         "loss": assessment.drop if assessment and assessment.complete else None,
         "simulator": {"text": describe_simulated_loss(trial.simulated), **plain(trial.simulated)}
         if trial.simulated

@@ -103,6 +103,7 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     """Return the candidates that are worth trying for a model made of matrix products; empty for other models."""
     profile = target.profile.scheme
     model = job.prepared.model
+    # The target's kernels must be able to compute ranges at run time, or none of these candidates would run.
     dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
@@ -124,6 +125,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
     for position, recovery in enumerate(candidate.recoveries):
         if job.calibration is None:
             raise UsageError(f"{recovery} needs calibration samples", "Give them with --data")
+        # The name contains all recoveries so far, so candidates share the models of a common beginning.
         prefix = "-".join(candidate.recoveries[: position + 1])
         prepared = _apply_recovery(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
     ranges: dict[str, Range] = {}
@@ -194,6 +196,7 @@ def _apply_recovery(
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
     path = folder / "model.onnx"
     if not path.is_file():
+        # Write beside the final place and rename, so that a killed run leaves no half-written model to be reused.
         draft = folder.with_name(f"{folder.name}.draft")
         draft.mkdir(exist_ok=True)
         if recovery == _SMOOTH:
@@ -230,6 +233,7 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
         for scheme in _kernel_schemes(profile):
             candidate = Candidate(_name_scheme(scheme), scheme)
             candidates.setdefault(candidate.name, candidate)
+    # Only granularity matters here: a dynamic scheme has no ranges and no format to choose.
     if dynamic and profile.scheme.dynamic_weight_types:
         for per_channel in dict.fromkeys((profile.scheme.per_channel, *profile.search.get("per_channel", ()))):
             scheme = profile.scheme.replace(mode=_DYNAMIC, per_channel=per_channel)
@@ -311,6 +315,7 @@ def _is_sensible(scheme: Scheme, profile: Profile) -> bool:
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)
+    # Without saturation, a remedy only costs speed or precision. The profile's own choice is allowed all the same.
     if not saturates:
         return not (precise or scheme.fit_pairs) and scheme.reduce_range == (
             profile.scheme.reduce_range and scheme.pair == profile.scheme.pair
@@ -337,6 +342,7 @@ def _name_scheme(scheme: Scheme) -> str:
         parts.append("on 16 bits" if ALL_NODES in scheme.wide else f"({len(scheme.wide)} on 16 bits)")
     parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]
     method = [scheme.method, *(f"{value:g}" for value in scheme.method_options.values())]
+    # Only their number: the names of many layers would make the name unreadable.
     if scheme.exclude:
         method.append(f"({len(scheme.exclude)} in float)")
     return f"{' '.join(parts)}, {' '.join(method)}"

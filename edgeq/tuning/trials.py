@@ -221,6 +221,7 @@ class Trials:
 
     def add(self, candidate: Candidate, stage: Stage = "space", parent: str = "") -> None:
         """Add a candidate to the run. If there is one with the same name already, nothing changes."""
+        # A candidate may be proposed by several stages. The first one stays as its origin.
         self._trials.setdefault(candidate.name, Trial(candidate, stage, parent))
 
     def update(self, name: str, **changes: Any) -> Trial:
@@ -235,6 +236,7 @@ class Trials:
     def record_screening(self, name: str, screening: Screening) -> None:
         """Record a trial's screening. Also record its timing if speed is counted or its structure has been timed."""
         in_blocks = self[name].candidate.scheme.mode == "weight-only"
+        # A counted speed is known as soon as the file is built. A measured one may be known from the same structure.
         timing = count_timing(screening, in_blocks=in_blocks) if self.evaluator.counts else None
         self.with_timing(self.update(name, screening=screening, timing=timing))
 
@@ -244,6 +246,7 @@ class Trials:
 
     def record_timing(self, trial: Trial, timing: StructureTiming) -> None:
         """Remember the timing of a structure, and record it in every trial of that structure with the same threads."""
+        # Speed depends on the graph and the threads, not on the values of weights and scales.
         key = trial.structure, trial.candidate.threads
         self._timings[key] = timing
         for sibling in self:
@@ -252,6 +255,7 @@ class Trials:
 
     def with_timing(self, trial: Trial) -> Trial:
         """Return `trial` with its structure's timing, if that is known."""
+        # A timing of the trial itself is newer than that of its structure, so it stays.
         timing = self._timings.get((trial.structure, trial.candidate.threads)) if trial.timing is None else None
         return self.update(trial.name, timing=timing) if timing else trial
 
@@ -267,6 +271,7 @@ class Trials:
 
     def is_cheaper(self, a: Trial, b: Trial) -> bool:
         """Return whether `a` costs less than `b`, by more than the share that counts as equal."""
+        # Of two candidates within the margin, neither is cheaper.
         return self.cost(a) * (1 + self.equal) < self.cost(b)
 
     def meets(self, trial: Trial) -> bool:
@@ -287,6 +292,7 @@ class Trials:
         """Set `pareto` to True in every trial that was measured on all samples, unless another trial is at least as
         good in latency and loss, and better in one of them.
         """
+        # A loss on part of the samples would put a merely lucky candidate on the front.
         measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
         lowest_loss = float("inf")
         for trial in sorted(measured, key=lambda t: (t.latency, t.accuracy_key)):
@@ -304,7 +310,9 @@ def count_timing(screening: Screening, *, in_blocks: bool = False) -> StructureT
     """
     cost = 1 - screening.int8_mac_share + WIDE_COST * screening.wide_share
     cost += BLOCKS_COST * screening.int8_mac_share if in_blocks else 0.0
+    # All of the work in int8 would cost nothing, so the cost has a lower limit.
     times_float = (1 + WIDE_COST) / max(cost, 1e-6)
+    # A counted speed has an interval of no width, so that every rule for claims applies to it.
     exact = Claim(times_float, times_float, times_float, confidence=1.0, pairs=FEWEST_PAIRS)
     return StructureTiming({"p50_ms": cost}, exact, 1.0)
 

@@ -19,6 +19,7 @@ def drop_slower_twins(trials: Trials, *, with_own_kernels: bool = True) -> None:
         with_own_kernels: whether trials in onnxruntime's own kernels can be dropped as well.
     """
     candidates = [t for t in trials.alive() if with_own_kernels or t.candidate.engine is not None]
+    # The slowest first, so that a trial is not kept for the sake of one that is dropped later.
     for trial in sorted(candidates, key=lambda t: t.latency, reverse=True):
         for twin in trials.alive():
             untimed = trial.timing is None or twin.timing is None or describe_unclaimed(trial, twin)
@@ -55,6 +56,7 @@ def _has_lower_precision(candidate: Candidate, twin: Candidate) -> bool:
     if engine is None or twin_engine is None or engine.engine.name != twin_engine.engine.name:
         return False
     order = list(engine.engine.precisions)
+    # The description of an engine lists its precisions from the highest to the lowest.
     return order.index(engine.precision) > order.index(twin_engine.precision)
 
 

@@ -77,6 +77,7 @@ def describe_verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             )
         if not is_goal_met(outcome, goal):
             lines += describe_needs(outcome, goal)
+    # These two lines qualify everything above, so they come last.
     if not outcome.settled:
         lines.append("the fastest candidates could not be distinguished in the time available")
     if outcome.out_of_time:
@@ -92,6 +93,7 @@ def _describe_engines(outcome: Outcome, winner: Trial) -> list[str]:
     for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)
     winner_engine, lines = engine_name(winner.candidate), []
+    # Name every other engine, so that the user sees what was compared and why it lost.
     for name, trial in best.items():
         if name != winner_engine:
             share = trial.latency / winner.latency
@@ -123,6 +125,7 @@ def describe_needs(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             f"{nearest.name} {speed}{describe_loss(nearest.assessment)}: "
             f"--max-drop {100 * nearest.loss + 0.005:.2f}% would let it through"
         )
+    # On a busy machine nothing can be said about speed, and a reason that names a ratio would mislead.
     elif unclear:
         earlier = _describe_earlier_claim(outcome) if nearest is not None and nearest.name == outcome.chosen else ""
         lines.append(f"no speed could be claimed: {unclear}{earlier}. --resume on a quiet machine measures it again")

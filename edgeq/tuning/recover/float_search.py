@@ -69,6 +69,7 @@ class FloatSearch:
         Raises:
             EdgeqError: the scheme cannot be built even without changes.
         """
+        # The build without changes comes first: it may be good enough, and its errors are the user's to see.
         if self.measure((), target_db) >= target_db:
             return ()
         for ranking in self.rankings(target_db):
@@ -124,10 +125,12 @@ class FloatSearch:
         job, calibration = self.job, self.job.calibration
         assert calibration is not None
         built = self.recoverer.build(self.in_float(nodes), self.names, self.recoverer.place() / "tried.onnx")
+        # A model without int8 would reach any SQNR, but then nothing is quantized.
         if nodes and not int8_share(job, built):
             return -math.inf
         subset = spread_over(calibration, self.count)
         sqnr_db = worst_db(agreements(job, {"": built.artifact}, subset)[""])
+        # The proof's samples cost more, so only a set that passes on the few samples is judged on them.
         if sqnr_db < target_db or subset is job.validation:
             return sqnr_db
         return min(sqnr_db, worst_db(agreements(job, {"": built.artifact}, job.validation)[""]))
@@ -167,6 +170,7 @@ class FloatSearch:
         def noise(names: Sequence[str]) -> float:
             """Return the noise power over the signal power if only these layers are quantized."""
             float_nodes = [node for name in macs if name not in names for node in units[name].nodes]
+            # Minus infinity decibels would be infinite noise, which a ranking cannot add up.
             return 10 ** (-max(_LEAST_DB, self.measure(float_nodes, target_db)) / 10)
 
         return rank_by_probing(macs, noise, lambda: False)
@@ -225,6 +229,7 @@ def _find_closer_scheme(
         )
     listed = ", ".join(nodes[:_LISTED]) + (f" and {len(nodes) - _LISTED} more" if len(nodes) > _LISTED else "")
     summary = f"{len(nodes)} in float: {listed}" if nodes else "none in float"
+    # Round down, because the message offers this number as a limit that can be reached.
     reached = math.floor(10 * best) / 10
     raise CheckFailedError(
         f"{job.source}: layers in float bring the outputs to {reached:.1f} dB, not to {min_sqnr_db:g} ({summary})",

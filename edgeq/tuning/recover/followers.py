@@ -83,7 +83,9 @@ class Followers:
         computed = [name for name in follower.ends if name != follower.tensor]
         if not computed:
             return lambda numbers: np.tile(np.asarray(numbers, dtype).reshape(1, -1), (len(follower.ends), 1))
+        # Every element is mapped by itself, so any number of them can run in one call as a flat list.
         feed = {follower.tensor: np.zeros(1, np.float32)}
+        # One thread, because a list of numbers is too little work to share.
         settings = SessionSettings(optimization="basic", intra_op_threads=1)
         session = open_piece(self._model, follower.nodes, feed, computed, settings)
 

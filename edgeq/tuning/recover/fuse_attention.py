@@ -56,6 +56,7 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
     fused_model = rewritten(prepared, fused, destination, note)
     sessions = {"plain": open_session(prepared.path), "fused": open_session(destination)}
     agreement = evaluate_sessions(sessions, samples, reference="plain", count=_CHECKED).agreement["fused"]
+    # The optimizer recognises patterns by their form alone, so its result may compute something else.
     if agreement.sqnr_db < LEAST_SQNR_DB or any(output.nonfinite or output.mismatched for output in agreement.outputs):
         destination.unlink()
         return prepared, 0
@@ -86,6 +87,7 @@ def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
         fused = from_proto(optimized)
         name_nodes(fused)
         count = _count(fused) - _count(model)
+        # Families recognise different exporters' forms, so the one that fuses most fits this model.
         if count > best[1]:
             fused.opset_imports.setdefault(MICROSOFT, 1)
             best = (fused, count)

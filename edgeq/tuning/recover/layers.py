@@ -101,6 +101,7 @@ class WeightedLayer:
         if self.op_type == "Conv":
             return self._windows(values, limit, random)
         table = values.reshape(-1, values.shape[-1])
+        # Figures over positions change little with more of them, but time and memory grow.
         if len(table) > limit:
             table = table[random.choice(len(table), limit, replace=False)]
         return table[None].astype(np.float32)
@@ -111,6 +112,7 @@ class WeightedLayer:
         reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
         padded = np.pad(values, [(0, 0), (0, 0), *pads])
         windows = sliding_window_view(padded, reach, tuple(range(2, values.ndim)))
+        # The view has one window per pixel. Strides choose among the positions, dilations among the taps of a window.
         every: tuple[Any, ...] = tuple(slice(None, None, step) for step in (*strides, *dilations))
         windows = windows[(..., *every)]
         windows = np.moveaxis(windows, 1, len(kernel) + 1)  # [batch, positions..., channels, kernel...]
@@ -160,11 +162,13 @@ def _read_layer(node: ir.Node) -> WeightedLayer | None:
     if source is None or source.is_initializer() or matrix is None or matrix.dtype != ir.DataType.FLOAT:
         return None
     options = attributes(node)
+    # Gemm's own factors would have to be part of every formula for layers.
     unscaled = not options.get("transA") and options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0
     shape = tuple(matrix.shape.numpy())
     if not unscaled or (node.op_type != "Conv" and len(shape) != 2):
         return None
     added = initializer(bias)
+    # A bias that is computed at run time can be neither scaled nor corrected.
     if bias is not None and added is None:
         return None
     layer = WeightedLayer(
@@ -240,6 +244,7 @@ def input_channels(layer: WeightedLayer) -> int:
 
 def spread_over_taps(layer: WeightedLayer, factor: Floats) -> Floats:
     """Return factors [input channels] as [groups, 1, taps]."""
+    # In a Conv, each channel has one tap for each position of the kernel, and these taps are neighbours.
     repeats = layer.taps * layer.groups // input_channels(layer)
     return np.asarray(np.repeat(factor, repeats).reshape(layer.groups, 1, layer.taps), np.float64)
 

@@ -35,6 +35,7 @@ def find_range_before(tensor: TensorStatistics, function: Function, grid: Grid) 
     Args:
         grid: the integers that the range is mapped to.
     """
+    # Zero is always in the range, because padding and Relu need it exactly.
     low, high = min(tensor.minimum, 0.0), max(tensor.maximum, 0.0)
     if not tensor.count or low == high:
         return Range(0.0, 0.0)
@@ -54,6 +55,7 @@ def find_range_before(tensor: TensorStatistics, function: Function, grid: Grid) 
         return np.array(sums)
 
     one_side = np.ones(1)
+    # A side without values, or one that symmetry ties to the other, is not searched.
     lows = COARSE if low < 0 and not grid.symmetric else one_side
     highs = COARSE if high > 0 else one_side
     pairs = np.array([(b if grid.symmetric else a, b) for a in lows for b in highs])
@@ -75,6 +77,7 @@ def join_bins(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
     """Join neighbouring bins until there are at most `_MAX_BINS`. The centre of joined bins is a mean weighted by
     count.
     """
+    # Joining pairs halves the number and keeps means, so no value moves far.
     while len(centres) > _MAX_BINS:
         if len(centres) % 2:
             centres, counts = np.append(centres, centres[-1]), np.append(counts, 0.0)

@@ -36,6 +36,7 @@ def open_piece(
     piece.graph.name = "piece"
     piece.graph.node.extend(ir.serde.serialize_node(node) for node in nodes)
     sources = dict.fromkeys(value for node in nodes for value in reads(node))
+    # A feed may stand in for an initializer, for example for one that a caller changes.
     constants = [value for value in sources if value.is_initializer() and value.name not in feed]
     piece.graph.initializer.extend(_serialize(value) for value in constants)
     piece.graph.input.extend(_describe_input(name, value) for name, value in feed.items())

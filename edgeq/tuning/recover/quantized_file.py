@@ -28,6 +28,7 @@ from edgeq.model.load import read_own, save_model
 from edgeq.model.quant_params import LIMITS, QuantParams
 from edgeq.tuning.recover.layers import Floats, WeightedLayer, initializer
 
+# onnxruntime's quantizer gives this suffix to the operators that it writes in the format QOperator.
 _SUFFIX = "_quant"
 
 
@@ -92,6 +93,7 @@ class QuantizedFile:
         """
         node, places = layer.node, operator_of(layer.node).integer_output
         if places is None:
+            # In QDQ, the operator itself computes floats, and the QuantizeLinear after it holds the range.
             reader = only_reader(node.outputs[0])
             if reader is None or not is_op(reader, "QuantizeLinear"):
                 return -np.inf, np.inf
@@ -130,6 +132,7 @@ class QuantizedFile:
         if layer.bias is None:
             return np.zeros_like(change)
         old = _array(layer.bias)
+        # A bias in float has no steps, so only the type rounds it.
         if old.dtype == np.float32:
             new: NDArray[Any] = (old.astype(np.float64).ravel() + change).astype(np.float32)
             added = new.astype(np.float64) - old.ravel()
@@ -143,6 +146,7 @@ class QuantizedFile:
         node = self._nodes.get(layer.name)
         if node is not None and node.op_type == layer.op_type:
             source, weight, bias = (_dequantized_operand(node_input(node, place)) for place in range(3))
+            # The bias of a layer in QDQ may be left in float, without a DequantizeLinear.
             bias = bias or _LayerOperand(node_input(node, 2))
             return _build_integer_layer(layer, node, source, weight, bias) if source and weight else None
         node = self._nodes.get(layer.name + _SUFFIX)
@@ -179,8 +183,10 @@ def _build_integer_layer(
     elif added is not None and added.dtype == ir.DataType.FLOAT:
         bias_scale = np.ones(layer.outputs)
     else:
+        # An int32 bias without a scale of its own has the unit of the products that it is added to.
         bias_scale = _spread(source.scale, layer) * scale
     zero = np.zeros(layer.outputs) if weight.zero_point is None else _spread(weight.zero_point, layer)
+    # A bias that is one number for all outputs cannot be corrected for each of them.
     changeable = bias.integers if added is not None and added.size == layer.outputs else None
     return IntegerLayer(
         layer,

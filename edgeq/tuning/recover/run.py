@@ -77,8 +77,10 @@ class Recoverer:
             UsageError: for the same reasons as in `build`.
         """
         state = self.ranged(scheme, names, progress=progress)
+        # Recoveries of earlier stages are not in the key: what they did is in the state already.
         key = _content_key(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
         finished = self._finished.get(key)
+        # Most of the time of a search goes into these builds, so one that fits is used again.
         if finished is None or finished.artifact is None or not _can_serve(finished.artifact, destination):
             recovered_job = replace(self._job, prepared=state.prepared, statistics=state.statistics)
             derived = with_extrema(recovered_job, self._target, state.ranges)
@@ -132,6 +134,7 @@ class Recoverer:
         if not model_names:
             return start
         state = self._apply_to_model(start.replace(scheme=scheme.replace(exclude=())), model_names, samples, progress)
+        # Most exclusions do not meet a changed layer, so build without any first, and again only if one does.
         if touched := tuple(sorted(state.changed.intersection(scheme.exclude))):
             state = self._apply_to_model(
                 start.replace(scheme=scheme.replace(exclude=touched)), model_names, samples, progress
@@ -145,6 +148,7 @@ class Recoverer:
         fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
         key = tuple(getattr(start.scheme, name) for name in fields)
         state = start
+        # Each prefix is kept, because a search adds and removes recoveries one by one at the end.
         for count, name in enumerate(names, 1):
             prefix = (names[:count], key)
             if prefix not in self._models:
@@ -238,6 +242,7 @@ def keep_better(
         }
     if sqnr_db[_RECOVERED] >= sqnr_db[_PLAIN]:
         return recovered
+    # Build again at the destination, because files beside a model contain its name and cannot simply be moved.
     without = build(job, recovered.target, scheme, destination)
     plain_db, recovered_db = sqnr_db[_PLAIN], sqnr_db[_RECOVERED]
     note = (
@@ -251,6 +256,7 @@ def _measure_agreements(job: Job, plain_build: Built, recovered: Built) -> dict[
     """Return how closely each of the two builds follows the float model. Each build runs with the settings of
     its proof.
     """
+    # A simulator runs few samples, so both builds are compared on the same few.
     count = simulated_count(job.prepared, recovered.artifact)
     with Engines() as engines:
         sessions = {FLOAT: engines.open(job.prepared.path, SessionSettings())}

@@ -82,6 +82,7 @@ def merge_units(layers: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[R
     unit_of = {node: unit.name for unit in units for node in unit.nodes}
     noise = {unit.name: 0.0 for unit in units}
     for layer in layers:
+        # A split gate's second form belongs to the unit of the layer that it was copied from.
         named = (n for n in (layer.name, layer.name.removesuffix(VALUE), *layer.nodes) if n in unit_of)
         if (name := next(named, None)) is not None:
             noise[unit_of[name]] += layer.noise
@@ -125,6 +126,7 @@ def sort_by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[Ran
     order: list[RankedLayer] = []
     float_names: set[str] = set()
     while remaining:
+        # Greedy, because the cost of a layer changes with each neighbour that goes to float.
         best = max(remaining, key=lambda layer: layer.noise / max(costs.further(layer.name, float_names), _MIN_US))
         order.append(best)
         float_names.add(best.name)

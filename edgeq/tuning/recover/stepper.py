@@ -43,6 +43,7 @@ class Stepper:
         self._last_use: dict[str, int] = {}
         for index, node in enumerate(self._nodes):
             self._last_use.update((name_of(value), index) for value in reads(node))
+        # Graph outputs are needed until the end.
         self._last_use.update((name_of(output), len(self._nodes)) for output in model.graph.outputs)
 
     def advance(self, tensor: str) -> list[Array]:
@@ -69,5 +70,6 @@ class Stepper:
         for values in self._values:
             results = session.run(live_names, {name: values[name] for name in inputs})
             values.update(zip(live_names, results, strict=True))
+            # Free what no later node reads: all samples are in memory at once.
             for name in [n for n in values if n != tensor and self._last_use.get(n, -1) < stop]:
                 del values[name]

@@ -23,6 +23,7 @@ from edgeq.run.session import SessionSettings
 from edgeq.tuning.float_layers import MacCosts
 from edgeq.tuning.recover.units import Unit
 
+# A single run of the profiler is noisy; more runs would add time to every ranking.
 _RUNS = 5
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 # Microseconds per element if the profile contains no conversion.
@@ -100,6 +101,7 @@ def measure_costs(
     makers: dict[str, str] = {}
     readers: dict[str, list[str]] = {}
     for unit in units:
+        # Kernels are named after a node or after a tensor that it computes, so both lead to the unit.
         names.update(dict.fromkeys((*unit.nodes, *unit.tensors), unit.name))
         makers.update(dict.fromkeys(unit.tensors, unit.name))
         for tensor in unit.reads:
@@ -109,6 +111,7 @@ def measure_costs(
     integers = timed_profile(int8_model, settings, feed, runs=_RUNS).kernels
     us_per_element = _measure_conversion(integers)
     sizes = _count_elements(prepared.model)
+    # Only tensors between units can be converted. Those inside a unit are always of one kind.
     handed = [tensor for tensor in makers if tensor in readers]
     return Costs(
         _sum_by_unit(floats, names),
@@ -124,6 +127,7 @@ def find_unit(kernel: str, names: Mapping[str, str]) -> str | None:
     the node or tensor that it was fused from.
     """
     end = len(kernel)
+    # Fused kernels have a suffix after the name of a node, and the longest known name is the right one.
     while end > 0:
         unit = names.get(kernel[:end])
         if unit is not None and not kernel[end : end + 1].isalnum():

@@ -35,6 +35,7 @@ def find_units(model: ir.Model) -> tuple[Unit, ...]:
     for layer in find_layers(model):
         unit_of[layer.name] = layer.name
         for node in followers.find(layer.output).nodes:
+            # Kernels fuse a layer with what follows element by element. A node after two layers goes with the first.
             unit_of.setdefault(node.name, layer.name)
     members: dict[str, list[ir.Node]] = {}
     for node in model.graph:

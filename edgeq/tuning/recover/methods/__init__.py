@@ -37,6 +37,7 @@ def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
         slow_last: whether recoveries that take long to apply come last, one by one.
     """
     every = recoveries()
+    # Only a repair moves them to the end, because a user waits for it; a search has a budget of its own.
     slow = [name for name, recovery in every.items() if slow_last and recovery.slow]
     free = tuple(name for name, recovery in every.items() if recovery.free and name not in slow)
     costly = (name for name, recovery in every.items() if recovery.searched and not recovery.free)

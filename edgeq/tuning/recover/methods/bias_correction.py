@@ -153,6 +153,7 @@ class BiasCorrection(Recovery):
         assert state.artifact is not None
         file = QuantizedFile.load(state.artifact.model)
         layers = find_layers(state.prepared.model)
+        # A bias that two layers share cannot be right for both.
         integers = [i for i in file.integer_layers(layers) if i.bias is not None and not i.has_other_readers]
         if not integers:
             return state.note(f"{self.name}: no layer has an int32 bias of its own")
@@ -196,6 +197,7 @@ def correct_biases(
         for i in integers
     }
     targets, largest = measure_float_means(prepared, views, samples, store=store)
+    # Large activations leave room for fewer samples, but one is always used.
     count = int(np.clip(MEMORY // (_TENSORS_IN_MEMORY * largest), 1, len(samples)))
     expanded_model = expand_integers(file.model)
     tensors = GraphIndex(expanded_model).values
@@ -226,6 +228,7 @@ def find_shift(view: OutputView, targets: Floats, values: Sequence[NDArray[Any]]
     differences, slopes = [], []
     for target, value in zip(targets, values, strict=True):
         table = view.table(value)
+        # The slope is a difference over this step. A smaller one would be lost in float32's rounding.
         step = np.float32(max(1e-3, 1e-2 * float(np.abs(table).mean())))
         with np.errstate(invalid="ignore"):
             differences.append(target - view.means(table))

@@ -48,9 +48,11 @@ _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Le
 # Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is their sum
 # minus 1.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
+# Scaling one pair changes the range that the next pair sees, so the first pairs are visited again.
 _SWEEPS = 2
 _MIN_GAIN = 10 ** (-1 / 10)
 """A gain of one decibel multiplies the noise by this factor. A smaller gain is not worth building another model."""
+# It bounds the factor of a channel that is almost always zero.
 _WIDEST = 1e3
 # A channel counts as cut if it reaches this share of the Clip's bound.
 _CUT = 1 - 1e-6
@@ -75,6 +77,7 @@ class CrossLayerEqualization(Recovery):
         del progress
         float_nodes = set(state.scheme.exclude)
         every = find_pairs(state.prepared.model)
+        # A pair that stays in float as a whole gains nothing from another scale.
         pairs = [p for p in every if not float_nodes.issuperset((p.maker.name, *(r.name for r in p.readers)))]
         if not pairs:
             return state.note(f"{self.name}: no layer's output is read only by layers")
@@ -211,6 +214,7 @@ def find_best_factor(
     reach = _reach(pair.maker, weights), np.maximum(tensor_figures.below, tensor_figures.above)
     behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
     ones = np.ones(pair.maker.outputs)
+    # The unscaled pair sets the bar, less the gain that makes another model worthwhile.
     best, bar = None, _MIN_GAIN * estimate_noise(weights, pair, input_figures, tensor_figures, ones, scheme)
     for maker_power, tensor_power in _POWERS:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -248,6 +252,7 @@ def estimate_noise(
         rows = weights.rows(reader) * spread_over_taps(reader, factor)
         errors = _rounding_errors(rows, scheme.per_channel, highest - lowest)
         total += float((errors**2 * spread_over_taps(reader, scaled.power)).sum())
+    # With one scale for each output, dividing a row changes its scale but not its relative errors.
     if not scheme.per_channel:
         rows = weights.rows(pair.maker) / factor.reshape(pair.maker.groups, -1, 1)
         errors = _rounding_errors(rows, False, highest - lowest)
@@ -286,6 +291,7 @@ def _limit_factor(factor: Floats, reached: Floats) -> Floats:
     scaling it cuts no other channel.
     """
     cut = reached >= _CUT
+    # A cut channel has its value at the bound, so the bound must not move for it.
     if cut.any():
         factor = np.where(cut, 1.0, factor / factor[cut].max())
     return np.maximum(factor, reached)

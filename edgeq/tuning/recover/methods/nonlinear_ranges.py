@@ -35,6 +35,7 @@ class NonlinearRanges(Recovery):
         scheme = state.scheme
         kind = f"{scheme.activation_type}-{'symmetric' if scheme.activation_symmetric else 'asymmetric'}"
         path = workdir.parent / f"ranges-{kind}-{state.prepared.digest}.json"
+        # Write the choice once: a search builds dozens of candidates from one float model.
         if not path.exists():
             choices = _choose_ranges(state, grid_of(scheme.activation_type, scheme.activation_symmetric), progress)
             path.write_text(json.dumps({name: [r.low, r.high] for name, r in choices.items()}), "utf-8")
@@ -55,6 +56,7 @@ def _choose_ranges(state: RecoveryState, grid: Grid, progress: Progress) -> dict
         for name in state.ranges:
             advance(1)
             follower = followers.find(name)
+            # If anything else reads the tensor directly, its error before the function matters too.
             if follower.nodes and name not in follower.ends and name in state.statistics.tensors:
                 best = find_range_before(state.statistics.tensors[name], followers.function(follower), grid)
                 if best is not None:

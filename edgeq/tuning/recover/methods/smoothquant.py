@@ -34,9 +34,11 @@ from edgeq.util.display import SILENT, Progress
 ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 MIN_GAIN_DB = 1.0
 """A smaller gain is not worth the time of another Mul."""
+# Each sample costs a run of the float model.
 MAX_SAMPLES = 64
 ROWS = 256
 """Number of rows of each input on which alpha is chosen. Each sample gives the same number of rows."""
+# With more outputs, every alpha would take longer to try.
 _COLUMNS = 512
 Floats = NDArray[np.float32]
 
@@ -65,6 +67,7 @@ class SmoothQuant(Recovery):
         )
         if not changed:
             return state.note(f"{self.name}: no product with a constant matrix gains from it")
+        # Name the products of the model before the change, because users exclude nodes by these names.
         groups = find_product_groups(state.prepared.model)
         nodes = {name for group in groups if group.tensor in changed for name in group.products}
         return state.replace(prepared=prepared, changed=state.changed | nodes).note(
@@ -138,6 +141,7 @@ def smooth(
     factors: dict[str, Floats] = {}
     with progress.stage("Smoothing", len(groups)) as advance:
         for group in groups:
+            # Products that read one tensor share its factor, so their matrices are judged as one.
             matrix = np.concatenate([_matrix(nodes[name]) for name in group.products], axis=1)
             factor = find_best_factor(figures[group.tensor], matrix, symmetric=symmetric)
             if factor is not None:
@@ -160,6 +164,7 @@ def find_product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple
     """
     products_by_tensor: dict[str, list[str]] = {}
     for node in model.graph:
+        # A fused Attention reads a constant matrix like a product, and its input has outliers as well.
         fused = node.op_type == "Attention" and node.domain == MICROSOFT
         if not (fused or is_op(node, "MatMul", "Gemm")) or node.name in exclude:
             continue
@@ -201,6 +206,7 @@ def find_best_factor(figures: InputFigures, matrix: Floats, *, symmetric: bool) 
         matrix: [channels, outputs].
         symmetric: whether activations will be quantized around zero.
     """
+    # Every n-th column instead of the first ones, so that all parts of the matrix count.
     columns = matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
     exact = figures.rows @ columns
 
@@ -245,6 +251,7 @@ def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[st
         k, x = factors[group.tensor], index.values[group.tensor]
         nodes = [index.nodes[name] for name in group.products]
         normalization = x.producer()
+        # Fold the division into the normalization's own weights, so that it costs nothing at run time.
         if normalization is not None and _feeds_only(normalization, nodes):
             for place in (1, 2):
                 weights = constant(node_input(normalization, place))

@@ -74,6 +74,7 @@ def find_gates(model: ir.Model) -> tuple[Gate, ...]:
             continue
         for value, gate in (tuple(node.inputs), tuple(reversed(node.inputs))):
             layer = by_output.get(name_of(value))
+            # A MatMul has no bias, and its channels are not on the second axis, which the plan relies on.
             if layer is None or layer.op_type == "MatMul" or not weights.are_read_once(layer.weight, layer.bias):
                 continue
             follower = _cut_follower(followers.find(layer.output), node)
@@ -122,6 +123,7 @@ def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> Non
         attributes=original.attributes,
         domain=original.domain,
     )
+    # Only the product reads the second form. The gate keeps the first, whose range suits it.
     product = index.nodes[gate.product]
     product.replace_input_with(product.inputs.index(output), second)
     for reader in gate.readers:
@@ -145,6 +147,7 @@ def _cut_follower(follower: Follower, end: ir.Node) -> Follower | None:
         return None
     read_outside = {name_of(value) for node in inside - ancestors for value in node.inputs} | set(follower.ends)
     inner = {name_of(node.outputs[0]) for node in ancestors - {end}} | {follower.tensor}
+    # A tensor that something else reads must keep its values, so the gate cannot be cut out.
     if inner & read_outside:
         return None
     return Follower(follower.tensor, tuple(n for n in follower.nodes if n in ancestors), (name_of(end.outputs[0]),))
@@ -160,7 +163,9 @@ def _find_readers(
 
 
 # Candidates for the ratio of the range of y' below zero to its range above zero.
+# The gate is nearly closed below zero, so it may pay to give that side fewer or more of the steps.
 _BALANCES = (0.25, 0.5, 1.0, 2.0)
+# A channel of zeros would have the factor 0, and dividing by it would make its weights infinite.
 _SMALLEST = 1e-3
 
 
@@ -211,6 +216,7 @@ def plan_gates(
         product = followers.function(gate.follower)
         head = Follower(gate.layer.output, gate.follower.nodes[:-1], (gate.gate,))
         opening = followers.function(head)
+        # An error counts as much as the layers that read it amplify it.
         weight = sum((weights.input_importance(r) for r in gate.readers), np.zeros(gate.layer.outputs))
         if not gate.readers:
             weight = np.ones(gate.layer.outputs)
@@ -227,6 +233,7 @@ def select_splits(plans: Sequence[GateSplit], share: float) -> tuple[GateSplit, 
     """
     remaining = sum(plan.error_before for plan in plans)
     worthwhile = []
+    # The largest gain first, so that the loop may end at the first gain that is too small.
     for plan in sorted(plans, key=lambda p: p.error_after - p.error_before):
         gain = plan.error_before - plan.error_after
         if gain <= share * remaining:

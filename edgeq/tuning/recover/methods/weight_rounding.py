@@ -51,6 +51,7 @@ MEMORY = 2**29
 LARGEST = 2**26
 """Limit of entries in a layer's second moment (groups x taps^2): half a gigabyte. Larger layers are skipped."""
 _SAMPLES = 32  # the largest number of samples, spread evenly over all samples
+# Fewer patches than taps would make the covariance singular.
 _PATCHES_PER_TAP = 4
 _MIN_PATCHES, _MAX_PATCHES = 512, 8192
 _MAX_STORED_BYTES = 2**23
@@ -103,6 +104,7 @@ def measure_moments(
         layers = [layer for layer in layers if layer not in stored]
     if not layers:
         return
+    # The moments of a larger layer alone would exceed the memory of a pass.
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
     parts = list(partitions(((layer, 8 * layer.groups * layer.taps**2) for layer in fitting), memory))
     total = min(_SAMPLES, len(samples))
@@ -112,11 +114,13 @@ def measure_moments(
             sources = [layer.source for layer in partition]
             for number, values in enumerate(tensor_values(prepared, sources, spread(samples, _SAMPLES))):
                 for layer in partition:
+                    # Seed by the sample and the layer's size, so that the order of the passes decides nothing.
                     random = np.random.default_rng([number, layer.taps])
                     sums[layer.name].add(values[layer.source], total, random)
                 advance(1)
             for layer in partition:
                 moments = sums.pop(layer.name).moments()
+                # Very large moments would fill the folder.
                 if store is not None and moments.covariance.nbytes <= _MAX_STORED_BYTES:
                     np.savez(
                         _moments_file(store, layer),
@@ -227,6 +231,7 @@ def _round_product(product: ir.Node, rows: Floats, metric: Floats) -> float:
         round_rows(rows, metric, low[None], high[None], scale=fitted.steps.astype(np.float64)[None])[0]
     )
     choices = (stored, fitted, rounded)
+    # Each output keeps what it has if neither alternative is better, so the method never does harm.
     errors = np.array([squared(rows - b.matrix().T.astype(np.float64), metric)[0] for b in choices])
     best = errors.argmin(0)
     store_blocks(product, _join_blocks(choices, best))
@@ -317,6 +322,7 @@ def round_layer(
     zero = integer.per_row(integer.params.zero_point)
     old = file.weight(integer)
     mean = moments.mean[:, None, :]
+    # Without a bias, the mean error stays in the output, so it counts as error as well.
     shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
     metric = damped(shape, integer.input_scale)
     new = _load_or_round(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
