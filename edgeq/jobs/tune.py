@@ -422,7 +422,7 @@ def tune(
         threads = thread_counts(machine.usable_threads if only is None or only.threaded else 1)
         journaled = JournaledEvaluator(evaluator, journal)
         variants = 2 if field.plugins else 1
-        left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s, variants)
+        left_s = goal.budget_s and deadline.remaining_s() - _reserved_s(job, deadline, goal.budget_s, variants)
         try:
             searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)
         except (KeyboardInterrupt, BoardError):
@@ -467,4 +467,4 @@ def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int)
     samples = job.statistics.samples if job.statistics is not None else 0
     likely = variants * deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
     least, most = _RESERVED
-    return min(max(_RESERVED_S + likely, least * budget_s), most * budget_s, deadline.left_s())
+    return min(max(_RESERVED_S + likely, least * budget_s), most * budget_s, deadline.remaining_s())

@@ -54,7 +54,7 @@ class BudgetClock:
         """Return whether the budget is used up."""
         return self._budget is not None and self.elapsed_s >= self._budget
 
-    def left_s(self, limit: float = float("inf")) -> float:
+    def remaining_s(self, limit: float = float("inf")) -> float:
         """Return the seconds until the budget is used up, but at least 0 and at most `limit`."""
         if self._budget is None:
             return limit

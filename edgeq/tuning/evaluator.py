@@ -15,6 +15,7 @@ from edgeq.tuning.float_layers import LayerRanking
 from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.space import Candidate
 
+# The float model runs with a number of threads as well, so that both are compared at their best.
 Runner = tuple[Candidate | None, int]
 """A candidate, or None for float32, and the threads that it runs with."""
 

@@ -55,7 +55,7 @@ class LayerCosts(Protocol):
     def span(self) -> float:
         """Return the cost of all layers in float minus their cost in integers."""
 
-    def further(self, name: str, float_names: Set[str]) -> float:
+    def extra_cost(self, name: str, float_names: Set[str]) -> float:
         """Return the additional cost of layer `name` in float, if the layers in `float_names` are already in float."""
 
 
@@ -74,7 +74,7 @@ class MacCosts:
         """Return the multiply-accumulates of all layers."""
         return float(sum(self.macs.values()))
 
-    def further(self, name: str, float_names: Set[str]) -> float:
+    def extra_cost(self, name: str, float_names: Set[str]) -> float:
         """Return the layer's own multiply-accumulates, whichever other layers are in float."""
         return float(self.macs[name])
 
@@ -249,7 +249,7 @@ def find_affordable(ranking: LayerRanking, headroom: float) -> tuple[RankedLayer
     spent, count = 0.0, 0
     layer_count = len(ranking.layers) - (ranking.field != EIGHT_BIT)
     for position, layer in enumerate(ranking.layers[:layer_count], 1):
-        spent += ranking.costs.further(layer.name, float_names)
+        spent += ranking.costs.extra_cost(layer.name, float_names)
         float_names.add(layer.name)
         if spent <= limit:
             count = position
@@ -312,5 +312,5 @@ def _sort_by_saving(layers: Sequence[RankedLayer], costs: LayerCosts) -> list[Ra
     first.
     """
     names = {layer.name for layer in layers}
-    saved = {layer.name: costs.further(layer.name, names) for layer in layers}
+    saved = {layer.name: costs.extra_cost(layer.name, names) for layer in layers}
     return sorted((layer for layer in layers if saved[layer.name] > 0), key=lambda layer: -saved[layer.name])

@@ -65,9 +65,9 @@ def halve_candidates(trials: Trials) -> None:
     for samples in list_rounds(trials):
         # The time per sample is known from the round before, so predict whether this round fits into the budget.
         best, round_s = trials.promising(), each_s * (samples - sample_count)
-        if round_s * len(best) > deadline.left_s() or deadline.passed():
+        if round_s * len(best) > deadline.remaining_s() or deadline.passed():
             # Measure at least the most promising candidate in full: any result is better than none.
-            affordable = max(1, int(deadline.left_s() / round_s)) if round_s else 1
+            affordable = max(1, int(deadline.remaining_s() / round_s)) if round_s else 1
             for trial in best[affordable:]:
                 trials.eliminate(trial.name, OUT_OF_TIME)
         entered = trials.alive()
@@ -101,7 +101,7 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
         return trials[candidate.name]
     sample_count, each_s = 0, 0.0  # samples so far; seconds per sample
     for samples in list_rounds(trials):
-        if each_s * (samples - sample_count) > trials.deadline.left_s():
+        if each_s * (samples - sample_count) > trials.deadline.remaining_s():
             trials.eliminate(candidate.name, OUT_OF_TIME)
             return trials[candidate.name]
         start = trials.deadline.elapsed_s
@@ -170,7 +170,7 @@ def simulate_trial(trials: Trials, trial: Trial) -> Trial:
     if trial.simulated is not None or not trials.meets(trial):
         return trial
     try:
-        assessment = trials.evaluator.simulate(trial.candidate, trials.goal.max_drop, trials.deadline.left_s())
+        assessment = trials.evaluator.simulate(trial.candidate, trials.goal.max_drop, trials.deadline.remaining_s())
     except RuntimeUnavailableError as error:
         trials.eliminate(trial.name, error.problem)
         return trials.update(trial.name, assessment=None)
@@ -213,7 +213,7 @@ def choose_best(trials: Trials, threads: Sequence[int]) -> None:
         set()
     )  # Structures that were in a last race. Each further race adds others, so the loop ends.
     while finalists := _select_finalists(trials, raced_structures):
-        seconds = trials.deadline.left_s(RACE_S)
+        seconds = trials.deadline.remaining_s(RACE_S)
         # All trials that qualify get these numbers of threads, because speeds with other numbers cannot be compared
         # with this race.
         remaining = [t for t in trials.qualified() if t.name not in {f.name for f in finalists}]
@@ -239,7 +239,7 @@ def _time_nearest(trials: Trials) -> None:
     measured = [t for t in trials if t.candidate.quantized and t.assessment is not None and t.assessment.complete]
     nearest = min(measured, key=lambda t: t.loss, default=None)
     if nearest is not None and trials.with_timing(nearest).timing is None and not trials.deadline.passed():
-        race(trials, [nearest], trials.deadline.left_s(SHORT_S))
+        race(trials, [nearest], trials.deadline.remaining_s(SHORT_S))
 
 
 def _select_finalists(trials: Trials, raced_structures: Collection[str]) -> list[Trial]:
@@ -318,7 +318,7 @@ def find_fallback(trials: Trials, winner: Trial | None) -> str:
     timed = [t for t in forms if t.timing is not None]
     untimed = [t for t in forms if t.timing is None and (is_same_file(t, winner) or not timed)][: trials.pace.finalists]
     if untimed and not trials.deadline.passed():
-        race(trials, untimed, trials.deadline.left_s(SHORT_S))
+        race(trials, untimed, trials.deadline.remaining_s(SHORT_S))
         timed += [trials[t.name] for t in untimed]
     for trial in sorted(timed, key=lambda t: (t.latency, not is_same_file(t, winner))):
         if trial.latency > 1:

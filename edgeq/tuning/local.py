@@ -123,10 +123,10 @@ class LocalEvaluator:
         self._accuracy = AccuracyMeter(
             job.validation, job.prepared.path, workdir, basis=job.basis, progress=progress, **meter_options
         )
-        self._shared = None
+        self._worker_job = None
         if job.workers is not None:
-            self._shared = build_assessment_job(job.workers, job, **meter_options)
-            if self._shared is None:
+            self._worker_job = build_assessment_job(job.workers, job, **meter_options)
+            if self._worker_job is None:
                 progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
         (workdir / "recover").mkdir()
@@ -185,9 +185,9 @@ class LocalEvaluator:
         """See `Evaluator.assess`. A candidate never runs a sample twice."""
         assessments = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
-            if self._shared is not None and self._job.workers is not None:
+            if self._worker_job is not None and self._job.workers is not None:
                 artifacts = [(c.name, self.built(c).artifact, _can_run_together(c)) for c in candidates]
-                for name, assessment in assess_on(self._job.workers, self._shared, artifacts, samples):
+                for name, assessment in assess_on(self._job.workers, self._worker_job, artifacts, samples):
                     assessments[name] = self._with_doubt(assessment)
                     advance(samples)
                 return assessments
@@ -221,7 +221,7 @@ class LocalEvaluator:
                 decided = abs(assessment.bound - max_drop) > reach
                 previous_count, count = count, min(limit, 2 * count)
                 # The next step would take as long as all steps so far.
-                if decided or count == previous_count or deadline.left_s() < deadline.elapsed_s:
+                if decided or count == previous_count or deadline.remaining_s() < deadline.elapsed_s:
                     return assessment
 
     def proof_samples(self, simulated: int | None) -> Samples:

@@ -40,7 +40,7 @@ def choose_nearest(trials: Trials) -> None:
     claim = timing.speedup if timing is not None else None
     # A choice without any figure of its speed could not be explained to the user.
     if claim is None or (claim.interval is None and claim.estimated is None):
-        race(trials, [best], max(ESTIMATE_S, trials.deadline.left_s(SHORT_S)))
+        race(trials, [best], max(ESTIMATE_S, trials.deadline.remaining_s(SHORT_S)))
     best = trials[best.name]
     assert best.final_assessment is not None
     is_accurate = judge_accuracy(best, goal) != MISSED
@@ -69,7 +69,7 @@ def _find_nearest_int8(trials: Trials) -> Trial | None:
     """
     groups = group_by_structure(_list_int8_forms(trials))
     contenders = [g[0] for g in groups if trials.cost(g[0]) <= trials.cost(groups[0][0]) * (1 + BEHIND)]
-    seconds = trials.deadline.left_s(RACE_S / 2)
+    seconds = trials.deadline.remaining_s(RACE_S / 2)
     if trials.by_time and len(contenders) > 1 and seconds:
         race(trials, contenders[: trials.pace.finalists], seconds, rough=False)
     forms = _list_int8_forms(trials)

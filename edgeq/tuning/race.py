@@ -40,7 +40,7 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
     """
     if not trials.alive():
         return
-    seconds = trials.pace.first_races * trials.deadline.left_s(RACE_S)
+    seconds = trials.pace.first_races * trials.deadline.remaining_s(RACE_S)
     for when in ("first", "again"):
         float_ms = choose_threads(trials, trials.alive(), threads, seconds, when)
         runners = [group[0] for group in group_by_structure(trials.alive())]
@@ -70,7 +70,7 @@ def race_new(trials: Trials) -> None:
     """Time the structures that qualify and were never timed, to see whether further candidates need to be tried."""
     new = [t for t in trials.qualified() if trials.with_timing(t).timing is None]
     if new:
-        race(trials, [group[0] for group in group_by_structure(new)], trials.deadline.left_s(SHORT_S))
+        race(trials, [group[0] for group in group_by_structure(new)], trials.deadline.remaining_s(SHORT_S))
 
 
 def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: bool = True) -> Race:
@@ -110,7 +110,7 @@ def race_until_claimed(
         measurable = (t for t in now if t.timing and t.timing.speedup and 2 * t.timing.speedup.pairs >= FEWEST_PAIRS)
         unclear = (t for t in measurable if t.verdict == UNKNOWN)
         undecided = any(not any(trials.is_cheaper(rival, trial) for rival in sure) for trial in unclear)
-        if not undecided or trials.deadline.passed() or seconds > trials.deadline.left_s(longest):
+        if not undecided or trials.deadline.passed() or seconds > trials.deadline.remaining_s(longest):
             return raced
 
 

@@ -84,7 +84,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
 
     def expired() -> bool:
         """Return whether another attempt would probably exceed the budget."""
-        return deadline.passed() or deadline.left_s() < longest_s
+        return deadline.passed() or deadline.remaining_s() < longest_s
 
     for position, group in enumerate(groups):
         if not group:
@@ -147,7 +147,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     """Try `base` with layers in float, chosen by the evaluator's ranking, until it meets the goal at the least cost."""
     if not trials.pace.float_sets:
         return
-    ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.left_s())
+    ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.remaining_s())
     field, scheme, max_drop = ranking.field, base.candidate.scheme, trials.goal.max_drop
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
@@ -191,7 +191,7 @@ def _select_bases(trials: Trials) -> list[Trial]:
     doubtful = [t for t in short[: trials.pace.finalists] if t.timing is not None and t.verdict == UNKNOWN]
     if doubtful and not trials.deadline.passed():
         runners = trials.qualified()[:1] + doubtful
-        race_until_claimed(trials, runners, trials.deadline.left_s(RACE_S / 2), RACE_S, rough=True)
+        race_until_claimed(trials, runners, trials.deadline.remaining_s(RACE_S / 2), RACE_S, rough=True)
         short = _list_short(trials)
     contenders = [t for t in short if trials.cost(t) <= trials.cost(short[0]) * (1 + trials.pace.gain)]
     bases = [*sorted(contenders, key=lambda t: t.loss), *short[len(contenders) :]][: trials.pace.recovered]

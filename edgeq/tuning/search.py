@@ -179,7 +179,7 @@ class Searches:
                 self.progress.note("it does not do as well here: the whole search follows")
             # An engine that crashed in the narrowed search would crash again.
             space = replace(space, field=space.field.without(self.failed()))
-        clock = BudgetClock(None if budget_s is None else total.left_s())
+        clock = BudgetClock(None if budget_s is None else total.remaining_s())
         outcome, field = self._search_space(space, clock, self.goal)
         return Searched(memory.with_earlier_claim(outcome), field, note)
 

@@ -127,7 +127,7 @@ def sort_by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[Ran
     float_names: set[str] = set()
     while remaining:
         # Greedy, because the cost of a layer changes with each neighbour that goes to float.
-        best = max(remaining, key=lambda layer: layer.noise / max(costs.further(layer.name, float_names), _MIN_US))
+        best = max(remaining, key=lambda layer: layer.noise / max(costs.extra_cost(layer.name, float_names), _MIN_US))
         order.append(best)
         float_names.add(best.name)
         remaining.remove(best)

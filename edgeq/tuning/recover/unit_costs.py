@@ -52,7 +52,7 @@ class Costs:
         """Return the microseconds of all units in float minus those of all units in integers, without conversions."""
         return sum(self.float_us.values()) - sum(self.int8_us.values())
 
-    def further(self, name: str, float_names: Set[str]) -> float:
+    def extra_cost(self, name: str, float_names: Set[str]) -> float:
         """Return the microseconds that one more unit in float costs if the units in `float_names` are already in float.
         The result is negative if the unit saves more by fewer conversions than it costs.
         """

@@ -46,5 +46,6 @@ def find_units(model: ir.Model) -> tuple[Unit, ...]:
 def _build_unit(name: str, nodes: list[ir.Node]) -> Unit:
     tensors = [name_of(value) for node in nodes for value in node.outputs if value.name]
     inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
+    # Constants are never converted at run time, so they are no border between units.
     reads = [name_of(value) for value in inputs if not value.is_initializer() and name_of(value) not in tensors]
     return Unit(name, tuple(node.name or "" for node in nodes), tuple(tensors), tuple(reads))

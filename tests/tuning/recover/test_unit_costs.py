@@ -43,14 +43,14 @@ def total(made: Costs, kept: set[str]) -> float:
 @given(costs(), st.sets(st.sampled_from(UNITS)), st.sampled_from(UNITS))
 def test_what_one_more_adds(made: Costs, kept: set[str], name: str) -> None:
     wanted = total(made, kept | {name}) - total(made, kept - {name})
-    assert made.further(name, kept - {name}) == pytest.approx(wanted, abs=1e-6)
-    assert made.further(name, kept | {name}) == made.further(name, kept - {name})
+    assert made.extra_cost(name, kept - {name}) == pytest.approx(wanted, abs=1e-6)
+    assert made.extra_cost(name, kept | {name}) == made.extra_cost(name, kept - {name})
 
 
 def test_neighbours_in_float_share_their_conversions() -> None:
     made = Costs({"a": 5, "b": 5}, {"a": 2, "b": 2}, {"t": 10}, {"t": "a"}, {"t": ("b",)})
-    assert made.further("a", set()) == made.further("b", set()) == 13
-    assert made.further("b", {"a"}) == -7
+    assert made.extra_cost("a", set()) == made.extra_cost("b", set()) == 13
+    assert made.extra_cost("b", {"a"}) == -7
     assert made.span == 6
 
 
