@@ -27,7 +27,7 @@ def describe_loss(assessment: Assessment) -> str:
     """
     if assessment.basis == "noise":
         return f"has {format_decibels(assessment.drop)} SQNR"
-    # Compare the texts, not the numbers: a bound that differs only after rounding would be repeated.
+    # Compare the texts, not the numbers, because a bound that reads the same says nothing more.
     text, bound = f"loses {format_points(assessment.drop)}", format_points(assessment.bound)
     return text if bound == format_points(assessment.drop) else f"{text}, up to {bound} over many other samples"
 

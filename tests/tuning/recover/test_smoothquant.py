@@ -13,7 +13,7 @@ from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import RecoveryState
 from edgeq.tuning.recover.methods.smoothquant import (
-    InputFigures,
+    ObservedInput,
     SmoothQuant,
     find_best_factor,
     find_product_groups,
@@ -80,9 +80,9 @@ def test_products_that_share_an_input_are_one_group(tmp_path: Path) -> None:
     assert "q.t" not in groups, "a product of two activations has no weights to take the scale"
 
 
-def observed(rows: np.ndarray) -> InputFigures:
+def observed(rows: np.ndarray) -> ObservedInput:
     """Return the record of a tensor that has only these rows."""
-    return InputFigures(rows.min(axis=0, initial=0), rows.max(axis=0, initial=0), rows)
+    return ObservedInput(rows.min(axis=0, initial=0), rows.max(axis=0, initial=0), rows)
 
 
 def test_outliers_get_a_factor_and_equal_channels_none() -> None:

@@ -89,7 +89,7 @@ class ProductGroup:
 
 
 @dataclass(frozen=True)
-class InputFigures:
+class ObservedInput:
     """Hold figures of one tensor: the range of each channel, always with zero in it, and rows [rows, channels] on which
     factors are evaluated.
 
@@ -177,7 +177,7 @@ def find_product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple
 
 def observe(
     prepared: PreparedModel, groups: Sequence[ProductGroup], samples: Samples, progress: Progress
-) -> dict[str, InputFigures]:
+) -> dict[str, ObservedInput]:
     """Return the values of the groups' tensors on at most `MAX_SAMPLES` samples, spread evenly over all samples."""
     names = [group.tensor for group in groups]
     stride = max(1, len(samples) // MAX_SAMPLES)
@@ -196,10 +196,10 @@ def observe(
                 ranges[name] = np.minimum(low, lowest), np.maximum(high, highest)
                 rows[name].append(table[:: max(1, len(table) // row_count)][:row_count].copy())
             advance(1)
-    return {name: InputFigures(*ranges[name], np.concatenate(rows[name])) for name in names}
+    return {name: ObservedInput(*ranges[name], np.concatenate(rows[name])) for name in names}
 
 
-def find_best_factor(figures: InputFigures, matrix: Floats, *, symmetric: bool) -> Floats | None:
+def find_best_factor(figures: ObservedInput, matrix: Floats, *, symmetric: bool) -> Floats | None:
     """Return the k, float32 [channels], with the least error of the product; None if no k gains `MIN_GAIN_DB`.
 
     Args:
