@@ -41,13 +41,14 @@ from edgeq.measure.task import Task
 from edgeq.measure.tasks.detection import Detection, input_size
 from edgeq.model.macs import node_macs
 from edgeq.prove.job import Request, collect_statistics
-from edgeq.reporting.tuning_record import Screening
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.accuracy_estimate import AgreementEstimate, assess
-from edgeq.tuning.goal import BudgetClock, Goal
-from edgeq.tuning.judge import decide
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.judge import choose_best
 from edgeq.tuning.local import LocalEvaluator
+from edgeq.tuning.measurements import Screening
 from edgeq.tuning.recover.methods import recovery_groups
 from edgeq.tuning.space import Candidate, in_float, kernel_candidates, method_candidates
 from edgeq.tuning.trials import Trials
@@ -211,10 +212,10 @@ def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> 
         table = Trials(Counted(), Goal(max_drop=goal), BudgetClock(None))  # type: ignore[arg-type]
         for name, (candidate, screening) in stored.screenings.items():
             table.add(candidate)
-            table.screened(name, screening)
+            table.record_screening(name, screening)
             table.update(name, assessment=assessments[name])
         qualified = [t.name for t in table.qualified()]
-        decide(table, (0,))
+        choose_best(table, (0,))
         found[goal] = [t.name for t in table if t.status == "chosen"] + qualified
     return found
 

@@ -37,11 +37,12 @@ from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.model.sizes import free_sizes
 from edgeq.prove.job import Request, build, collect_statistics
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tuning.accuracy import AccuracyMeter
-from edgeq.tuning.goal import Goal, parse_budget
+from edgeq.tuning.budget import parse_budget
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.measurements import Assessment
 from edgeq.util.display import Silent
 from edgeq.util.numbers import parse_drop
 
@@ -141,7 +142,7 @@ def judged(case: Case, model: Path, there: Any, count: int, folder: Path) -> Ass
     `count` of them also run in the simulator.
     """
     meter = AccuracyMeter(
-        every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), held="seen"
+        every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), loss_kind="seen"
     )
     here = open_session(model, SessionSettings(optimization="none"))
     whole = meter.assess("tuned", lambda: here, meter.total, lambda seen: None)

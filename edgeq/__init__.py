@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from edgeq.retargeting.run import retarget
     from edgeq.scheme import Scheme
     from edgeq.tuning.goal import Goal
-    from edgeq.tuning.recover.closer import recovering
+    from edgeq.tuning.recover.float_search import recovering
     from edgeq.util.display import SILENT
     from edgeq.util.records import plain
 
@@ -71,7 +71,7 @@ _PUBLIC = {
     "pull": "edgeq.bundle.transfer:pull_bundle",
     "push": "edgeq.bundle.transfer:push_bundle",
     "quantize": "edgeq.jobs.quantize:quantize",
-    "recovering": "edgeq.tuning.recover.closer:recovering",
+    "recovering": "edgeq.tuning.recover.float_search:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
     "report": "edgeq.reporting.bundle:report_bundle",
     "retarget": "edgeq.retargeting.run:retarget",

@@ -12,7 +12,8 @@ from edgeq.calibration.files import STATISTICS, save_statistics
 from edgeq.calibration.statistics import Statistics
 from edgeq.emulate.sysroot import SYSROOT
 from edgeq.errors import OutputError
-from edgeq.tuning.journal import TUNING, Journal, claimed, clear
+from edgeq.tuning.journal import Journal
+from edgeq.tuning.run_folder import TUNING, claim_folder, clear
 from edgeq.util import outputs
 from edgeq.util.outputs import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker
 
@@ -147,7 +148,7 @@ def test_markers_are_of_one_kind(tmp_path: Path) -> None:
 
 
 def claim(folder: Path) -> None:
-    with claimed(folder):
+    with claim_folder(folder):
         assert is_marker(folder, "tuning")
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgeq.measure.agreement import Agreement, OutputAgreement
     from edgeq.prove.proof import Proof, Repair
     from edgeq.prove.saturation import Decision
-    from edgeq.remote.clock import BoardClock
+    from edgeq.tuning.clock import RemoteClock
     from edgeq.util.display import Progress
 
 _FLOAT_NODES_SHOWN = 8
@@ -179,7 +179,7 @@ def quantize_command(
     """
     from edgeq.jobs.quantize import quantize
     from edgeq.prove.job import build_arguments
-    from edgeq.tuning.recover.closer import recovering
+    from edgeq.tuning.recover.float_search import recovering
 
     result = quantize(
         **{name: options[name] for name in ("model", "output", "target")},
@@ -354,7 +354,8 @@ def tune_command(
     from edgeq.errors import GoalNotMetError, UsageError
     from edgeq.jobs.tune import plan, tune
     from edgeq.prove.job import tune_arguments
-    from edgeq.tuning.goal import Goal, parse_budget
+    from edgeq.tuning.budget import parse_budget
+    from edgeq.tuning.goal import Goal
 
     arguments = {**tune_arguments(options), "engines": engines_of(engines)}
     drop = arguments.pop("max_drop")
@@ -378,14 +379,14 @@ def tune_command(
 
 
 @contextmanager
-def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[BoardClock | None]:
+def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[RemoteClock | None]:
     if not on:
         yield None
         return
-    from edgeq.remote.clock import BoardClock
     from edgeq.remote.devices import find_fleet
+    from edgeq.tuning.clock import REGISTRY
 
-    with BoardClock(find_fleet(on), progress=progress) as clock:
+    with REGISTRY.load("boards")(find_fleet(on), progress=progress) as clock:
         yield clock
 
 
@@ -418,9 +419,9 @@ def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     if not record.get("simulated"):
         yield from _draw_timed(record, verbose=verbose)
         return
-    from edgeq.tuning.record import summary
+    from edgeq.tuning.simulated_record import summarize
 
-    yield from (f"{title}: {text}" for title, text in summary(record).items())
+    yield from (f"{title}: {text}" for title, text in summarize(record).items())
     for form in record["trials"] if verbose else ():
         kept = ", ".join(form["kept_in_float"]) or "nothing"
         lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"

@@ -49,7 +49,7 @@ from edgeq.prove.target_checks import (
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import Effort, check_effort
+from edgeq.tuning.pace import Effort, check_effort
 from edgeq.util.bundle_names import BUNDLE as SUFFIX
 from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.display import SILENT, Page, Progress

@@ -29,7 +29,7 @@ from edgeq.quantization.block_compute import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import Effort, check_effort
+from edgeq.tuning.pace import Effort, check_effort
 from edgeq.util.bundle_names import check_model_name
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.numbers import parse_drop, parse_share

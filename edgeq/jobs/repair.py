@@ -12,8 +12,9 @@ from edgeq.prove.builds import Builds, artifact_key
 from edgeq.prove.job import Built
 from edgeq.prove.proof import NotFiniteError, Proof, Repair
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import DEFAULT_DROP, Effort
+from edgeq.tuning.goal import DEFAULT_DROP
 from edgeq.tuning.ladder import climb
+from edgeq.tuning.pace import Effort
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Repairer:
                 destination or Path(tempfile.mkdtemp(prefix="repaired-", dir=job.folder)) / "model.onnx",
                 max_drop=limit,
                 effort=effort,
-                chosen=self.chosen,
+                fixed_fields=self.chosen,
                 engine=built.artifact.plugin,
             )
         return self._found[key]

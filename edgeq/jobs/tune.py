@@ -32,29 +32,31 @@ from edgeq.prove.job import Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.target_checks import artifact_checks
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
-from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
-from edgeq.tuning.engines import Field, find_field, with_entrants
-from edgeq.tuning.goal import BudgetClock, Goal, as_goal
-from edgeq.tuning.journal import (
-    COLLECTED,
-    JOURNAL,
-    Journal,
-    JournaledEvaluator,
-    check_folder,
-    claimed,
-    clear,
-    folder_of,
-    forget_record,
-    keep_record,
-)
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.clock import RemoteClock
+from edgeq.tuning.engines import Field, add_entrants, find_field
+from edgeq.tuning.goal import Goal, as_goal
+from edgeq.tuning.journal import Journal, JournaledEvaluator
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.memory import Memory, Space, memory_file, recall
-from edgeq.tuning.record import Run, bundle_note, record_of, settings_of, shortfall, timed_record
+from edgeq.tuning.record import add_elapsed, build_record
 from edgeq.tuning.recover.methods import recovery_groups
+from edgeq.tuning.run_folder import (
+    COLLECTED,
+    JOURNAL,
+    check_folder,
+    claim_folder,
+    clear,
+    folder_of,
+    remove_record,
+    save_record,
+)
+from edgeq.tuning.run_settings import Run, settings_of
 from edgeq.tuning.search import Searches
+from edgeq.tuning.simulated_record import describe_form
 from edgeq.tuning.space import (
     WORTH_A_TRY,
     Candidate,
@@ -64,7 +66,7 @@ from edgeq.tuning.space import (
     thread_counts,
 )
 from edgeq.tuning.trials import FLOAT, Outcome, Trial
-from edgeq.tuning.verdict import met, verdict
+from edgeq.tuning.verdict import describe_shortfall, describe_verdict, is_goal_met
 from edgeq.util.bundle_names import BUNDLE as SUFFIX
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
@@ -138,7 +140,7 @@ def plan(
     return CandidateList(
         target=chosen,
         goal=goal,
-        candidates=with_entrants(first, raced, unquantized=goal.objective != "size"),
+        candidates=add_entrants(first, raced, unquantized=goal.objective != "size"),
         methods=tuple(c.name for c in methods),
         recoveries=tuple(name for group in recovery_groups() for name in group) if editable else (),
         threads=thread_counts(machine.usable_threads) if timed else (),
@@ -229,8 +231,8 @@ def _write(
         )
         preferred = [winner]
     name, named = as_text(run.job.source.name), f" -t {run.target.name}" if counts else ""
-    notes = (bundle_note(record),) if counts else ()
-    record = timed_record(record, deadline)
+    notes = (describe_form(record),) if counts else ()
+    record = add_elapsed(record, deadline)
     bundle_variants(
         run.job,
         with_fallback(variant_name(run.target), stand_in, preferred),
@@ -254,9 +256,9 @@ def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: in
     coverage = target_coverage(job, built, route=route)
     judged = replace(job, validation=evaluator.proof_samples(count))
     proof = simulated_proof(job, built, prove_built(judged, built, coverage, timed=False, threads=threads, count=count))
-    size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
+    size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.host)
     there = () if run.clock is None else run.clock.checks()
-    checks = keep_strongest((*artifact_checks(built, proof, run.here, None), *there))
+    checks = keep_strongest((*artifact_checks(built, proof, run.host, None), *there))
     return ProvenVariant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
@@ -317,7 +319,7 @@ def tune(
     budget: str | float | None = None,
     engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
     fix: Mapping[str, int] | None = None,
-    clock: BoardClock | None = None,
+    clock: RemoteClock | None = None,
     resume: bool = False,
     with_float: bool = False,
     selftest: int = 2,
@@ -378,7 +380,7 @@ def tune(
     kept = folder_of(output)
     field = find_field(chosen, machine, engines, timed=timed, progress=progress)
     if clock is not None:
-        field = field.also_on(clock.engines, engines, progress)
+        field = field.limit_to(clock.engines, engines, progress)
     with (
         scratch_folder("edgeq-tune-") as folder,
         Engines(keep=True) as opener,
@@ -394,11 +396,11 @@ def tune(
         task = job.task
         run = Run(job, chosen, here, machine, task, goal, clock, workdir, progress)
         settings = settings_of(run, field)
-        held.enter_context(claimed(kept))
-        forget_record(kept)
+        held.enter_context(claim_folder(kept))
+        remove_record(kept)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
-        if journal.known:
-            progress.note(f"continuing from {journal.path}: {journal.known} measurements are known")
+        if journal.count:
+            progress.note(f"continuing from {journal.path}: {journal.count} measurements are known")
         if job.statistics is not None and statistics is None:
             save_statistics(job.statistics, collected, force=True)
         evaluator = LocalEvaluator(
@@ -421,25 +423,25 @@ def tune(
         threads = thread_counts(machine.usable_threads if only is None or only.threaded else 1)
         journaled = JournaledEvaluator(evaluator, journal)
         variants = 2 if field.plugins else 1
-        left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s, variants)
+        left_s = goal.budget_s and deadline.remaining_s() - _reserved_s(job, deadline, goal.budget_s, variants)
         try:
             searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)
         except (KeyboardInterrupt, BoardError):
-            progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume continues from them")
+            progress.note(f"{journal.count} measurements are kept in {journal.path}: --resume continues from them")
             raise
-        outcome, record = searched.outcome, record_of(run, evaluator, searched, deadline.elapsed_s)
+        outcome, record = searched.outcome, build_record(run, evaluator, searched, deadline.elapsed_s)
         if outcome.winner is None:
-            keep_record(kept, record)
+            save_record(kept, record)
             raise GoalNotMetError(_missed(run, outcome, timed=timed), f"-v lists all candidates; {_kept(kept)}", record)
         how = {"selftest": selftest, "with_float": with_float, "force": force}
         proof = _write(run, evaluator, outcome, outcome.winner, record, output, deadline, **how)
-        record = timed_record(record, deadline)
-        if not met(outcome, goal):
-            keep_record(kept, record)
+        record = add_elapsed(record, deadline)
+        if not is_goal_met(outcome, goal):
+            save_record(kept, record)
             hint = f"{shown(output)} contains the nearest; {_kept(kept)}"
             raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
         if outcome.winner.verdict == UNKNOWN:
-            keep_record(kept, record)
+            save_record(kept, record)
             progress.note(f"the measurements are kept in {shown(kept)}")
         else:
             clear(kept, progress)
@@ -449,7 +451,9 @@ def tune(
 
 def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
     """Return one line that states why the goal was not met."""
-    return "; ".join(verdict(outcome, run.goal)) if timed else shortfall(run.target, run.goal, outcome)
+    return (
+        "; ".join(describe_verdict(outcome, run.goal)) if timed else describe_shortfall(run.target, run.goal, outcome)
+    )
 
 
 def _kept(folder: Path) -> str:
@@ -464,4 +468,4 @@ def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int)
     samples = job.statistics.samples if job.statistics is not None else 0
     likely = variants * deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
     least, most = _RESERVED
-    return min(max(_RESERVED_S + likely, least * budget_s), most * budget_s, deadline.left_s())
+    return min(max(_RESERVED_S + likely, least * budget_s), most * budget_s, deadline.remaining_s())

@@ -50,7 +50,7 @@ class _Ready:
 class BoardClock:
     """Time models on boards of one kind. The boards take turns, so that one rests while another works.
 
-    See `edgeq.tuning.sessions.Clock`.
+    See `edgeq.tuning.clock.Clock`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Define the record of a tuning run, which `edgeq tune` writes and the report reads. docs/tune.md lists the keys."""
+"""Read the part of a tuning record that the report draws. `edgeq.tuning.record` writes the whole record."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from edgeq_device.measure.claim import UNKNOWN, Claim
-
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.run.engines import DEFAULT
-from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
-
-SCHEMA = "edgeq.tuning/1"
-_NINE_OF_TEN = 1.2816  # one-sided 90 % quantile of the normal distribution
-_AS_MANY = _NINE_OF_TEN * math.sqrt(2)  # factor for the difference between two equally uncertain sets of samples
-_SURE = 1.96  # two-sided 95 % quantile of the normal distribution
-
-Stage = Literal["space", "recovery", "exclusion", "threads"]
-Status = Literal["chosen", "qualified", "short", "eliminated"]
-Basis = Literal["labels", "agreement", "noise"]
+from edgeq.util.records import Amount, Count, Finite, Positive, Share
 
 FLOAT = "float32"
 MOST_CANDIDATES = 300
@@ -31,137 +21,26 @@ _DRAWN = {"chosen": "chosen", "short": "short", "eliminated": "dropped", "slow":
 
 
 @dataclass(frozen=True)
-class Screening:
-    """Record the results of the cheap checks of a candidate that was built.
-
-    Attributes:
-        bytes: the size on disk, external data included.
-        structure: a hash of the graph without the values of scales and weights. Candidates with the same structure have
-            the same speed.
-        content: a hash of the file. Candidates with the same content are the same model.
-        int8_mac_share: the share of the multiply-accumulates in int8, after the runtime's optimisation.
-        wide_share: the share of the activations' elements that are in 16 bits.
-        sqnr_db: the SQNR of the worst output against float32 on a few samples; infinity if all outputs are identical.
-        build_s: the time of the build in seconds.
-    """
+class TrialScreening:
+    """Hold the size of a candidate's file, and the share of its multiply-accumulates that run in int8."""
 
     bytes: Count
-    structure: str
-    content: str
     int8_mac_share: Share
-    sqnr_db: NullIsInfinite
-    build_s: float = 0.0
-    wide_share: Share = 0.0
 
 
 @dataclass(frozen=True)
-class Assessment:
-    """Hold the accuracy of a candidate against float32 on the first `samples` of the validation samples.
+class TrialAccuracy:
+    """Hold the loss of a candidate against float32 on `samples` samples, and the task's metrics if there are labels.
 
     Attributes:
-        samples: the number of samples. Each row of a gathered batch counts as a sample.
         complete: True if these are all the validation samples.
-        basis: "labels" if there are labels. Without labels, it is "noise" in a repair, otherwise "agreement".
-        drop: with labels, the loss in the task's primary metric. For the other values of `basis`, see docs/tune.md.
-        low, high: the 95 % confidence interval of `drop`.
-        expected: the best estimate of the loss on other samples; equal to `drop` if no better estimate is known.
-        doubt: the standard error of `expected`. It is 0 if it is not known or not needed: if there are hardly any
-            samples, if outputs are compared by their cosine, or if only the loss on these samples matters.
-        metrics: the task's metrics by name; empty without labels.
-        disagreement: the share of rows whose top-1 differs from that of float32. The loss of top-1 cannot be larger
-            than this share. It is None if the outputs are not class scores.
-        sqnr_db, cosine: the figures of the worst output.
+        drop: the loss, in the unit of the metric.
     """
 
     samples: Count
     complete: bool
-    basis: Basis
     drop: float
-    low: float
-    high: float
-    expected: float
-    doubt: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    disagreement: float | None = None
-    sqnr_db: NullIsInfinite = math.inf
-    cosine: float = 1.0
-
-    @computed
-    def bound(self) -> float:
-        """Return the loss that is compared with the allowed loss. With a probability above 90 %, the model's loss over
-        many other samples is not larger than this bound. The bound is never less than the loss on these samples.
-        """
-        return max(self.drop, self.expected + _AS_MANY * self.doubt)
-
-    @computed
-    def prediction_bound(self) -> float:
-        """Return the limit of the one-sided 90 % prediction interval for the loss on the same number of other samples.
-        The interval includes the random variation of those samples.
-
-        The limit is equal to `bound` if only labels are known, or if the uncertainty is unknown. It is larger than
-        `bound` if `expected` is more certain than the loss on that many samples can be.
-        """
-        if not self.doubt:
-            return self.bound
-        error = (self.high - self.low) / (2 * _SURE)
-        return max(self.bound, self.expected + _NINE_OF_TEN * math.hypot(self.doubt, error))
-
-    def least_bound(self, share: float) -> float:
-        """Return a value that `bound` on all samples will not fall below, with a certainty of 97.5 %. `share` is the
-        share of all samples that this assessment uses.
-
-        Let e be the standard error of the mean over a share s of the samples. The mean over all samples differs from
-        that mean by e times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
-        """
-        moves = math.sqrt(1 - share)
-        least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
-        shrunk = _AS_MANY * math.sqrt(share) - _SURE * moves
-        return max(least, self.expected + shrunk * self.doubt) if self.doubt else least
-
-
-@dataclass(frozen=True)
-class StructureTiming:
-    """Hold the latency of one structure with one number of threads, in milliseconds, and its ratio to the best latency
-    of float32.
-
-    Attributes:
-        latency: figures of the undisturbed runs, or of all runs if every run was disturbed: count, min_ms, p50_ms,
-            p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
-        speedup: the claim that can be made about the speed against float32, timed in the same series of runs; None for
-            float32 itself.
-        float_ms: the median latency of float32 in that series; None for float32 itself.
-    """
-
-    latency: Mapping[str, float]
-    speedup: Claim | None = None
-    float_ms: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        """Return the verdict on the candidate's speed against float32, or "unknown" if the two were not timed against
-        each other.
-        """
-        return self.speedup.verdict if self.speedup is not None else UNKNOWN
-
-    @property
-    def share(self) -> float:
-        """Return the median latency divided by that of float32 in the same series of runs. If this ratio cannot be
-        claimed, return its estimate. Return 1 if there is no timing against float32.
-        """
-        about = self.speedup.estimated if self.speedup is not None else None
-        if about is not None:
-            return 1 / about[0]
-        return self.latency["p50_ms"] / self.float_ms if self.float_ms else 1.0
-
-
-@dataclass(frozen=True)
-class StageTime:
-    """Record the time that one stage took."""
-
-    name: str
-    seconds: float
-    entered: Count
-    left: Count
 
 
 @dataclass(frozen=True)
@@ -169,7 +48,7 @@ class TrialRecord:
     """Describe how one candidate was made, and its results. See `edgeq.tuning.trials.Trial`.
 
     Attributes:
-        status: a `Status`, or "float32" for the baseline.
+        status: a status of `edgeq.tuning.measurements`, or "float32" for the baseline.
         reason: the reason why the candidate was not chosen.
     """
 
@@ -185,8 +64,8 @@ class TrialRecord:
     status: str = ""
     reason: str = ""
     pareto: bool = False
-    screening: Screening | None = None
-    accuracy: Assessment | None = None
+    screening: TrialScreening | None = None
+    accuracy: TrialAccuracy | None = None
     timing: StructureTiming | None = None
     memory_bytes: Count | None = None
 
@@ -271,7 +150,7 @@ class TuningRecord:
         doubts: reasons why it is not certain that the goal is met.
     """
 
-    schema: str = SCHEMA
+    schema: str = ""
     model: ModelRecord = ModelRecord()
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -319,16 +198,16 @@ class TuningRecord:
         """Return the candidates, with `pareto` set according to the drawn latency and accuracy. The comparison includes
         float32.
         """
-        known = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
-        figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in known]
-        front, least = set(), math.inf
+        trials = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
+        figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in trials]
+        front, lowest_loss = set(), math.inf
         for _, worse, i in sorted(
             (ms, -self._sign * value, i)
             for i, (ms, value) in enumerate(figures)
             if ms is not None and value is not None
         ):
-            if worse < least and not known[i].partial:
-                least = worse
+            if worse < lowest_loss and not trials[i].partial:
+                lowest_loss = worse
                 front.add(i)
         return tuple(replace(trial, pareto=i in front) for i, trial in enumerate(self.candidates, 1))
 
@@ -359,14 +238,14 @@ class TuningRecord:
         """Return a candidate's value of the metric. If the candidate was measured on part of the samples, compute the
         value from its loss, because float32 has a different value on that part.
         """
-        found, base = trial.accuracy, self._base
+        assessment, base = trial.accuracy, self._base
         if trial.status == FLOAT:
             return base
-        if found is None:
+        if assessment is None:
             return None
-        if self.metric.name in found.metrics and found.complete:
-            return found.metrics[self.metric.name]
-        return None if base is None else base - self._sign * found.drop
+        if self.metric.name in assessment.metrics and assessment.complete:
+            return assessment.metrics[self.metric.name]
+        return None if base is None else base - self._sign * assessment.drop
 
     def bytes_of(self, trial: TrialRecord) -> float | None:
         """Return the size in bytes of a candidate or of float32, or None if it is not known."""

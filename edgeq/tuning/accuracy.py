@@ -1,202 +1,41 @@
-"""Measure the accuracy of candidates on growing numbers of samples. A model never runs a sample twice.
-
-Samples are read once and kept: in memory up to a limit, on disk beyond it. Their order is a shuffle with a fixed seed,
-so any prefix represents all of them. Data folders are often sorted by class. Without the shuffle, the first tenth would
-be a single class.
-"""
+"""Measure the accuracy of candidates on growing numbers of samples. A model never runs a sample twice."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import random
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import pair_outputs
-from edgeq_device.system.places import scratch_folder
 
-from edgeq.backends.base import Artifact
 from edgeq.data.sample import Sample
-from edgeq.data.samples import Samples, Sharded, SourceSamples
-from edgeq.distributed.workers import Files, Workers, share_files
-from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.data.samples import Samples
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Outputs, Session, infer
-from edgeq.measure.loaded_model import open_model
 from edgeq.measure.resample import ResampledMeter, RowMetrics, loss_error
 from edgeq.measure.rows import split_rows
 from edgeq.measure.task import Task
-from edgeq.model.files import model_files
-from edgeq.prove.job import Job
-from edgeq.reporting.tuning_record import Assessment
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.tuning.accuracy_estimate import AgreementEstimate, Held, assess, further_error, loses_more, sure
-from edgeq.tuning.recover.costs import Columns
+from edgeq.run.session import open_session
+from edgeq.tuning.accuracy_estimate import (
+    AgreementEstimate,
+    LossKind,
+    assess,
+    confidence_interval,
+    estimate_extra_loss,
+    rare_row_error,
+)
+from edgeq.tuning.batches import can_batch, find_batch_size, infer_all, join_outputs, join_samples
+from edgeq.tuning.measurements import Assessment
+from edgeq.tuning.recover.layer_noise import ColumnNoise
+from edgeq.tuning.sample_store import ArrayStore, SampleStore
 from edgeq.tuning.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
-_MOST, _MOST_BYTES = 32, 2**22
-# Kernels may add in another order for a batch, which changes outputs slightly. A larger difference than this means that
-# a sample's outputs depend on the other rows.
-_ROUNDING = 1e-5
-
-
-def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
-    """Return a session's outputs for each sample. If the samples are alike, they run together as one batch."""
-    if len(samples) == 1 or not alike(samples):
-        return [infer(session, sample, model=model) for sample in samples]
-    made = infer(session, gathered(samples), model=model)
-    return [{name: array[row : row + 1] for name, array in made.items()} for row in range(len(samples))]
-
-
-def gathered(samples: Sequence[Sample]) -> Sample:
-    """Join single-row samples into one sample with all the rows."""
-    inputs = {name: np.concatenate([s.inputs[name] for s in samples]) for name in samples[0].inputs}
-    return dataclasses.replace(samples[0], inputs=inputs)
-
-
-def joined(outputs: Sequence[Outputs]) -> Outputs:
-    """Join the outputs of single-row samples into outputs with all the rows."""
-    return {name: np.concatenate([answer[name] for answer in outputs]) for name in outputs[0]}
-
-
-def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
-    """Return how many samples like `samples` a session may run in one batch.
-
-    Return 1 if the session's batch size is fixed, or if the samples differ in shape. Also return 1 if a sample's
-    outputs depend on the other rows of a batch, as they do if ranges are measured at run time.
-    """
-    first = samples[0]
-    free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
-    most = min(_MOST, _MOST_BYTES // max(1, sum(array.nbytes for array in first.inputs.values())))
-    if most < 2 or len(samples) < 2 or not free or not alike(samples):
-        return 1
-    alone = [infer(session, sample) for sample in samples]
-    try:
-        beside = infer(session, gathered(samples))
-    except (DataError, RuntimeUnavailableError):  # the batch size is free at the inputs, but fixed inside the model
-        return 1
-    right = all(
-        len(array) == len(samples)
-        and all(_close(array[row : row + 1], single[name]) for row, single in enumerate(alone))
-        for name, array in beside.items()
-    )
-    return most if right else 1
-
-
-def alike(samples: Sequence[Sample]) -> bool:
-    """Return whether samples are single rows of the same shape, so that they can run in one batch."""
-    shapes = [{name: array.shape for name, array in sample.inputs.items()} for sample in samples]
-    single = all(shape[:1] == (1,) for shape in shapes[0].values())
-    return single and all(other == shapes[0] for other in shapes) and not any("rows" in s.context for s in samples)
-
-
-def _close(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    if one.shape != other.shape or one.dtype.kind not in "fiub":
-        return False
-    largest = float(np.abs(other[np.isfinite(other)]).max(initial=0.0)) if other.dtype.kind == "f" else 0.0
-    return np.allclose(one, other, rtol=0, atol=_ROUNDING * largest, equal_nan=True)
-
-
-_TRIED = 4
-
-
-_MOST_OF_DISK = 0.8
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-
-class ArrayStore:
-    """Store dicts of arrays under integer keys.
-
-    Args:
-        folder: folder for arrays that exceed `memory`; it is created if necessary.
-        memory: bytes of arrays to keep in memory.
-    """
-
-    def __init__(self, folder: Path, memory: int) -> None:
-        self._folder = folder
-        self._left = memory
-        self._held: dict[int, Arrays] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._held or self._file(key).exists()
-
-    def put(self, key: int, arrays: Arrays) -> None:
-        """Store the arrays. They must not be changed afterwards."""
-        size = sum(array.nbytes for array in arrays.values())
-        if size <= self._left:
-            self._left -= size
-            self._held[key] = arrays
-            return
-        # Names of tensors may contain any character, and numpy uses the names of arrays as file names.
-        names = list(arrays)
-        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
-        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
-
-    def get(self, key: int) -> Arrays:
-        """Return the arrays under `key`, which must exist."""
-        if key in self._held:
-            return self._held[key]
-        with np.load(self._file(key), allow_pickle=False) as archive:
-            return {str(name): archive[f"a{i}"] for i, name in enumerate(archive["names"])}
-
-    def _file(self, key: int) -> Path:
-        return self._folder / f"{key}.npz"
-
-
-class SampleStore:
-    """Store samples by their position in the shuffled order. The iterator returns them in the order of the source."""
-
-    def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
-        self.source, self.digest = samples.source, samples.digest
-        self._arrays = ArrayStore(folder, memory)
-        self._bare: list[Sample] = []
-        with progress.stage("reading samples", len(samples)) as advance:
-            for index, sample in enumerate(samples):
-                if index == 0:
-                    _check_disk_space(sample, len(samples), memory, folder, self.source)
-                self._arrays.put(index, sample.inputs)
-                self._bare.append(dataclasses.replace(sample, inputs={}))
-                advance(1)
-        if not self._bare:
-            raise DataError(f"{samples.source} holds no samples", "Give at least one")
-        self._order = list(range(len(self._bare)))
-        random.Random(0).shuffle(self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (dataclasses.replace(bare, inputs=self._arrays.get(index)) for index, bare in enumerate(self._bare))
-
-    def first(self, count: int) -> tuple[int, ...]:
-        """Return the positions in the source, ascending, of the first `count` samples of the shuffled order."""
-        return tuple(sorted(self._order[:count]))
-
-    def __getitem__(self, position: int) -> Sample:
-        index = self._order[position]
-        return dataclasses.replace(self._bare[index], inputs=self._arrays.get(index))
-
-
-def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
-    """Refuse samples that would fill the disk, assuming that each is as large as the first."""
-    needed = sum(array.nbytes for array in sample.inputs.values()) * count - memory
-    free = shutil.disk_usage(folder).free
-    if needed > _MOST_OF_DISK * free:
-        raise DataError(
-            f"{source}: {count} samples take {needed / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
-            "Give fewer validation samples, or set TMPDIR to a larger disk",
-        )
+_BATCH_TEST_SAMPLES = 4
 
 
 class AccuracyMeter:
@@ -206,7 +45,7 @@ class AccuracyMeter:
     Args:
         float_model: the model that computes float32's outputs.
         task: what to measure by labels; None measures agreement with float32.
-        held: the figure to compare with the allowed loss; see `accuracy_estimate.Held`.
+        loss_kind: the figure to compare with the allowed loss; see `accuracy_estimate.Held`.
         basis: what the figures of the outputs are taken over.
         memory: bytes of samples and outputs to keep in memory; the rest goes to `workdir`.
     """
@@ -218,14 +57,15 @@ class AccuracyMeter:
         workdir: Path,
         *,
         task: Task | None = None,
-        held: Held = "expected",
+        loss_kind: LossKind = "expected",
         basis: Basis = EVERYTHING,
         memory: int = MEMORY,
         progress: Progress = SILENT,
     ) -> None:
         self._task = task
-        self._held = held
+        self._loss_kind = loss_kind
         self._basis = basis
+        # Half of the memory goes to the samples and half to float32's outputs, because every comparison needs both.
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._float_model = float_model
@@ -242,7 +82,7 @@ class AccuracyMeter:
     def assess(
         self,
         name: str,
-        session: Callable[[], Session],
+        opener: Callable[[], Session],
         samples: int,
         advance: Callable[[int], None],
         *,
@@ -251,61 +91,76 @@ class AccuracyMeter:
         """Return the accuracy of the model called `name` on the first `samples` samples.
 
         Args:
-            session: a function that opens the session. It is not called if no samples are left to run.
+            opener: a function that opens the session. It is not called if no samples are left to run.
             advance: a function that is called with the number of samples that just ran.
             together: whether several samples may run in one batch, if that does not change the outputs.
         """
         estimate = self._estimates.get(name)
-        if estimate is None or estimate.seen > samples:
-            estimate = self._estimates[name] = self._started()
-        if estimate.seen < samples:
-            opened = session()
-            most = self._most_at_once(opened) if together else 1
-            while estimate.seen < samples:
-                chosen = range(estimate.seen, min(samples, estimate.seen + most))
-                taken = [self.samples[position] for position in chosen]
-                if len(taken) > 1 and not alike(taken):
-                    chosen, taken = chosen[:1], taken[:1]
-                references = self._references(chosen)
-                estimate.add(taken, references, answers(opened, taken, model=name))
-                advance(len(chosen))
-        return self._assessed(estimate)
+        # An estimate cannot give samples back, so fewer samples than before need a new one.
+        if estimate is None or estimate.sample_count > samples:
+            estimate = self._estimates[name] = self._start_estimate()
+        if estimate.sample_count < samples:
+            session = opener()
+            batch_size = self._find_batch_size(session) if together else 1
+            while estimate.sample_count < samples:
+                positions = range(estimate.sample_count, min(samples, estimate.sample_count + batch_size))
+                batch = [self.samples[position] for position in positions]
+                # Later samples may differ in shape from those on which the batch size was found.
+                if len(batch) > 1 and not can_batch(batch):
+                    positions, batch = positions[:1], batch[:1]
+                references = self._references(positions)
+                estimate.add(batch, references, infer_all(session, batch, model=name))
+                advance(len(positions))
+        return self._assess_estimate(estimate)
 
     def simulate(
-        self, name: str, here: Session, there: Session, samples: int, whole: Assessment, advance: Callable[[int], None]
+        self,
+        name: str,
+        native_session: Session,
+        engine_session: Session,
+        samples: int,
+        overall: Assessment,
+        advance: Callable[[int], None],
     ) -> tuple[Assessment, float]:
         """Estimate the loss of the model called `name` in an engine that is too slow to run all samples. Only the first
         `samples` samples run in both engines. The estimate is the loss in this machine's kernels on all samples, plus
         an estimate of the additional loss in the slow engine (`loses_more`).
 
         Args:
-            here, there: sessions of the model in this machine's kernels, and in the slow engine.
-            whole: the model's assessment in this machine's kernels on all samples.
+            native_session, engine_session: sessions of the model in this machine's kernels, and in the slow engine.
+            overall: the model's assessment in this machine's kernels on all samples.
 
         Returns:
             The assessment, and half the width of a 95 % interval: how far the estimate may be from the engine's loss on
                 all samples.
         """
-        pair = self._pairs.setdefault(name, _Pair(self._started(), self._started()))
-        for position in range(pair.there.seen, samples):
+        pair = self._pairs.setdefault(name, _Pair(self._start_estimate(), self._start_estimate()))
+        for position in range(pair.engine.sample_count, samples):
             sample, reference = [self.samples[position]], self._references([position])
-            (mine,), (other,) = (answers(session, sample, model=name) for session in (here, there))
-            pair.here.add(sample, reference, [mine])
-            pair.there.add(sample, reference, [other])
-            pair.between.update(mine, other, sample[0].inputs)
+            (native_outputs,), (engine_outputs,) = (
+                infer_all(session, sample, model=name) for session in (native_session, engine_session)
+            )
+            pair.native.add(sample, reference, [native_outputs])
+            pair.engine.add(sample, reference, [engine_outputs])
+            pair.between.update(native_outputs, engine_outputs, sample[0].inputs)
             advance(1)
-        same, found = (self._assessed(estimate) for estimate in (pair.here, pair.there))
-        if found.complete or found.low >= 1:  # all samples ran, or the outputs are not finite
-            return replace(found, complete=True), 0.0
+        native, assessment = (self._assess_estimate(estimate) for estimate in (pair.native, pair.engine))
+        if assessment.complete or assessment.low >= 1:  # all samples ran, or the outputs are not finite
+            return replace(assessment, complete=True), 0.0
         error = None
-        if pair.here.metric is not None and pair.there.metric is not None:
-            measured = pair.here.metric.measured(), pair.there.metric.measured()
-            error = loss_error(*measured, further=further_error(measured[1], None, found.samples))
-        more, error = loses_more(same, found, error, whole, pair.between.result().least_db)
-        drop = whole.drop + more
-        low, high = sure(drop, error, (whole.high - whole.low) / 2)
-        found = replace(found, complete=True, drop=drop, low=low, high=high, expected=whole.expected + more, doubt=0.0)
-        return found, math.sqrt(1 - samples / self.total) * (sure(0.0, error)[1])
+        # Without labels there is no error to weigh, and the difference of the losses counts as it is.
+        if pair.native.metric is not None and pair.engine.metric is not None:
+            measured = pair.native.metric.measured(), pair.engine.metric.measured()
+            error = loss_error(*measured, further=rare_row_error(measured[1], None, assessment.samples))
+        more, error = estimate_extra_loss(native, assessment, error, overall, pair.between.result().least_db)
+        drop = overall.drop + more
+        # The uncertainty of the difference and that of the loss on all samples count as independent.
+        low, high = confidence_interval(drop, error, (overall.high - overall.low) / 2)
+        assessment = replace(
+            assessment, complete=True, drop=drop, low=low, high=high, expected=overall.expected + more, doubt=0.0
+        )
+        # Samples that ran are no longer uncertain: as their share grows, the estimate approaches the engine's loss.
+        return assessment, math.sqrt(1 - samples / self.total) * (confidence_interval(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
         """Return the agreement of the session's outputs with float32's on the first `count` samples."""
@@ -315,11 +170,11 @@ class AccuracyMeter:
             comparison.update(self._reference(position), infer(session, sample, model=model), sample.inputs)
         return comparison.result()
 
-    def noise(self, session: Session, count: int, *, model: str) -> float:
+    def measure_noise(self, session: Session, count: int, *, model: str) -> float:
         """Return the noise power divided by the signal power of the outputs on the first `count` samples, averaged over
         the outputs' columns.
         """
-        columns = Columns()
+        columns = ColumnNoise()
         for position in range(min(count, self.total)):
             sample = self.samples[position]
             outputs = infer(session, sample, model=model)
@@ -330,31 +185,32 @@ class AccuracyMeter:
 
     def float_metrics(self) -> dict[str, float]:
         """Return float32's metrics over all samples; empty without a task."""
-        return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
+        return dict(self._measure_float(self.total).metrics) if self._task is not None else {}
 
-    def _started(self) -> _Estimate:
+    def _start_estimate(self) -> _Estimate:
         """Return an estimate without any samples yet."""
         metric = None if self._task is None else ResampledMeter(self._task)
         return _Estimate(metric, AgreementEstimate(OutputSums(self._task, self._basis)))
 
-    def _assessed(self, estimate: _Estimate) -> Assessment:
+    def _assess_estimate(self, estimate: _Estimate) -> Assessment:
         """Return the assessment of a model on the samples that it has run so far."""
         labels = None
         if self._task is not None and estimate.metric is not None:
-            labels = self._task, self._float_measured(estimate.seen), estimate.metric.measured()
-        complete = estimate.seen >= self.total
-        return assess(estimate.agreement, labels, complete=complete, held=self._held)
+            labels = self._task, self._measure_float(estimate.sample_count), estimate.metric.measured()
+        complete = estimate.sample_count >= self.total
+        return assess(estimate.agreement, labels, complete=complete, loss_kind=self._loss_kind)
 
-    def _float_measured(self, samples: int) -> RowMetrics:
+    def _measure_float(self, samples: int) -> RowMetrics:
         """Return float32's metric over the first `samples` samples. If a later call has more samples, only the new ones
         are measured.
         """
         if samples not in self._float_metrics:
-            metric, seen = self._float_meter
-            if metric is None or seen > samples:
+            metric, measured_count = self._float_meter
+            # The meter only adds rows, so a smaller number of samples starts again.
+            if metric is None or measured_count > samples:
                 assert self._task is not None
-                metric, seen = ResampledMeter(self._task), 0
-            for position in range(seen, samples):
+                metric, measured_count = ResampledMeter(self._task), 0
+            for position in range(measured_count, samples):
                 for row, outputs in split_rows(self.samples[position], {"float": self._reference(position)}):
                     metric.update(outputs["float"], row)
             self._float_metrics[samples] = metric.measured()
@@ -369,22 +225,24 @@ class AccuracyMeter:
         """Return float32's outputs for the samples at `positions`. Each output is computed only once."""
         missing = [position for position in positions if position not in self._float_outputs]
         if missing:
-            session, most = self._float_session
-            for start in range(0, len(missing), most):
-                part = missing[start : start + most]
-                made = answers(session, [self.samples[position] for position in part], model="float32")
-                for position, outputs in zip(part, made, strict=True):
-                    self._float_outputs.put(position, outputs)
+            session, batch_size = self._float_session
+            for start in range(0, len(missing), batch_size):
+                part = missing[start : start + batch_size]
+                batch_outputs = infer_all(session, [self.samples[position] for position in part], model="float32")
+                for position, outputs in zip(part, batch_outputs, strict=True):
+                    self._float_outputs.add(position, outputs)
         return [self._float_outputs.get(position) for position in positions]
 
     @cached_property
     def _float_session(self) -> tuple[Session, int]:
         """Return a session of the float model, and the number of samples that it runs at once."""
         session = open_session(self._float_model)
-        return session, self._most_at_once(session)
+        return session, self._find_batch_size(session)
 
-    def _most_at_once(self, session: Session) -> int:
-        return run_at_once(session, [self.samples[position] for position in range(min(_TRIED, self.total))])
+    def _find_batch_size(self, session: Session) -> int:
+        return find_batch_size(
+            session, [self.samples[position] for position in range(min(_BATCH_TEST_SAMPLES, self.total))]
+        )
 
 
 @dataclass
@@ -393,107 +251,30 @@ class _Estimate:
 
     metric: ResampledMeter | None
     agreement: AgreementEstimate
-    seen: int = 0
+    sample_count: int = 0
 
     def add(self, samples: Sequence[Sample], references: Sequence[Outputs], candidates: Sequence[Outputs]) -> None:
         """Add samples with the outputs of float32 and of the candidate. The candidate is compared with float32, and
         with the label if there is one. If there are several samples, each must be a single row.
         """
+        # One comparison of joined rows costs far less than one for each row.
         if len(samples) > 1:
-            self.agreement.update(joined(references), joined(candidates), gathered(samples), rows=len(samples))
+            self.agreement.update(
+                join_outputs(references), join_outputs(candidates), join_samples(samples), rows=len(samples)
+            )
         for sample, reference, candidate in zip(samples, references, candidates, strict=True):
             for row, outputs in split_rows(sample, {"float": reference, "int8": candidate}):
                 if len(samples) == 1:
                     self.agreement.update(outputs["float"], outputs["int8"], row)
                 if self.metric is not None:
                     self.metric.update(outputs["int8"], row)
-        self.seen += len(samples)
+        self.sample_count += len(samples)
 
 
 @dataclass
 class _Pair:
     """Hold the measurements of one model in two engines on the same samples, and how closely the engines agree."""
 
-    here: _Estimate
-    there: _Estimate
+    native: _Estimate
+    engine: _Estimate
     between: OutputSums = field(default_factory=OutputSums)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Describe a candidate to assess on the first `samples` samples. For `together`, see `AccuracyMeter.assess`."""
-
-    name: str
-    model: Files
-    settings: SessionSettings
-    samples: int
-    together: bool
-
-    def __str__(self) -> str:
-        return f"the first {self.samples} samples, in {self.name}"
-
-
-@dataclass(frozen=True)
-class AssessmentJob:
-    """Run `AccuracyMeter.assess` in a worker."""
-
-    samples: SourceSamples
-    float_model: Files
-    task: Task | None
-    held: Held
-    memory: int
-    basis: Basis
-
-    def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
-        """See `edgeq.distributed.workers.WorkerJob`."""
-        folder = stack.enter_context(scratch_folder("edgeq-worker-"))
-        meter = AccuracyMeter(
-            self.samples,
-            self.float_model.place(stack),
-            folder,
-            task=self.task,
-            held=self.held,
-            memory=self.memory,
-            basis=self.basis,
-        )
-
-        def run(asked: Asked) -> Assessment:
-            with ExitStack() as opened:
-                path = asked.model.place(opened)
-                settings = replace(asked.settings, intra_op_threads=asked.settings.intra_op_threads or 1)
-                loaded = opened.enter_context(open_model(path, settings))
-                return meter.assess(
-                    asked.name, lambda: loaded.session, asked.samples, lambda done: None, together=asked.together
-                )
-
-        return run
-
-
-def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memory: int) -> AssessmentJob | None:
-    """Return the job that workers run to assess the candidates of `job`; None if they cannot read its samples."""
-    reference = Sharded(job.validation, workers).reference
-    if reference is None:
-        return None
-    path = job.prepared.path
-    return AssessmentJob(reference, share_files(workers, path, model_files(path)[1:]), task, held, memory, job.basis)
-
-
-def assess_on(
-    workers: Workers, job: AssessmentJob, artifacts: Sequence[tuple[str, Artifact, bool]], samples: int
-) -> Iterator[tuple[str, Assessment]]:
-    """Yield each candidate's name and assessment, in the order of `artifacts`.
-
-    Args:
-        artifacts: for each candidate its name, its artifact, and whether its samples may run in one batch.
-    """
-    asked = [
-        Asked(
-            name,
-            share_files(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
-            artifact.proof_settings(),
-            samples,
-            together,
-        )
-        for name, artifact, together in artifacts
-    ]
-    yield from zip((one.name for one in asked), workers.map(job, asked), strict=True)

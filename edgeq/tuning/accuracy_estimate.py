@@ -29,10 +29,10 @@ from edgeq.measure.comparison import OutputSums
 from edgeq.measure.inference import Outputs
 from edgeq.measure.resample import RowMetrics, loss_error
 from edgeq.measure.task import Task
-from edgeq.reporting.tuning_record import Assessment
+from edgeq.tuning.measurements import Assessment
 
 _TOP1 = "top1"
-Held = Literal["expected", "seen", "noise"]
+LossKind = Literal["expected", "seen", "noise"]
 """The figure that is compared with the allowed loss.
 
 - "expected": the loss to expect on other samples.
@@ -41,11 +41,11 @@ Held = Literal["expected", "seen", "noise"]
 - "noise", without labels: noise power over signal power in the worst output, or in the worst slice of an output.
 """
 # The noise on an eighth of the samples differs from the noise on all samples by at most this factor.
-_STEADY = 2.0
+_NOISE_SPREAD = 2.0
 # Standard deviation of the error with which the regret estimates the loss, as a share of the regret: float32 may
 # misjudge itself by this much.
-_TRUST = 0.5
-_SURE = 1.96  # two-sided 95 % of the normal distribution
+_FLOAT_ERROR = 0.5
+_QUANTILE_95 = 1.96  # two-sided 95 % of the normal distribution
 
 
 @dataclass
@@ -66,19 +66,22 @@ class Regret:
         if not self.fits:
             return
         scores = reference.reshape(len(reference), -1).astype(np.float64)
-        other = candidate.reshape(len(candidate), -1).astype(np.float64)
+        candidate_scores = candidate.reshape(len(candidate), -1).astype(np.float64)
         p = probabilities(scores)
         every = np.arange(len(p))
-        first, second = scores.argmax(1), np.where(np.isnan(other), -np.inf, other).argmax(1)
-        lost = p[every, first] - p[every, second]
+        float_class, candidate_class = (
+            scores.argmax(1),
+            np.where(np.isnan(candidate_scores), -np.inf, candidate_scores).argmax(1),
+        )
+        lost = p[every, float_class] - p[every, candidate_class]
         self.rows += len(p)
         self.sum += float(lost.sum())
         self.squares += float((lost**2).sum())
-        self.changed += int((first != second).sum())
-        lead = _lead(scores, first)
+        self.changed += int((float_class != candidate_class).sum())
+        lead = _lead(scores, float_class)
         self.leads.append(lead)
         with np.errstate(invalid="ignore"):  # the scores of an excluded class may be -inf in both models
-            self.moves.append(lead - _lead(other, first))
+            self.moves.append(lead - _lead(candidate_scores, float_class))
 
     @property
     def mean(self) -> float:
@@ -105,9 +108,9 @@ class Regret:
 def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.float64]:
     """Return, for each row, the lead of its class `best` over the next class: [rows, classes] and [rows] to [rows]."""
     every = np.arange(len(scores))
-    others = scores.copy()
-    others[every, best] = -np.inf
-    lead: NDArray[np.float64] = scores[every, best] - others.max(1)
+    rivals = scores.copy()
+    rivals[every, best] = -np.inf
+    lead: NDArray[np.float64] = scores[every, best] - rivals.max(1)
     return lead
 
 
@@ -131,9 +134,9 @@ class AgreementEstimate:
         float32 is not sure enough of its own classes.
         """
         for output in self.comparison.result().outputs:
-            found = self.regrets.get(output.name)
-            if output.top1 is not None and found is not None and found.fits and found.rows:
-                return found if self.comparison.outputs[output.name].classes.confident else None
+            regret = self.regrets.get(output.name)
+            if output.top1 is not None and regret is not None and regret.fits and regret.rows:
+                return regret if self.comparison.outputs[output.name].classes.confident else None
         return None
 
 
@@ -142,54 +145,56 @@ def assess(
     labels: tuple[Task, RowMetrics, RowMetrics] | None,
     *,
     complete: bool,
-    held: Held = "expected",
+    loss_kind: LossKind = "expected",
 ) -> Assessment:
     """Return the assessment from the samples seen so far.
 
     Args:
         labels: the task, and its measurements of float32 and of the candidate on the same rows; None without labels.
         complete: whether all samples have been seen.
-        held: the figure to compare with the allowed loss; see `Held`.
+        loss_kind: the figure to compare with the allowed loss; see `LossKind`.
     """
     compared = agreement.comparison.result()
     regret = agreement.regret
-    known: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "samples": compared.samples,
         "complete": complete,
-        "basis": "labels" if labels else "noise" if held == "noise" else "agreement",
+        "basis": "labels" if labels else "noise" if loss_kind == "noise" else "agreement",
         "sqnr_db": compared.least_db,
         "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
     }
+    # Outputs without a finite value cannot be compared, so the whole accuracy counts as lost.
     if any(o.nonfinite or o.mismatched for o in compared.outputs):
-        return Assessment(**known, drop=1.0, low=1.0, high=1.0, expected=1.0)
+        return Assessment(**figures, drop=1.0, low=1.0, high=1.0, expected=1.0)
     if labels is not None:
         task, reference, candidate = labels
         sign = 1 if task.higher_is_better else -1
         drop = sign * (reference.metrics[task.primary] - candidate.metrics[task.primary])
-        error = loss_error(reference, candidate, further=further_error(candidate, regret, compared.samples))
-        known["metrics"] = candidate.metrics
-        low, high = sure(drop, error)
+        error = loss_error(reference, candidate, further=rare_row_error(candidate, regret, compared.samples))
+        figures["metrics"] = candidate.metrics
+        low, high = confidence_interval(drop, error)
         if error is None:
-            return Assessment(**known, drop=drop, low=low, high=high, expected=drop)
+            return Assessment(**figures, drop=drop, low=low, high=high, expected=drop)
         by_float = regret if task.primary == _TOP1 else None
-        expected, doubt = (drop, 0.0) if held == "seen" else _combine(drop, error, by_float)
-        return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
-    if held == "noise":
+        expected, doubt = (drop, 0.0) if loss_kind == "seen" else _combine(drop, error, by_float)
+        return Assessment(**figures, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
+    if loss_kind == "noise":
+        # Noise over signal power is a fraction, so it can be compared with the allowed loss.
         noise = 10 ** (-worst_db(compared) / 10)
-        return Assessment(**known, drop=noise, low=noise / _STEADY, high=noise * _STEADY, expected=noise)
-    if held == "seen":
+        return Assessment(**figures, drop=noise, low=noise / _NOISE_SPREAD, high=noise * _NOISE_SPREAD, expected=noise)
+    if loss_kind == "seen":
         top1 = compared.top1
-        drop = 1 - (known["cosine"] if top1 is None else top1)
-        return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+        drop = 1 - (figures["cosine"] if top1 is None else top1)
+        return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
     if regret is not None:
-        mean, reach = regret.mean, _SURE * regret.error
-        return Assessment(**known, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
-    drop = 1 - known["cosine"]
-    return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)
+        mean, reach = regret.mean, _QUANTILE_95 * regret.error
+        return Assessment(**figures, drop=mean, low=mean - reach, high=mean + reach, expected=mean, doubt=regret.error)
+    drop = 1 - figures["cosine"]
+    return Assessment(**figures, drop=drop, low=0.0, high=1.0, expected=drop)
 
 
-def further_error(measured: RowMetrics, regret: Regret | None, rows: int) -> float:
+def rare_row_error(measured: RowMetrics, regret: Regret | None, rows: int) -> float:
     """Return the part of a loss's standard error that is due to rare rows: rows that change class, but that happen not
     to be among the `rows` rows seen.
 
@@ -204,7 +209,7 @@ def further_error(measured: RowMetrics, regret: Regret | None, rows: int) -> flo
     return 0.0 if regret is None else math.sqrt(min(2.0, regret.changing)) / rows
 
 
-def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
+def confidence_interval(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
     """Return the 95 % interval of the loss `drop` with the standard error `error`. If the error is not known, return
     the whole scale.
 
@@ -213,7 +218,7 @@ def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float,
     """
     if error is None:
         return -1.0, 1.0
-    reach = math.hypot(_SURE * error, further)
+    reach = math.hypot(_QUANTILE_95 * error, further)
     return drop - reach, drop + reach
 
 
@@ -228,12 +233,13 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
     """
     if regret is None:
         return max(drop, 0.0), error
-    trusted = math.hypot(regret.error, _TRUST * regret.mean)
-    return _weighed((max(drop, 0.0), error), (regret.mean, trusted))
+    # Float32 may misjudge itself, so half of the regret's size counts as an error of it.
+    trusted = math.hypot(regret.error, _FLOAT_ERROR * regret.mean)
+    return _weigh((max(drop, 0.0), error), (regret.mean, trusted))
 
 
-def loses_more(
-    here: Assessment, there: Assessment, error: float | None, whole: Assessment, between_db: float
+def estimate_extra_loss(
+    native: Assessment, engine: Assessment, error: float | None, overall: Assessment, between_db: float
 ) -> tuple[float, float | None]:
     """Return how much more a model loses in an engine than in this machine's kernels, and the standard error of the
     difference.
@@ -247,25 +253,25 @@ def loses_more(
     is large, and the labels decide.
 
     Args:
-        here, there: assessments of the model on the same samples in this machine's kernels and in the engine.
+        native, engine: assessments of the model on the same samples in this machine's kernels and in the engine.
         error: standard error of the difference between their losses; None if it is not known.
-        whole: the assessment in this machine's kernels on all samples.
+        overall: the assessment in this machine's kernels on all samples.
         between_db: SQNR of the engine's outputs against this machine's outputs.
     """
-    more = there.drop - here.drop
+    more = engine.drop - native.drop
     if error is None:
         return more, None
-    before, after, between = (10 ** (-db / 10) for db in (here.sqnr_db, there.sqnr_db, between_db))
-    if between == 0:
+    native_noise, engine_noise, difference = (10 ** (-db / 10) for db in (native.sqnr_db, engine.sqnr_db, between_db))
+    if difference == 0:
         return 0.0, 0.0
-    if before in (0, math.inf):
+    if native_noise in (0, math.inf):
         return more, error
-    expected = max(0.0, whole.drop) * (after / before - 1)
-    most = max(whole.high, 2 / whole.samples)
-    return _weighed((more, error), (expected, _TRUST * most * math.sqrt(between / before)))
+    expected = max(0.0, overall.drop) * (engine_noise / native_noise - 1)
+    largest_loss = max(overall.high, 2 / overall.samples)
+    return _weigh((more, error), (expected, _FLOAT_ERROR * largest_loss * math.sqrt(difference / native_noise)))
 
 
-def _weighed(*estimates: tuple[float, float]) -> tuple[float, float]:
+def _weigh(*estimates: tuple[float, float]) -> tuple[float, float]:
     """Combine estimates of one value and their standard errors, weighted by the inverse of their variances."""
     weights = [1 / max(error**2, 1e-12) for _, error in estimates]
     total = sum(weights)

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
-from edgeq.reporting.tuning_record import Screening, Stage
+from edgeq.tuning.comparison import is_outrun
+from edgeq.tuning.measurements import Screening, Stage
+from edgeq.tuning.sentences import describe_unclaimed
 from edgeq.tuning.space import Candidate, in_own_kernels, method_candidates
-from edgeq.tuning.trials import Trial, Trials, by_structure, outrun, unmeasured
+from edgeq.tuning.trials import Trial, Trials, group_by_structure
 
 
 def build_all(trials: Trials, candidates: Iterable[Candidate]) -> None:
@@ -28,21 +30,24 @@ def build(trials: Trials, candidate: Candidate, stage: Stage = "space", parent: 
     name = candidate.name
     if name in trials:
         return not trials[name].reason
+    # Add it before it is built: a candidate that cannot be built belongs in the record as well.
     trials.add(candidate, stage, parent)
-    found = _screened(trials, candidate)
-    if isinstance(found, EdgeqError):
-        trials.eliminate(name, found.problem)
+    screening = _screen(trials, candidate)
+    if isinstance(screening, EdgeqError):
+        trials.eliminate(name, screening.problem)
         return False
-    duplicate = next((t for t in trials if t.screening and t.screening.content == found.content), None)
+    # Two schemes may write the same file, for example if nothing in the model has the type that differs.
+    duplicate = next((t for t in trials if t.screening and t.screening.content == screening.content), None)
     if duplicate is not None:
         trials.eliminate(name, f"the same model as {duplicate.name}")
-    elif found.int8_mac_share == 0 and candidate.quantized:
+    elif screening.int8_mac_share == 0 and candidate.quantized:
         trials.eliminate(name, "none of it runs in int8")
-    trials.screened(name, found)
+    # Record the screening last: the trial would otherwise count as its own duplicate.
+    trials.record_screening(name, screening)
     return not trials[name].reason
 
 
-def _screened(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
+def _screen(trials: Trials, candidate: Candidate) -> Screening | EdgeqError:
     """Return the screening of a candidate, or the error if the candidate cannot be built."""
     try:
         return trials.evaluator.build(candidate)
@@ -63,15 +68,16 @@ def build_methods(trials: Trials, profile: Profile) -> None:
     """
     _drop_dominated(trials)
     closest: tuple[str, ...] | None = None
-    for kernel in sorted(trials.alive(), key=lambda t: _in_few(trials, t)):
-        if any(same_file(kernel, other) and outrun(kernel, other, trials.pace.twin) for other in trials.alive()):
+    # Choices with all methods come first, because their builds show which methods are the closest.
+    for kernel in sorted(trials.alive(), key=lambda t: _gets_few_methods(trials, t)):
+        if any(is_same_file(kernel, rival) and is_outrun(kernel, rival, trials.pace.twin) for rival in trials.alive()):
             continue  # this candidate would be almost as accurate as the same file in the faster engine
         methods = method_candidates(kernel.candidate, profile)
-        if len(methods) > trials.pace.methods and _in_few(trials, kernel):
-            closest = _closest(trials, kernel.candidate, methods) if closest is None else closest
-            methods = tuple(c for c in methods if _method(c) in closest)
+        if len(methods) > trials.pace.methods and _gets_few_methods(trials, kernel):
+            closest = _find_closest_methods(trials, kernel.candidate, methods) if closest is None else closest
+            methods = tuple(c for c in methods if _method_key(c) in closest)
         build_all(trials, [c.replace(threads=kernel.candidate.threads) for c in methods])
-    for group in by_structure(trials.alive()):
+    for group in group_by_structure(trials.alive()):
         best = max(group, key=lambda t: t.sqnr_db)
         for trial in group:
             if (lower := best.sqnr_db - trial.sqnr_db) > trials.pace.sqnr_db:
@@ -79,52 +85,52 @@ def build_methods(trials: Trials, profile: Profile) -> None:
                 trials.eliminate(trial.name, why)
 
 
-def same_file(one: Trial, other: Trial) -> bool:
+def is_same_file(trial: Trial, twin: Trial) -> bool:
     """Return whether two trials run the same file, either in different engines or in one engine with different
     precisions.
     """
-    a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
-    return one.candidate.engine != other.candidate.engine and a == b
+    a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (trial, twin))
+    return trial.candidate.engine != twin.candidate.engine and a == b
 
 
-def _in_few(trials: Trials, kernel: Trial) -> bool:
+def _gets_few_methods(trials: Trials, kernel: Trial) -> bool:
     """Return whether a kernel choice gets only the most promising methods: it runs in an engine, or is slower than a
     choice that does.
     """
     ahead = (t for t in trials.alive() if t.candidate.engine is not None and t.candidate.quantized)
-    return kernel.candidate.engine is not None or any(outrun(kernel, other, trials.pace.behind) for other in ahead)
+    return kernel.candidate.engine is not None or any(is_outrun(kernel, rival, trials.pace.behind) for rival in ahead)
 
 
-def _method(candidate: Candidate) -> str:
+def _method_key(candidate: Candidate) -> str:
     return f"{candidate.scheme.method} {sorted(candidate.scheme.method_options.items())}"
 
 
-def _closest(trials: Trials, kernel: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return the methods of `others` whose files follow float32 most closely in onnxruntime's own kernels. If two
+def _find_closest_methods(trials: Trials, kernel: Candidate, variants: Sequence[Candidate]) -> tuple[str, ...]:
+    """Return the methods of `variants` whose files follow float32 most closely in onnxruntime's own kernels. If two
     methods give identical files, only one is returned.
 
     The files come from a kernel choice that was already built for onnxruntime's own kernels with all of these methods.
     If there is no such choice, `kernel` is built with the methods until the deadline.
     """
-    wanted = {_method(c) for c in others}
+    method_keys = {_method_key(c) for c in variants}
     built: dict[str, dict[str, Screening]] = {}
     for trial in trials:
         if trial.candidate.engine is None and trial.screening is not None:
-            built.setdefault(trial.structure, {})[_method(trial.candidate)] = trial.screening
-    found = next((methods for methods in built.values() if wanted <= methods.keys()), {})
+            built.setdefault(trial.structure, {})[_method_key(trial.candidate)] = trial.screening
+    screenings = next((methods for methods in built.values() if method_keys <= methods.keys()), {})
     refused = []
-    for candidate in () if found else (kernel, *others):
+    for candidate in () if screenings else (kernel, *variants):
         if trials.deadline.passed():
             break
-        screening = _screened(trials, in_own_kernels(candidate))
+        screening = _screen(trials, in_own_kernels(candidate))
         if isinstance(screening, Screening):
-            found[_method(candidate)] = screening
+            screenings[_method_key(candidate)] = screening
         else:  # the engine may accept files that these kernels refuse
-            refused.append(_method(candidate))
+            refused.append(_method_key(candidate))
     distinct: dict[str, str] = {}
-    for name in sorted(found, key=lambda name: (name in wanted, -found[name].sqnr_db)):
-        distinct.setdefault(found[name].content, name)
-    ranked = [name for name in (*refused, *distinct.values()) if name in wanted]
+    for name in sorted(screenings, key=lambda name: (name in method_keys, -screenings[name].sqnr_db)):
+        distinct.setdefault(screenings[name].content, name)
+    ranked = [name for name in (*refused, *distinct.values()) if name in method_keys]
     return tuple(ranked[: trials.pace.methods])
 
 
@@ -134,17 +140,19 @@ def _drop_dominated(trials: Trials) -> None:
     cannot be claimed, keep both.
     """
     for trial in trials.alive():
-        for other in trials.alive():
-            least = trials.pace.alike_db if trials.by_time and _in_one_engine(trial, other) else trials.pace.sqnr_db
-            known = not trials.by_time or not unmeasured(trial, other)
-            lower = other.sqnr_db - trial.sqnr_db
-            if known and lower > least and not trials.cheaper(trial, other):
-                why = f"no better than {other.name} in {trials.objective}"
+        for rival in trials.alive():
+            margin_db = (
+                trials.pace.alike_db if trials.by_time and _is_in_same_engine(trial, rival) else trials.pace.sqnr_db
+            )
+            comparable = not trials.by_time or not describe_unclaimed(trial, rival)
+            lower = rival.sqnr_db - trial.sqnr_db
+            if comparable and lower > margin_db and not trials.is_cheaper(trial, rival):
+                why = f"no better than {rival.name} in {trials.objective}"
                 trials.eliminate(trial.name, f"{why}, and its outputs' SQNR is {lower:.0f} dB lower")
                 break
 
 
-def _in_one_engine(one: Trial, other: Trial) -> bool:
+def _is_in_same_engine(trial: Trial, rival: Trial) -> bool:
     """Return whether the same plug-in runs both trials, and both are quantized."""
-    a, b = one.candidate, other.candidate
+    a, b = trial.candidate, rival.candidate
     return a.engine is not None and a.engine == b.engine and a.quantized and b.quantized

@@ -22,10 +22,12 @@ WIDE: Literal["wide"] = "wide"
 """The field of a scheme that names the nodes whose results get 16 bits instead of 8."""
 EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
 """The field of a scheme that names the products whose blocks get 8 bits instead of 4."""
+# Each costs a build, so only the layers that cost most are tried.
 REFINEMENTS = 4
 # If a larger set of layers in float loses more than a smaller one, this many sizes are tried in addition to the powers
 # of two.
-_BETWEEN = 6
+_MIDDLE_SIZES = 6
+# With 8 groups, a quarter of the probes is used before the first split.
 _GROUPS = 8
 _PROBES = 32  # largest number of measurements, including those of the first groups
 
@@ -53,8 +55,8 @@ class LayerCosts(Protocol):
     def span(self) -> float:
         """Return the cost of all layers in float minus their cost in integers."""
 
-    def further(self, name: str, kept: Set[str]) -> float:
-        """Return the additional cost of layer `name` in float, if the layers in `kept` are already in float."""
+    def extra_cost(self, name: str, float_names: Set[str]) -> float:
+        """Return the additional cost of layer `name` in float, if the layers in `float_names` are already in float."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class MacCosts:
         """Return the multiply-accumulates of all layers."""
         return float(sum(self.macs.values()))
 
-    def further(self, name: str, kept: Set[str]) -> float:
+    def extra_cost(self, name: str, float_names: Set[str]) -> float:
         """Return the layer's own multiply-accumulates, whichever other layers are in float."""
         return float(self.macs[name])
 
@@ -113,10 +115,10 @@ class LayerRanking:
 
     def nodes(self, layers: Sequence[RankedLayer]) -> tuple[str, ...]:
         """Return the names of all nodes that go to float with `layers`, including the nodes of quiet layers."""
-        chosen = {layer.name for layer in layers}
+        names = {layer.name for layer in layers}
         joined = {layer.name: layer for layer in self.quiet if layer.neighbours}
-        while left := [name for name, layer in joined.items() if not layer.neighbours <= chosen | joined.keys()]:
-            for name in left:
+        while excluded := [name for name, layer in joined.items() if not layer.neighbours <= names | joined.keys()]:
+            for name in excluded:
                 del joined[name]
         every = [*(layer.nodes for layer in layers), *(layer.nodes for layer in joined.values())]
         return tuple(node for nodes in every for node in nodes)
@@ -155,96 +157,100 @@ def select_float_layers(
     Returns:
         Names of the nodes of each set; empty if no affordable set was found in time.
     """
-    order = affordable(ranking, headroom)
-    found: list[tuple[RankedLayer, ...]] = []
-    known: dict[tuple[RankedLayer, ...], float] = {}
+    order = find_affordable(ranking, headroom)
+    solutions: list[tuple[RankedLayer, ...]] = []
+    losses: dict[tuple[RankedLayer, ...], float] = {}
 
     def loss(layers: tuple[RankedLayer, ...]) -> float:
         """Return the loss with `layers` in float. If it is at most `max_drop`, add `layers` to `found`."""
-        if layers not in known:
-            known[layers] = evaluate(ranking.nodes(layers))
-            if known[layers] <= max_drop:
-                found.append(layers)
-        return known[layers]
+        if layers not in losses:
+            losses[layers] = evaluate(ranking.nodes(layers))
+            if losses[layers] <= max_drop:
+                solutions.append(layers)
+        return losses[layers]
 
     def holds(layers: tuple[RankedLayer, ...]) -> bool:
         """Return whether the loss with `layers` in float is at most `max_drop`."""
         return loss(layers) <= max_drop
 
+    # With more than half of the layers affordable, the largest set almost certainly succeeds, so it would tell nothing.
     limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
     if limited and not expired() and loss(order) > hopeless:
         return ()
-    failed, size = 0, _enough(order, share)
+    failed, size = 0, _count_quieting(order, share)
     while failed < len(order) and not expired():
         size = min(size, len(order))
         if holds(order[:size]):
             break
+        # Doubling reaches the size in a few builds, and the bisection below then finds the smallest one.
         failed, size = size, 2 * size
-    for _ in range(_BETWEEN):
-        between = None if found or expired() else _between({len(layers): lost for layers, lost in known.items()})
+    for _ in range(_MIDDLE_SIZES):
+        between = (
+            None if solutions or expired() else _find_middle({len(layers): lost for layers, lost in losses.items()})
+        )
         if between is None:
             break
         holds(order[:between])
-    if not found:
+    if not solutions:
         return ()
-    failed = max((len(layers) for layers in known if len(layers) < len(found[-1])), default=0)
-    while len(found[-1]) - failed > 1 and not expired():
-        middle = (len(found[-1]) + failed) // 2
+    failed = max((len(layers) for layers in losses if len(layers) < len(solutions[-1])), default=0)
+    while len(solutions[-1]) - failed > 1 and not expired():
+        middle = (len(solutions[-1]) + failed) // 2
         if not holds(order[:middle]):
             failed = middle
-    for layer in _costliest(found[-1], ranking.costs)[:refinements]:
-        if expired() or len(found[-1]) == 1:
+    for layer in _sort_by_saving(solutions[-1], ranking.costs)[:refinements]:
+        if expired() or len(solutions[-1]) == 1:
             break
-        without = tuple(other for other in found[-1] if other != layer)
-        if without != order[: len(without)]:  # prefixes of the order were evaluated above
-            holds(without)
-    return tuple(ranking.nodes(layers) for layers in found)
+        smaller = tuple(member for member in solutions[-1] if member != layer)
+        if smaller != order[: len(smaller)]:  # prefixes of the order were evaluated above
+            holds(smaller)
+    return tuple(ranking.nodes(layers) for layers in solutions)
 
 
-def _enough(order: Sequence[RankedLayer], share: float) -> int:
+def _count_quieting(order: Sequence[RankedLayer], share: float) -> int:
     """Return the smallest number of layers in float, at least one, after which at most `share` of the total noise
     remains.
     """
-    left = total = sum(layer.noise for layer in order)
+    remaining = total = sum(layer.noise for layer in order)
     if share >= 1 or not 0 < total < math.inf:
         return 1
     for count, layer in enumerate(order, 1):
-        left -= layer.noise
-        if left <= share * total:
+        remaining -= layer.noise
+        if remaining <= share * total:
             return count
     return len(order)
 
 
-def _between(tried: Mapping[int, float]) -> int | None:
-    """Return the size halfway between the best of `tried` and the next larger one. If that size was tried, return the
+def _find_middle(losses: Mapping[int, float]) -> int | None:
+    """Return the size halfway between the best of `losses` and the next larger one. If that size was tried, return the
     size halfway between the best and the next smaller one.
 
     Return None if fewer than two sizes were tried, if the largest one is the best, or if no size is left between them.
     """
-    if len(tried) < 2:
+    if len(losses) < 2:
         return None
-    *_, second, largest = sorted(tried)
-    best = min(tried, key=lambda size: (tried[size], -size)) if min(tried.values()) < math.inf else second
+    *_, second, largest = sorted(losses)
+    best = min(losses, key=lambda size: (losses[size], -size)) if min(losses.values()) < math.inf else second
     if best == largest:
         return None
-    larger = min(size for size in tried if size > best)
-    smaller = max((size for size in tried if size < best), default=0)
-    middles = ((best + other + 1) // 2 for other in (larger, smaller))
-    return next((middle for middle in middles if middle not in tried and middle > 0), None)
+    larger = min(size for size in losses if size > best)
+    smaller = max((size for size in losses if size < best), default=0)
+    middles = ((best + neighbour + 1) // 2 for neighbour in (larger, smaller))
+    return next((middle for middle in middles if middle not in losses and middle > 0), None)
 
 
-def affordable(ranking: LayerRanking, headroom: float) -> tuple[RankedLayer, ...]:
+def find_affordable(ranking: LayerRanking, headroom: float) -> tuple[RankedLayer, ...]:
     """Return the longest prefix of the ranking that costs at most `headroom` of the span. The last layer of the ranking
     is left out, because with all layers in float, the model would be the float model. The exception is a ranking whose
     layers get 8 bits instead of float.
     """
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
-    kept: set[str] = set()
+    float_names: set[str] = set()
     spent, count = 0.0, 0
-    most = len(ranking.layers) - (ranking.field != EIGHT_BIT)
-    for position, layer in enumerate(ranking.layers[:most], 1):
-        spent += ranking.costs.further(layer.name, kept)
-        kept.add(layer.name)
+    layer_count = len(ranking.layers) - (ranking.field != EIGHT_BIT)
+    for position, layer in enumerate(ranking.layers[:layer_count], 1):
+        spent += ranking.costs.extra_cost(layer.name, float_names)
+        float_names.add(layer.name)
         if spent <= limit:
             count = position
     return ranking.layers[:count]
@@ -255,7 +261,7 @@ def rank_by_probing(
     noise_of: Callable[[Sequence[str]], float],
     expired: Callable[[], bool],
     *,
-    each: bool = False,
+    singly: bool = False,
 ) -> LayerRanking:
     """Rank layers by noise. Among layers whose noise differs by less than about a factor of two, those with the fewest
     multiply-accumulates come first.
@@ -267,12 +273,12 @@ def rank_by_probing(
         noise_of: a function that returns noise power over signal power at the outputs if only these layers are
             quantized.
         expired: a function that returns whether to stop splitting.
-        each: whether to measure each layer by itself, however long that takes.
+        singly: whether to measure each layer by itself, however long that takes.
     """
     names = list(macs)
-    size = 1 if each else max(1, -(-len(names) // _GROUPS))
+    size = 1 if singly else max(1, -(-len(names) // _GROUPS))
 
-    def measured(nodes: Sequence[str]) -> RankedLayer:
+    def measure(nodes: Sequence[str]) -> RankedLayer:
         """Return `nodes` as one layer with its noise. This costs one call of `noise_of`."""
         return RankedLayer(nodes[0], tuple(nodes), noise_of(nodes))
 
@@ -284,26 +290,27 @@ def rank_by_probing(
         """Return a sort key: first the noise, rounded to a power of two, in descending order, then the cost in
         ascending order.
         """
+        # Noise from few samples is uncertain by about a factor of two, so a smaller difference must not decide.
         magnitude = round(math.log2(layer.noise)) if layer.noise > 0 else -math.inf
         return -magnitude, cost(layer), layer.nodes
 
-    pieces = [measured(names[start : start + size]) for start in range(0, len(names), size)]
+    pieces = [measure(names[start : start + size]) for start in range(0, len(names), size)]
     remaining = _PROBES - len(pieces)
     while remaining >= 2 and not expired():
-        whole = max((piece for piece in pieces if len(piece.nodes) > 1), key=lambda piece: piece.noise, default=None)
-        if whole is None:
+        noisiest = max((piece for piece in pieces if len(piece.nodes) > 1), key=lambda piece: piece.noise, default=None)
+        if noisiest is None:
             break
-        middle = len(whole.nodes) // 2
-        pieces.remove(whole)
-        pieces += [measured(whole.nodes[:middle]), measured(whole.nodes[middle:])]
+        middle = len(noisiest.nodes) // 2
+        pieces.remove(noisiest)
+        pieces += [measure(noisiest.nodes[:middle]), measure(noisiest.nodes[middle:])]
         remaining -= 2
     return LayerRanking(tuple(sorted(pieces, key=order)), MacCosts({piece.name: cost(piece) for piece in pieces}))
 
 
-def _costliest(kept: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
-    """Return the layers of `kept` that save cost if they are put back into integers. The layer that saves most comes
+def _sort_by_saving(layers: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
+    """Return the layers of `layers` that save cost if they are put back into integers. The layer that saves most comes
     first.
     """
-    names = {layer.name for layer in kept}
-    saved = {layer.name: costs.further(layer.name, names) for layer in kept}
-    return sorted((layer for layer in kept if saved[layer.name] > 0), key=lambda layer: -saved[layer.name])
+    names = {layer.name for layer in layers}
+    saved = {layer.name: costs.extra_cost(layer.name, names) for layer in layers}
+    return sorted((layer for layer in layers if saved[layer.name] > 0), key=lambda layer: -saved[layer.name])

@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,35 +17,20 @@ from typing import Any, TypeVar
 from edgeq_device.errors import DeviceError
 from edgeq_device.measure.claim import UNKNOWN
 from edgeq_device.system.files import open_file, read_file
-from edgeq_device.system.places import LOCK
 from edgeq_device.system.plainjson import parse_json
 
-from edgeq.calibration.files import STATISTICS
 from edgeq.errors import BoardError, EdgeqError, OutputError
-from edgeq.reporting.page import TUNING as TUNING_RECORD
-from edgeq.reporting.tuning_record import Assessment, Screening
+from edgeq.tuning.evaluator import Evaluator, Race, Runner
+from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import Evaluator, Race, Runner
-from edgeq.util.display import Progress
 from edgeq.util.outputs import (
-    MARKER,
-    Judge,
-    Ownership,
-    check_apart,
-    is_marker,
     is_plain,
-    output_file,
-    recover,
-    shown,
-    write_marker,
 )
-from edgeq.util.placement import alone_in
 from edgeq.util.records import fingerprint, parse, plain
 
 T = TypeVar("T")
-
 FORMAT = "edgeq-tuning-journal/2"
-_MOST_BYTES = 1 << 26
+_MAX_BYTES = 1 << 26
 # The beginning of the header line in every version.
 _HEAD = b'{"format": "edgeq-tuning-journal/'
 
@@ -87,11 +70,11 @@ class Journal:
                 `resume` nor `force` is set.
         """
         self.path = path
-        self._known: dict[str, Any] = {}
+        self._measurements: dict[str, Any] = {}
         self._header = _Header(FORMAT, dict(settings))
         self._begun = False
         if path.exists() and resume:
-            self._read()
+            self._load()
         elif is_journal(path) and force:
             path.unlink()
         elif path.exists() and force:
@@ -102,48 +85,51 @@ class Journal:
             )
 
     @property
-    def known(self) -> int:
+    def count(self) -> int:
         """Return the number of measurements in the journal."""
-        return len(self._known)
+        return len(self._measurements)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._known
+        return key in self._measurements
 
     def __getitem__(self, key: str) -> Any:
-        return self._known[key]
+        return self._measurements[key]
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
         """Return the measurement under `key`. If it is not in the journal yet, call `measure` and add its result, which
         must be plain JSON values.
         """
-        if key not in self._known:
+        if key not in self._measurements:
             value = measure()
+            # Write the header only with the first measurement, so that a run that fails early leaves no journal.
             if not self._begun:
                 self._append(self._header)
                 self._begun = True
             self._append(_JournalEntry(key, value))
-            self._known[key] = value
-        return self._known[key]
+            self._measurements[key] = value
+        return self._measurements[key]
 
     def _append(self, line: _Header | _JournalEntry) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as stream:
+            # JSON has no NaN. A journal with one could be written but never read again.
             stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
 
-    def _read(self) -> None:
-        if self.path.stat().st_size > _MOST_BYTES:
+    def _load(self) -> None:
+        # A journal may come from anywhere, so its size is checked before its content is read.
+        if self.path.stat().st_size > _MAX_BYTES:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
         if not is_journal(self.path):
             raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
         content = read_file(self.path)
         # If the run was killed while it wrote a line, that line has no line break.
-        whole = content[: content.rfind(b"\n") + 1]
+        complete_lines = content[: content.rfind(b"\n") + 1]
         try:
-            found = [parse_json(line, "a line of it") for line in whole.split(b"\n")[:-1]]
-            header = parse(found[0], _Header, self.path, OutputError) if found else self._header
+            records = [parse_json(line, "a line of it") for line in complete_lines.split(b"\n")[:-1]]
+            header = parse(records[0], _Header, self.path, OutputError) if records else self._header
             if header.format != FORMAT:
                 raise OutputError(f"format {header.format!r}")
-            entries = [parse(line, _JournalEntry, self.path, OutputError) for line in found[1:]]
+            entries = [parse(line, _JournalEntry, self.path, OutputError) for line in records[1:]]
         except (DeviceError, OutputError) as error:
             raise OutputError(
                 f"{self.path} is not a journal of this version ({error.problem})",
@@ -156,9 +142,10 @@ class Journal:
                 f"{self.path} was written with another {different[0].replace('_', ' ')}",
                 "Give the same model, data and settings, or remove the journal and start again",
             )
-        self._known = {entry.key: entry.value for entry in entries}
-        self._begun = bool(found)
-        os.truncate(self.path, len(whole))
+        self._measurements = {entry.key: entry.value for entry in entries}
+        self._begun = bool(records)
+        # Remove the incomplete line, because the next measurement is appended right after it.
+        os.truncate(self.path, len(complete_lines))
 
 
 def is_journal(path: Path) -> bool:
@@ -197,7 +184,7 @@ class JournaledEvaluator:
             except EdgeqError as error:
                 return {"error": error.problem}
 
-        built = self._read(self._journal.remember(f"screen {digest(candidate)}", measure), _Built)
+        built = self._parse(self._journal.remember(f"screen {digest(candidate)}", measure), _Built)
         if built.found is not None:
             return built.found
         if not built.error:
@@ -207,17 +194,20 @@ class JournaledEvaluator:
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         """See `Evaluator.assess`. The candidates that are not in the journal yet are assessed together."""
         keys = {candidate.name: f"assess {samples} {digest(candidate)}" for candidate in candidates}
+        # Assess them in one call, because the evaluator shares work among candidates.
         lacking = [candidate for candidate in candidates if keys[candidate.name] not in self._journal]
         for name, measured in self._evaluator.assess(lacking, samples).items() if lacking else ():
             self._journal.remember(keys[name], functools.partial(plain, measured))
-        return {name: self._read(self._journal[key], Assessment) for name, key in keys.items()}
+        return {name: self._parse(self._journal[key], Assessment) for name, key in keys.items()}
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
         """See `Evaluator.simulate`. The key consists of the candidate and the allowed loss."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
         kind: Any = Assessment | None
-        found: Assessment | None = self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
-        return found
+        assessment: Assessment | None = self._remember(
+            key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds)
+        )
+        return assessment
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
         """See `Evaluator.time`. The key consists of the names of the runners, what they run, `tie` and `rough`. If the
@@ -226,7 +216,7 @@ class JournaledEvaluator:
         raced = {name: [candidate and digest(candidate), threads] for name, (candidate, threads) in runners.items()}
         key = "race " + fingerprint([raced, baseline, tie, rough])
         if key in self._journal:
-            return self._read(self._journal[key], Race)
+            return self._parse(self._journal[key], Race)
         race = self._evaluator.time(runners, baseline, tie=tie, seconds=seconds, rough=rough)
         if all(timing.verdict != UNKNOWN for timing in race.timings.values() if timing.speedup is not None):
             self._journal.remember(key, lambda: plain(race))
@@ -235,18 +225,18 @@ class JournaledEvaluator:
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`. The key consists of the candidate and both numbers of threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
-        return self._kept(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
+        return self._remember(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """See `Evaluator.memory`. The key consists of the candidate and the threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
-        return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
+        return self._remember(key, int, lambda: self._evaluator.memory(candidate, threads))
 
-    def _kept(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
+    def _remember(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
         """Return the journal's value under `key`. If there is none yet, add the result of `measure` first."""
-        return self._read(self._journal.remember(key, lambda: plain(measure())), kind)
+        return self._parse(self._journal.remember(key, lambda: plain(measure())), kind)
 
-    def _read(self, value: Any, kind: type[T]) -> T:
+    def _parse(self, value: Any, kind: type[T]) -> T:
         return parse(value, kind, self._journal.path, OutputError)
 
 
@@ -255,100 +245,6 @@ def digest(candidate: Candidate) -> str:
     accuracy.
     """
     content = plain(candidate)
+    # Each run chooses the threads again, and another number must not repeat all measurements.
     del content["threads"]
     return fingerprint(content)
-
-
-JOURNAL, COLLECTED = "journal.jsonl", "statistics"
-_KIND = "tuning"
-# Files that remain if the run was killed while it wrote statistics.
-_LEFT = re.compile(
-    rf"\.{COLLECTED}\.[0-9a-f]+\.partial"
-    rf"(?:{re.escape(LOCK)}"
-    rf"|/(?:placing\.json(?:\.draft)?|proof/[0-9a-f]*|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?)"
-)
-
-
-def folder_of(output: Path) -> Path:
-    """Return the folder next to `output` in which a tuning run keeps its journal and statistics."""
-    return output.with_name(f"{output.name}.tuning")
-
-
-def check_folder(output: Path, inputs: Iterable[Path]) -> None:
-    """Check the folder next to `output`.
-
-    Raises:
-        OutputError: the folder was not written by an earlier run, another run is using it, or it contains an input.
-    """
-    folder = folder_of(output)
-    check_apart(folder, inputs)
-    TUNING.check(folder)
-    with _only_run(folder):
-        recover(folder / COLLECTED)
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Create the folder or use an earlier run's, mark it as edgeq's, and keep other runs out.
-
-    Raises:
-        OutputError: the folder is not edgeq's, or another run is using it.
-    """
-    TUNING.check(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # another run has just written it
-        write_marker(folder, _KIND)
-    with _only_run(folder):
-        yield
-
-
-def _only_run(folder: Path) -> AbstractContextManager[None]:
-    """Return the lock of a run. The lock is on the marker file, because the folder's own lock is held only while files
-    are moved into the folder.
-    """
-    return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
-
-
-def keep_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Keep the record of a run next to its journal, for `edgeq report`."""
-    with output_file(folder / TUNING_RECORD, force=True) as draft:
-        draft.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n", "utf-8")
-
-
-def forget_record(folder: Path) -> None:
-    """Remove the record of an earlier run, because this run will write another."""
-    (folder / TUNING_RECORD).unlink(missing_ok=True)
-
-
-def clear(folder: Path, progress: Progress) -> None:
-    """Remove the files that a finished run no longer needs. Files that edgeq did not write stay."""
-    kept = TUNING.remove(folder)
-    if kept is not None:
-        progress.note(f"{shown(folder)} stays: it contains {shown(kept)}, which edgeq did not write")
-
-
-def _judge(folder: Path) -> Judge | None:
-    marked = is_marker(folder, _KIND)
-    journal = is_journal(folder / JOURNAL)
-    statistics = STATISTICS.judge(folder / COLLECTED)
-    if not marked and not journal and statistics is None:
-        return None
-
-    def judge(name: str) -> bool:
-        """Return whether edgeq wrote the file of that name."""
-        if name == MARKER:
-            return marked
-        if name == JOURNAL:
-            return journal
-        if name == TUNING_RECORD:
-            return marked
-        first, _, rest = name.partition("/")
-        if first == COLLECTED and statistics is not None:
-            return statistics(rest)
-        return _LEFT.fullmatch(name) is not None
-
-    return judge
-
-
-TUNING = Ownership("folder of an earlier tuning run", _judge)
-"""The folder contains a marker, a journal and statistics, each in edgeq's form. Any one of them identifies it."""

@@ -14,27 +14,26 @@ from collections.abc import Collection, Sequence
 from edgeq_device.measure.claim import UNKNOWN
 
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.reporting.tuning_record import Assessment, Stage
-from edgeq.tuning.build import build, same_file
-from edgeq.tuning.goal import EQUAL, MISSED
-from edgeq.tuning.race import LONGEST_S, RACE_S, SHORT_S, choose_threads, not_slower, race, race_until_claimed
-from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import (
-    FLOAT_MACS,
-    Trial,
-    Trials,
-    accuracy_of,
-    against_float,
-    allowed,
-    by_structure,
-    hopeless,
-    in_simulator,
-    less_accurate,
-    loses,
-    points,
-    times,
+from edgeq.tuning.build import build, is_same_file
+from edgeq.tuning.comparison import judge_accuracy
+from edgeq.tuning.goal import MISSED
+from edgeq.tuning.measurements import Assessment, Stage
+from edgeq.tuning.pace import EQUAL
+from edgeq.tuning.race import LONGEST_S, RACE_S, SHORT_S, choose_threads, is_not_slower, race, race_until_claimed
+from edgeq.tuning.sentences import (
+    describe_allowed_loss,
+    describe_hopeless,
+    describe_loss,
+    describe_lower_accuracy,
+    describe_simulated_loss,
+    describe_speed,
+    describe_speed_against_float,
+    format_points,
 )
+from edgeq.tuning.space import Candidate
+from edgeq.tuning.trials import FLOAT_MACS, Trial, Trials, group_by_structure
 
+# Fewer samples say too little about a loss to drop a candidate.
 FEWEST_SAMPLES = 32
 OUT_OF_TIME = "the budget ran out before it was measured in full"
 _SUPERLATIVES = {
@@ -46,7 +45,7 @@ _SUPERLATIVES = {
 }
 
 
-def rungs(trials: Trials) -> tuple[int, ...]:
+def list_rounds(trials: Trials) -> tuple[int, ...]:
     """Return the number of samples in each round: an eighth, a quarter, a half, all. Only the last number may be below
     32.
     """
@@ -55,36 +54,38 @@ def rungs(trials: Trials) -> tuple[int, ...]:
     return (*(n for n in sizes if n >= FEWEST_SAMPLES), total)
 
 
-def halve(trials: Trials) -> None:
+def halve_candidates(trials: Trials) -> None:
     """Assess the candidates in the run on more and more samples. After each round, drop those that cannot win.
 
     Two kinds of candidates cannot win: those that, with 97.5 % certainty, will not keep the accuracy on all samples,
     and the less accurate half of each structure. At the end, every trial in the run has been measured on all samples.
     """
     deadline, total = trials.deadline, trials.evaluator.total
-    seen, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
-    for samples in rungs(trials):
-        best, needed_s = trials.promising(), each_s * (samples - seen)
-        if needed_s * len(best) > deadline.left_s() or deadline.passed():
+    sample_count, each_s = 0, 0.0  # samples so far; seconds per sample and candidate
+    for samples in list_rounds(trials):
+        # The time per sample is known from the round before, so predict whether this round fits into the budget.
+        best, round_s = trials.promising(), each_s * (samples - sample_count)
+        if round_s * len(best) > deadline.remaining_s() or deadline.passed():
             # Measure at least the most promising candidate in full: any result is better than none.
-            affordable = max(1, int(deadline.left_s() / needed_s)) if needed_s else 1
+            affordable = max(1, int(deadline.remaining_s() / round_s)) if round_s else 1
             for trial in best[affordable:]:
                 trials.eliminate(trial.name, OUT_OF_TIME)
         entered = trials.alive()
         if not entered:
             return
         start = deadline.elapsed_s
-        found = trials.evaluator.assess([t.candidate for t in entered], samples)
-        each_s = (deadline.elapsed_s - start) / ((samples - seen) * len(entered))
-        seen = samples
-        for name, assessment in found.items():
+        assessments = trials.evaluator.assess([t.candidate for t in entered], samples)
+        each_s = (deadline.elapsed_s - start) / ((samples - sample_count) * len(entered))
+        sample_count = samples
+        for name, assessment in assessments.items():
             trials.update(name, assessment=assessment)
             if samples < total and assessment.least_bound(samples / total) > trials.goal.max_drop:
-                trials.eliminate(name, hopeless(assessment, trials.goal.max_drop))
+                trials.eliminate(name, describe_hopeless(assessment, trials.goal.max_drop))
         if samples < total:
-            for group in by_structure(trials.promising()):
+            for group in group_by_structure(trials.promising()):
+                # Trials of one structure are equally fast, so among them accuracy alone decides.
                 for trial in group[(len(group) + 1) // 2 :]:
-                    why = f"as fast as {group[0].name}, {less_accurate(trial, group[0])} ({samples} samples)"
+                    why = f"as fast as {group[0].name}, {describe_lower_accuracy(trial, group[0])} ({samples} samples)"
                     trials.eliminate(trial.name, why)
             _note_best(trials)
     for trial in trials.alive():
@@ -98,31 +99,35 @@ def build_and_assess(trials: Trials, candidate: Candidate, stage: Stage, parent:
     """
     if not build(trials, candidate, stage, parent):
         return trials[candidate.name]
-    seen, each_s = 0, 0.0  # samples so far; seconds per sample
-    for samples in rungs(trials):
-        if each_s * (samples - seen) > trials.deadline.left_s():
+    sample_count, each_s = 0, 0.0  # samples so far; seconds per sample
+    for samples in list_rounds(trials):
+        if each_s * (samples - sample_count) > trials.deadline.remaining_s():
             trials.eliminate(candidate.name, OUT_OF_TIME)
             return trials[candidate.name]
         start = trials.deadline.elapsed_s
-        found = trials.evaluator.assess([candidate], samples)[candidate.name]
-        each_s, seen = (trials.deadline.elapsed_s - start) / (samples - seen), samples
-        trials.update(candidate.name, assessment=found)
+        assessment = trials.evaluator.assess([candidate], samples)[candidate.name]
+        each_s, sample_count = (trials.deadline.elapsed_s - start) / (samples - sample_count), samples
+        trials.update(candidate.name, assessment=assessment)
         # Do not stop earlier, because candidates that fall short are also compared by their loss.
-        if found.low > trials.goal.max_drop:
+        if assessment.low > trials.goal.max_drop:
             break
     _mark_shortfall(trials, trials[candidate.name])
     _note_best(trials)
-    return in_simulation(trials, trials[candidate.name])
+    return simulate_trial(trials, trials[candidate.name])
 
 
 def _mark_shortfall(trials: Trials, trial: Trial) -> None:
     """Mark a trial that loses too much on all samples, or is certain to do so after fewer samples."""
-    found, most = trial.assessment, trials.goal.max_drop
-    assert found is not None
-    if not found.complete:
-        trials.eliminate(trial.name, hopeless(found, most))
+    assessment, max_drop = trial.assessment, trials.goal.max_drop
+    assert assessment is not None
+    if not assessment.complete:
+        trials.eliminate(trial.name, describe_hopeless(assessment, max_drop))
     elif not trials.meets(trial):
-        trials.update(trial.name, status="short", reason=f"{loses(found)}; {allowed(found, most)}")
+        trials.update(
+            trial.name,
+            status="short",
+            reason=f"{describe_loss(assessment)}; {describe_allowed_loss(assessment, max_drop)}",
+        )
 
 
 def _note_best(trials: Trials) -> None:
@@ -130,79 +135,85 @@ def _note_best(trials: Trials) -> None:
     leading = next(iter(trials.qualified() or trials.promising()), None)
     if leading is None or leading.assessment is None:
         return
-    seen = f" on {leading.assessment.samples} samples" if not leading.assessment.complete else ""
-    speed = "" if trials.evaluator.counts else times(leading.timing, of="float32")
-    line = f"best so far: {leading.name}: {loses(leading.assessment)}{seen}{speed and f', {speed}'}"
+    sample_note = f" on {leading.assessment.samples} samples" if not leading.assessment.complete else ""
+    speed = "" if trials.evaluator.counts else describe_speed(leading.timing, of="float32")
+    line = f"best so far: {leading.name}: {describe_loss(leading.assessment)}{sample_note}{speed and f', {speed}'}"
     if line != trials.leader:
         trials.leader = line
         trials.progress.note(line)
 
 
-def confirm(trials: Trials) -> None:
+def confirm_in_simulator(trials: Trials) -> None:
     """Run qualifying candidates in the simulator, the best first, until one of them keeps the accuracy there. The
     remaining candidates are not simulated.
     """
-    holds: Trial | None = None
+    confirmed: Trial | None = None
     for place, trial in enumerate(trials.qualified()):
-        if holds is not None:
+        if confirmed is not None:
             if trial.simulated is None:
-                reason = f"not simulated: {holds.name} keeps the accuracy and costs no more"
+                reason = f"not simulated: {confirmed.name} keeps the accuracy and costs no more"
                 trials.update(trial.name, status="qualified", reason=reason)
         elif place and trials.deadline.passed():
             trials.eliminate(trial.name, "the budget ran out before it was simulated")
         else:
-            found = in_simulation(trials, trial)
-            if trials.meets(found) and not found.reason:
-                if found.simulated is None:  # there is no simulator
+            contender = simulate_trial(trials, trial)
+            if trials.meets(contender) and not contender.reason:
+                if contender.simulated is None:  # there is no simulator
                     return
-                holds = found
+                confirmed = contender
 
 
-def in_simulation(trials: Trials, trial: Trial) -> Trial:
+def simulate_trial(trials: Trials, trial: Trial) -> Trial:
     """Return `trial` with the simulator's figure. If there is no simulator, or if the trial loses too much on this
     machine's kernels, return it unchanged.
     """
     if trial.simulated is not None or not trials.meets(trial):
         return trial
     try:
-        found = trials.evaluator.simulate(trial.candidate, trials.goal.max_drop, trials.deadline.left_s())
+        assessment = trials.evaluator.simulate(trial.candidate, trials.goal.max_drop, trials.deadline.remaining_s())
     except RuntimeUnavailableError as error:
         trials.eliminate(trial.name, error.problem)
         return trials.update(trial.name, assessment=None)
-    if found is None:
+    if assessment is None:
         return trial
-    trial, told = trials.update(trial.name, simulated=found), in_simulator(found)
-    trials.progress.note(f"{trial.name} {told}")
+    trial, sentence = trials.update(trial.name, simulated=assessment), describe_simulated_loss(assessment)
+    trials.progress.note(f"{trial.name} {sentence}")
     if not trials.meets(trial):
-        return trials.update(trial.name, status="short", reason=f"{told}; {points(trials.goal.max_drop)} are allowed")
-    surer = _surer(trials, found)
+        return trials.update(
+            trial.name, status="short", reason=f"{sentence}; {format_points(trials.goal.max_drop)} are allowed"
+        )
+    surer = _find_surer(trials, assessment)
     if surer is not None:
-        trial = trials.update(trial.name, status="qualified", reason=f"{told}; {surer.name} keeps the accuracy on more")
+        trial = trials.update(
+            trial.name, status="qualified", reason=f"{sentence}; {surer.name} keeps the accuracy on more"
+        )
     return trial
 
 
-def _surer(trials: Trials, found: Assessment) -> Trial | None:
-    """Return a trial that keeps the accuracy in the simulator on more samples than `found`.
+def _find_surer(trials: Trials, assessment: Assessment) -> Trial | None:
+    """Return a trial that keeps the accuracy in the simulator on more samples than `assessment`.
 
-    The budget may have ended while `found` was measured, and its few samples may have been lucky. Return None if
-    `found` is certain, or if there is no trial with more samples.
+    The budget may have ended while `assessment` was measured, and its few samples may have been lucky. Return None if
+    `assessment` is certain, or if there is no trial with more samples.
     """
-    if found.high <= trials.goal.max_drop:
+    if assessment.high <= trials.goal.max_drop:
         return None
-    return next((t for t in trials.qualified() if t.simulated and t.simulated.samples > found.samples), None)
+    return next((t for t in trials.qualified() if t.simulated and t.simulated.samples > assessment.samples), None)
 
 
-def decide(trials: Trials, threads: Sequence[int]) -> None:
+def choose_best(trials: Trials, threads: Sequence[int]) -> None:
     """Time the best qualifying candidates against each other, and choose one. If none of them is fast enough, or if
     other candidates were faster than the leader in an earlier race, do the same with the next best.
 
     The number of threads is chosen again before each race, because this machine's processors may share cores
     differently by then.
     """
-    confirm(trials)
-    known: set[str] = set()  # Structures that were in a last race. Each further race adds others, so the loop ends.
-    while finalists := _finalists(trials, known):
-        seconds = trials.deadline.left_s(RACE_S)
+    confirm_in_simulator(trials)
+    raced_structures: set[str] = (
+        set()
+    )  # Structures that were in a last race. Each further race adds others, so the loop ends.
+    while finalists := _select_finalists(trials, raced_structures):
+        seconds = trials.deadline.remaining_s(RACE_S)
         # All trials that qualify get these numbers of threads, because speeds with other numbers cannot be compared
         # with this race.
         remaining = [t for t in trials.qualified() if t.name not in {f.name for f in finalists}]
@@ -210,12 +221,12 @@ def decide(trials: Trials, threads: Sequence[int]) -> None:
         finalists = [trials[trial.name] for trial in finalists]
         trials.raced = race_until_claimed(trials, finalists, seconds * 2 / 3, LONGEST_S, rough=False)
         for trial in trials.qualified():
-            if not not_slower(trials, trial):
-                trials.eliminate(trial.name, against_float(trial.timing))
-        known |= {trial.structure for trial in finalists}
-        ranked = [trial for trial in trials.qualified() if trial.structure in known]
-        others = [trial for trial in trials.qualified() if trial.structure not in known]
-        if ranked and (trials.deadline.passed() or not any(trials.cheaper(other, ranked[0]) for other in others)):
+            if not is_not_slower(trials, trial):
+                trials.eliminate(trial.name, describe_speed_against_float(trial.timing))
+        raced_structures |= {trial.structure for trial in finalists}
+        ranked = [trial for trial in trials.qualified() if trial.structure in raced_structures]
+        unraced = [trial for trial in trials.qualified() if trial.structure not in raced_structures]
+        if ranked and (trials.deadline.passed() or not any(trials.is_cheaper(rival, ranked[0]) for rival in unraced)):
             _choose(trials, ranked)
             return
     _time_nearest(trials)
@@ -226,19 +237,22 @@ def _time_nearest(trials: Trials) -> None:
     what would be needed to meet the goal.
     """
     measured = [t for t in trials if t.candidate.quantized and t.assessment is not None and t.assessment.complete]
-    near = min(measured, key=lambda t: t.loss, default=None)
-    if near is not None and trials.timed(near).timing is None and not trials.deadline.passed():
-        race(trials, [near], trials.deadline.left_s(SHORT_S))
+    nearest = min(measured, key=lambda t: t.loss, default=None)
+    if nearest is not None and trials.with_timing(nearest).timing is None and not trials.deadline.passed():
+        race(trials, [nearest], trials.deadline.remaining_s(SHORT_S))
 
 
-def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
+def _select_finalists(trials: Trials, raced_structures: Collection[str]) -> list[Trial]:
     """Return the finalists: the most accurate trial of each of these structures, if it qualifies:
 
-    - all structures in `known`, which were in an earlier last race
+    - all structures in `raced_structures`, which were in an earlier last race
     - the few cheapest of the other timed structures, unless they are behind
     - all structures that were never timed
     """
-    best = [trials.timed(group[0]) for group in by_structure(sorted(trials.qualified(), key=lambda t: t.accuracy_key))]
+    best = [
+        trials.with_timing(group[0])
+        for group in group_by_structure(sorted(trials.qualified(), key=lambda t: t.accuracy_key))
+    ]
     if trials.objective == "memory":
         for place, trial in enumerate(best):
             if trial.memory_bytes is None:
@@ -246,33 +260,37 @@ def _finalists(trials: Trials, known: Collection[str]) -> list[Trial]:
                 best[place] = trials.update(trial.name, memory_bytes=peak)
     new = [t for t in best if t.timing is None]
     old = sorted((t for t in best if t.timing is not None), key=trials.cost)
-    others = [t for t in old if t.structure not in known]
-    least = min((trials.cost(t) for t in others if t.verdict != UNKNOWN), default=float("inf"))
-    near = [t for t in others if trials.cost(t) <= least * (1 + trials.pace.behind)]
-    return [*(t for t in old if t.structure in known), *near[: trials.pace.finalists], *new]
+    unraced = [t for t in old if t.structure not in raced_structures]
+    lowest_cost = min((trials.cost(t) for t in unraced if t.verdict != UNKNOWN), default=float("inf"))
+    contenders = [t for t in unraced if trials.cost(t) <= lowest_cost * (1 + trials.pace.behind)]
+    return [*(t for t in old if t.structure in raced_structures), *contenders[: trials.pace.finalists], *new]
 
 
 def _choose(trials: Trials, ranked: Sequence[Trial]) -> None:
     """Choose the most accurate of the cheapest trials in `ranked`, which is sorted by cost. Call this when no other
     qualifying trial is cheaper, or when the time is up.
     """
-    cheapest = [t for t in ranked if not trials.cheaper(ranked[0], t)]
+    cheapest = [t for t in ranked if not trials.is_cheaper(ranked[0], t)]
     winner = min(cheapest, key=lambda t: t.accuracy_key)
     assert winner.assessment is not None
     for trial in trials.qualified():
         earlier = ", in an earlier race" if trial not in ranked and trials.by_time else ""
-        trials.update(trial.name, status="qualified", reason=_why_not(trials, trial, winner, cheapest) + earlier)
-    lost = in_simulator(winner.simulated) if winner.simulated is not None else loses(winner.assessment)
+        trials.update(
+            trial.name, status="qualified", reason=_describe_defeat(trials, trial, winner, cheapest) + earlier
+        )
+    lost = (
+        describe_simulated_loss(winner.simulated) if winner.simulated is not None else describe_loss(winner.assessment)
+    )
     why = f"the {_SUPERLATIVES[trials.objective]} that keeps the required accuracy: {lost}"
     trials.update(winner.name, status="chosen", reason=why)
 
 
-def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Trial]) -> str:
+def _describe_defeat(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Trial]) -> str:
     """Write why `winner` was chosen instead of `trial`, which also qualifies."""
     if trial.structure == winner.structure:
-        return f"as fast as {winner.name}, {less_accurate(trial, winner)}"
+        return f"as fast as {winner.name}, {describe_lower_accuracy(trial, winner)}"
     if trial in cheapest:
-        return f"within {EQUAL:.0%} of {winner.name}, {less_accurate(trial, winner)}"
+        return f"within {EQUAL:.0%} of {winner.name}, {describe_lower_accuracy(trial, winner)}"
     if trials.objective == FLOAT_MACS:
         return f"{trials.cost(trial):.1%} of the MACs in float, {winner.name} {trials.cost(winner):.1%}"
     times_what = {"size": "times larger than", "memory": "times the memory of"}
@@ -280,7 +298,7 @@ def _why_not(trials: Trials, trial: Trial, winner: Trial, cheapest: Sequence[Tri
     return f"{share:.2f} {times_what.get(trials.objective, 'times the latency of')} {winner.name}"
 
 
-def fall_back(trials: Trials, winner: Trial | None) -> str:
+def find_fallback(trials: Trials, winner: Trial | None) -> str:
     """Return the name of the candidate that runs if the plug-in of `winner` is missing. It is the fastest int8 form in
     onnxruntime's own kernels that keeps the accuracy, by the best estimates of the speeds: some form must run there,
     so a speed need not be certain.
@@ -294,28 +312,30 @@ def fall_back(trials: Trials, winner: Trial | None) -> str:
     twin = winner.candidate.replace(name=winner.name.replace(f" in {choice.name}", ""), engine=None, threads=0)
     if twin.quantized and not trials.deadline.passed():
         build(trials, twin, "recovery", winner.name)
-    own = [trials.timed(t) for t in trials if t.screening and t.candidate.engine is None and t.candidate.quantized]
-    timed = [t for t in own if t.timing is not None]
-    untimed = [t for t in own if t.timing is None and (same_file(t, winner) or not timed)][: trials.pace.finalists]
+    forms = [
+        trials.with_timing(t) for t in trials if t.screening and t.candidate.engine is None and t.candidate.quantized
+    ]
+    timed = [t for t in forms if t.timing is not None]
+    untimed = [t for t in forms if t.timing is None and (is_same_file(t, winner) or not timed)][: trials.pace.finalists]
     if untimed and not trials.deadline.passed():
-        race(trials, untimed, trials.deadline.left_s(SHORT_S))
+        race(trials, untimed, trials.deadline.remaining_s(SHORT_S))
         timed += [trials[t.name] for t in untimed]
-    for trial in sorted(timed, key=lambda t: (t.latency, not same_file(t, winner))):
+    for trial in sorted(timed, key=lambda t: (t.latency, not is_same_file(t, winner))):
         if trial.latency > 1:
             break
         if (trial.assessment is None or not trial.assessment.complete) and trials.deadline.passed():
             continue
-        trial = in_full(trials, trial)
-        if accuracy_of(trial, trials.goal) != MISSED:
+        trial = assess_in_full(trials, trial)
+        if judge_accuracy(trial, trials.goal) != MISSED:
             role = f"the fallback if {choice.engine.name} is not installed"
             reason = "; ".join(filter(None, (trials[trial.name].reason, role)))
             return trials.update(trial.name, status="qualified", reason=reason).name
     return ""
 
 
-def in_full(trials: Trials, trial: Trial) -> Trial:
+def assess_in_full(trials: Trials, trial: Trial) -> Trial:
     """Return `trial` with its accuracy on all samples."""
     if trial.assessment is not None and trial.assessment.complete:
         return trial
-    found = trials.evaluator.assess([trial.candidate], trials.evaluator.total)
-    return trials.update(trial.name, assessment=found[trial.name])
+    assessments = trials.evaluator.assess([trial.candidate], trials.evaluator.total)
+    return trials.update(trial.name, assessment=assessments[trial.name])

@@ -22,6 +22,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.kernel_times import kernel_times
 from edgeq.measure.node_runs import count_macs
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.measure.task import Task
 from edgeq.measure.timed_model import count_sessions
 from edgeq.model.digests import content_digest, structure_digest, with_engine
@@ -31,21 +32,23 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
-from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
 from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
 from edgeq.tuning import float_layers
-from edgeq.tuning.accuracy import AccuracyMeter, assess_on, assessor
-from edgeq.tuning.accuracy_estimate import Held
-from edgeq.tuning.engines import CandidateBuilder
-from edgeq.tuning.goal import BudgetClock
+from edgeq.tuning.accuracy import AccuracyMeter
+from edgeq.tuning.accuracy_estimate import LossKind
+from edgeq.tuning.assessment_job import assess_on, build_assessment_job
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.candidate_builder import CandidateBuilder
+from edgeq.tuning.clock import Clock, LocalClock, Model
+from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.journal import digest
 from edgeq.tuning.judge import FEWEST_SAMPLES
+from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.ranking import SCREENED, LayerRanker
 from edgeq.tuning.recover.methods import recoveries, recovery_groups
-from edgeq.tuning.recover.run import ineffective
-from edgeq.tuning.sessions import MEMORY, Clock, LocalClock, Model, SessionPool, judged, opened
+from edgeq.tuning.recover.run import find_ineffective
+from edgeq.tuning.sessions import MEMORY, SessionPool, model_to_judge, open_once
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
@@ -54,8 +57,8 @@ _SIMULATIONS = 4
 _BATCH = 8
 # `Assessment.bound` multiplies the doubt by a factor. If the doubt is scaled by this value, the product is one standard
 # error.
-_LUCK = 0.55
-_LEAST_SQNR_DB = -200.0
+_DOUBT_SCALE = 0.55
+_MIN_SQNR_DB = -200.0
 # Kernels that only round differently lose almost no decibels. Kernels that saturate lose several.
 _LOSS_DB = 3.0
 # With more runners than this, each model gets as few sessions as in a rough race, because the best of them are timed
@@ -63,17 +66,17 @@ _LOSS_DB = 3.0
 _RUNNERS_IN_SESSIONS = 8
 # Bursts are short, because the number of rounds decides how well a race distinguishes runners.
 _BURSTS = Bursts(0.025, 0.006)
-# `min_rounds` is at least two rounds for each session. `_ROUGHLY_SURE` has a low confidence: if a race only decides
+# `min_rounds` is at least two rounds for each session. `_ROUGH_RACE` has a low confidence: if a race only decides
 # what to examine next, some of its comparisons may be wrong.
-_SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
-_ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
+_FINAL_RACE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
+_ROUGH_RACE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
 # Minimum loss of time in integers for a layer to be considered, as a share of float32's time. Smaller losses are noise
 # of the profiler.
-_LEAST_LOST = 0.002
+_MIN_LOST_SHARE = 0.002
 
 
 class LocalEvaluator:
-    """Measure candidates on this machine: see `edgeq.tuning.trials.Evaluator`.
+    """Measure candidates on this machine: see `edgeq.tuning.evaluator.Evaluator`.
 
     Args:
         workdir: folder for models, samples and outputs. It must exist as long as the evaluator is in use.
@@ -116,17 +119,17 @@ class LocalEvaluator:
         # If there is only one file to judge, use the figure that its proof reports. Among many candidates, some are
         # lucky, so use the loss to expect.
         seen_only = counts and not (self._editable and task is not None)
-        held: Held = "seen" if seen_only else "expected"
+        loss_kind: LossKind = "seen" if seen_only else "expected"
         if repairs:
-            held = "expected" if task is not None else "noise"
-        how: dict[str, Any] = {"task": task, "held": held, "memory": memory}
+            loss_kind = "expected" if task is not None else "noise"
+        meter_options: dict[str, Any] = {"task": task, "loss_kind": loss_kind, "memory": memory}
         self._accuracy = AccuracyMeter(
-            job.validation, job.prepared.path, workdir, basis=job.basis, progress=progress, **how
+            job.validation, job.prepared.path, workdir, basis=job.basis, progress=progress, **meter_options
         )
-        self._shared = None
+        self._worker_job = None
         if job.workers is not None:
-            self._shared = assessor(job.workers, job, **how)
-            if self._shared is None:
+            self._worker_job = build_assessment_job(job.workers, job, **meter_options)
+            if self._worker_job is None:
                 progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
         (workdir / "recover").mkdir()
@@ -165,38 +168,40 @@ class LocalEvaluator:
         finite = not any(output.nonfinite for output in agreement.outputs)
         if not finite and not self._repairs:
             raise CheckFailedError("its outputs are not finite, although the float model's are")
-        there = self._clock.answers(artifact.model, artifact.settings(), compare)
-        if there is not None:
-            _check_answers(agreement, there)
-        own = self.built(candidate.replace(engine=None)).artifact
+        board_agreement = self._clock.answers(artifact.model, artifact.settings(), compare)
+        if board_agreement is not None:
+            _check_answers(agreement, board_agreement)
+        native_artifact = self.built(candidate.replace(engine=None)).artifact
         structure, content = self._digested(artifact)
         engine = candidate.engine.name if candidate.engine else ""
         return Screening(
             bytes=model_bytes(artifact.model),
             structure=with_engine(structure, engine),
             content=with_engine(content, engine),
-            int8_mac_share=round(self._int8_mac_share(own), 6),
+            int8_mac_share=round(self._int8_mac_share(native_artifact), 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
-            sqnr_db=max(_LEAST_SQNR_DB, agreement.least_db) if finite else _LEAST_SQNR_DB,
+            sqnr_db=max(_MIN_SQNR_DB, agreement.least_db) if finite else _MIN_SQNR_DB,
             build_s=round(spent, 3),
         )
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
         """See `Evaluator.assess`. A candidate never runs a sample twice."""
-        found = {}
+        assessments = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
-            if self._shared is not None and self._job.workers is not None:
-                artifacts = [(c.name, self.built(c).artifact, _together(c)) for c in candidates]
-                for name, assessment in assess_on(self._job.workers, self._shared, artifacts, samples):
-                    found[name] = self._expected(assessment)
+            if self._worker_job is not None and self._job.workers is not None:
+                artifacts = [(c.name, self.built(c).artifact, _can_run_together(c)) for c in candidates]
+                for name, assessment in assess_on(self._job.workers, self._worker_job, artifacts, samples):
+                    assessments[name] = self._with_doubt(assessment)
                     advance(samples)
-                return found
-            for one in candidates:
-                session = partial(self._proof_session, self.built(one).artifact)
-                assessment = self._accuracy.assess(one.name, session, samples, advance, together=_together(one))
-                found[one.name] = self._expected(assessment)
+                return assessments
+            for candidate in candidates:
+                session = partial(self._proof_session, self.built(candidate).artifact)
+                assessment = self._accuracy.assess(
+                    candidate.name, session, samples, advance, together=_can_run_together(candidate)
+                )
+                assessments[candidate.name] = self._with_doubt(assessment)
                 self._sessions.trim()
-        return found
+        return assessments
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
         """See `Evaluator.simulate`. The number of samples doubles until it is 95 % certain whether the loss on all
@@ -206,19 +211,21 @@ class LocalEvaluator:
         count = simulated_count(self._job.prepared, artifact)
         if count is None:
             return None
-        whole = self.assess([candidate], self.total)[candidate.name]
-        here = self._proof_session(artifact)
-        most, count = min(self.total, _SIMULATIONS * count), min(self.total, count, FEWEST_SAMPLES)
-        with opened(self._engines, artifact.model, artifact.settings()) as session:
+        overall = self.assess([candidate], self.total)[candidate.name]
+        native_session = self._proof_session(artifact)
+        limit, count = min(self.total, _SIMULATIONS * count), min(self.total, count, FEWEST_SAMPLES)
+        with open_once(self._engines, artifact.model, artifact.settings()) as session:
             while True:
                 with self._progress.stage(f"{candidate.name} in the simulator, {count} samples", count) as advance:
-                    found, reach = self._accuracy.simulate(candidate.name, here, session, count, whole, advance)
-                found = self._expected(found)
-                decided = abs(found.bound - max_drop) > reach
-                after, count = count, min(most, 2 * count)
+                    assessment, reach = self._accuracy.simulate(
+                        candidate.name, native_session, session, count, overall, advance
+                    )
+                assessment = self._with_doubt(assessment)
+                decided = abs(assessment.bound - max_drop) > reach
+                previous_count, count = count, min(limit, 2 * count)
                 # The next step would take as long as all steps so far.
-                if decided or count == after or deadline.left_s() < deadline.elapsed_s:
-                    return found
+                if decided or count == previous_count or deadline.remaining_s() < deadline.elapsed_s:
+                    return assessment
 
     def proof_samples(self, simulated: int | None) -> Samples:
         """Return the validation samples for a proof. They are stored already prepared, because reading images again may
@@ -228,22 +235,28 @@ class LocalEvaluator:
             simulated: number of samples that `simulate` ran first, or None for all samples.
         """
         if simulated is not None:
-            return Subset(self._job.validation, self._accuracy.samples.first(simulated))
+            return Subset(self._job.validation, self._accuracy.samples.source_positions(simulated))
         return self._job.validation if self._job.workers is not None else self._accuracy.samples
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in short bursts that take turns."""
         batch, feed = self._feed()
-        few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
+        in_sessions = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
         count = count_sessions(self._job.prepared.path)
-        count = count if few else min(count, FEWEST_SESSIONS)
+        count = count if in_sessions else min(count, FEWEST_SESSIONS)
         warmup = WarmUp(min_s=0.1, max_s=min(0.5, seconds / (4 * len(runners))))
-        enough = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds, **(_ROUGHLY_SURE if rough else _SURE)}
-        how = {"top": 1, "keep": baseline, "tie": tie, **enough}
+        stop_rules = {
+            "enough": UNDISTURBED_ROUNDS,
+            "max_duration_s": seconds,
+            **(_ROUGH_RACE if rough else _FINAL_RACE),
+        }
+        rank_options = {"top": 1, "keep": baseline, "tie": tie, **stop_rules}
         models = {name: self._model(*runner) for name, runner in runners.items()}
         with self._progress.stage(f"timing {len(runners)} runners") as advance:
-            ranking = self._clock.race(models, feed, RaceRules(count, warmup, _BURSTS, how), lambda: advance(1))
-        return race_of(ranking, baseline, batch=batch)
+            ranking = self._clock.race(
+                models, feed, RaceRules(count, warmup, _BURSTS, rank_options), lambda: advance(1)
+            )
+        return build_race(ranking, baseline, batch=batch)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`. The layers are timed on the first sample."""
@@ -252,7 +265,9 @@ class LocalEvaluator:
         prepared, opener = self._job.prepared, self._clock.open_profiled
         artifact = self.built(candidate).artifact
         threads = (float_threads, candidate.threads)
-        return slow_layers(prepared, artifact, self._feed()[1], *threads, backend=self._target.backend, opener=opener)
+        return find_slow_layers(
+            prepared, artifact, self._feed()[1], *threads, backend=self._target.backend, opener=opener
+        )
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """See `Evaluator.memory`. The session runs the first sample."""
@@ -272,7 +287,7 @@ class LocalEvaluator:
         """
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
-        vain = ineffective(self._target)
+        vain = find_ineffective(self._target)
         if self._target.profile.integer_only:
             vain |= {name for name, recovery in recoveries().items() if recovery.keeps_float}
         every = recovery_groups(slow_last=self._repairs)
@@ -283,19 +298,19 @@ class LocalEvaluator:
         """See `Evaluator.rank`."""
         return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
-    def _expected(self, found: Assessment) -> Assessment:
+    def _with_doubt(self, assessment: Assessment) -> Assessment:
         """Return the assessment whose bound is compared with the allowed loss.
 
         If speed is counted, the bound is the loss to expect, not the largest likely loss. A repair takes the first
         candidate that is good enough, and such a candidate is often merely lucky. So for a repair, the bound is one
         standard error higher if the loss to expect comes from labels alone.
         """
-        doubt = _LUCK * found.doubt if self._repairs and found.disagreement is None else 0.0
-        return replace(found, doubt=doubt) if self.counts else found
+        doubt = _DOUBT_SCALE * assessment.doubt if self._repairs and assessment.disagreement is None else 0.0
+        return replace(assessment, doubt=doubt) if self.counts else assessment
 
     def _proof_session(self, artifact: Artifact) -> Any:
         """Return a session of the model that represents the artifact in comparisons."""
-        return self._sessions.sessions(*judged(artifact))[0]
+        return self._sessions.sessions(*model_to_judge(artifact))[0]
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
         if candidate is None:
@@ -326,7 +341,7 @@ class LocalEvaluator:
         """
         structure, _ = self._digested(artifact)
         if structure not in self._shares:
-            found = artifact.coverage or measure_coverage(
+            coverage = artifact.coverage or measure_coverage(
                 artifact.model,
                 artifact.settings(),
                 self._accuracy.samples[0].inputs,
@@ -335,7 +350,7 @@ class LocalEvaluator:
                 macs=self._macs,
                 opener=self._clock.open_profiled,
             )
-            self._shares[structure] = found.int8_mac_share or 0.0
+            self._shares[structure] = coverage.int8_mac_share or 0.0
         return self._shares[structure]
 
     @cached_property
@@ -343,47 +358,48 @@ class LocalEvaluator:
         return count_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
 
 
-def _together(candidate: Candidate) -> bool:
+def _can_run_together(candidate: Candidate) -> bool:
     """Return whether samples may run in one batch. Samples must run one by one if ranges are measured at run time,
     because one range would otherwise cover the whole batch.
     """
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 
 
-def _check_answers(here: Agreement, there: Agreement) -> None:
+def _check_answers(local_agreement: Agreement, board_agreement: Agreement) -> None:
     """Refuse a candidate whose outputs are clearly further from float32's on another machine than on this one. The
     other machine would not reach the accuracy measured here.
 
     Raises:
         CheckFailedError: the outputs are clearly further away. The message contains both figures.
     """
-    if any(output.nonfinite for output in there.outputs) or there.least_db < here.least_db - _LOSS_DB:
+    local_db, board_db = local_agreement.least_db, board_agreement.least_db
+    if any(output.nonfinite for output in board_agreement.outputs) or board_db < local_db - _LOSS_DB:
         raise CheckFailedError(
-            f"on the board its outputs follow float32 to {there.least_db:.1f} dB SQNR, here to {here.least_db:.1f} dB"
+            f"on the board its outputs follow float32 to {board_db:.1f} dB SQNR, here to {local_db:.1f} dB"
         )
 
 
-def race_of(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
+def build_race(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
     """Return a `Race` with the latencies of `ranking`, in milliseconds, and with the speed of each runner relative to
     the baseline, as far as it can be claimed.
 
     Args:
         batch: number of samples in a query.
     """
-    whole = ranking.distributions
-    measured = {name: distribution.undisturbed() for name, distribution in whole.items()}
+    distributions = ranking.distributions
+    measured = {name: distribution.undisturbed() for name, distribution in distributions.items()}
     timings = {}
     for name, distribution in measured.items():
         figures = plain(distribution)
         figures["samples_per_s"] *= batch
-        beside = (claim(whole[baseline], whole[name]), measured[baseline].p50)
-        timings[name] = StructureTiming(figures) if name == baseline else StructureTiming(figures, *beside)
+        comparison = (claim(distributions[baseline], distributions[name]), measured[baseline].p50)
+        timings[name] = StructureTiming(figures) if name == baseline else StructureTiming(figures, *comparison)
     edges = shared_edges(list(measured.values()))
     counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
     return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
 
 
-def slow_layers(
+def find_slow_layers(
     prepared: PreparedModel,
     artifact: Artifact,
     feed: Mapping[str, Any],
@@ -403,17 +419,17 @@ def slow_layers(
     """
     settings, quantized = float_settings(backend, float_threads), artifact.settings(threads=threads)
     spent: list[dict[str, float]] = []
-    for path, how in ((prepared.path, settings), (artifact.model, quantized)):
+    for path, session_settings in ((prepared.path, settings), (artifact.model, quantized)):
         spent.append({})
         # a layer may run as several kernels
-        for kernel in kernel_times(path, how, feed, prepared.model, opener=opener):
+        for kernel in kernel_times(path, session_settings, feed, prepared.model, opener=opener):
             spent[-1][kernel.name] = spent[-1].get(kernel.name, 0.0) + kernel.us
     macs = node_macs(prepared.model)
     layers = [node.name for node in prepared.model.graph if node.name and macs.get(node.name)]
-    return slower_in_integers(layers, *spent)
+    return find_slower_layers(layers, *spent)
 
 
-def slower_in_integers(
+def find_slower_layers(
     names: Sequence[str], float_us: Mapping[str, float], int8_us: Mapping[str, float]
 ) -> tuple[str, ...]:
     """Return the layers of `names` that take longer in integers. The layer that loses most time comes first.
@@ -421,6 +437,6 @@ def slower_in_integers(
     Args:
         float_us, int8_us: microseconds by layer in each model; layers that are not in both are left out.
     """
-    least = _LEAST_LOST * sum(float_us.values())
+    threshold_us = _MIN_LOST_SHARE * sum(float_us.values())
     lost = {n: int8_us[n] - float_us[n] for n in names if n in float_us and n in int8_us}
-    return tuple(sorted((n for n, us in lost.items() if us > least), key=lambda n: (-lost[n], n)))
+    return tuple(sorted((n for n, us in lost.items() if us > threshold_us), key=lambda n: (-lost[n], n)))

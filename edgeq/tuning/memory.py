@@ -26,9 +26,10 @@ from edgeq.model.graph import sizes
 from edgeq.model.macs import node_macs
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field
-from edgeq.tuning.goal import BEHIND
+from edgeq.tuning.pace import BEHIND
+from edgeq.tuning.sentences import describe_unclaimed
 from edgeq.tuning.space import Candidate, engine_name
-from edgeq.tuning.trials import Outcome, Trial, unmeasured
+from edgeq.tuning.trials import Outcome, Trial
 from edgeq.util.display import Progress
 from edgeq.util.folders import user_folder
 from edgeq.util.outputs import output_file
@@ -38,10 +39,10 @@ SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"
 # Two models are similar if at least this share of their multiply-accumulates is in the same kinds of layers. For
 # MobileNet v1 and v2, the share is 0.95.
-_ALIKE = 0.8
-_MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
-# The settings of a run (`edgeq.tuning.record.settings_of`) that describe the machine, the versions and the goal.
-_SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engines")
+_SIMILAR_SHARE = 0.8
+_MAX_USED, _MAX_RECORDS, _MAX_BYTES = 3, 200, 2**20
+# The settings of a run (`edgeq.tuning.run_settings.settings_of`) that describe the machine, the versions and the goal.
+_SETTING_KEYS = ("target", "profile", "machine", "objective", "version", "set_of_engines")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class WinRecord:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _MemoryFile:
     schema: str = SCHEMA
     evidence: tuple[WinRecord, ...] = ()
 
@@ -112,10 +113,11 @@ class Memory:
     evidence: tuple[WinRecord, ...] = ()
     digest: str = ""
 
-    def narrowed(self, space: Space) -> Space | None:
+    def narrow(self, space: Space) -> Space | None:
         """Return the part of `space` that won before, plus the first candidate of `space`. Return None if there is no
         evidence for any part, or if that part would be all of `space`.
         """
+        # Compare kernels only: ranges and layers in float belong to the other model, and are searched for this one.
         won = [
             c
             for e in self.evidence
@@ -129,35 +131,38 @@ class Memory:
         if "method" in search:
             search["method"] = tuple(m for m in search["method"] if m in methods)
         engines = {e.engine for e in self.evidence}
+        # Engines that won nothing are not timed, because opening each of them may take seconds.
         left_out = {choice.engine.name for choice in space.field.plugins} - engines
         candidates = tuple({c.name: c for c in (*won, *space.candidates[:1])}.values())
-        found = Space(candidates, replace(space.profile, search=search), space.field.without(left_out))
-        return None if found == space else found
+        narrow_space = Space(candidates, replace(space.profile, search=search), space.field.without(left_out))
+        return None if narrow_space == space else narrow_space
 
-    def confirmed(self, outcome: Outcome) -> bool:
+    def is_confirmed_by(self, outcome: Outcome) -> bool:
         """Return whether a narrowed search found a winner about as fast as the evidence promised."""
-        least = min((e.speedup for e in self.evidence), default=0.0)
-        return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= least
+        promise = min((e.speedup for e in self.evidence), default=0.0)
+        return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= promise
 
-    def unmeasured(self, outcome: Outcome) -> str:
+    def describe_unclaimed(self, outcome: Outcome) -> str:
         """Return why a narrowed search could neither confirm nor refute the evidence: a candidate keeps the accuracy,
         but its speed cannot be claimed. Return "" if the speeds of all such candidates can be claimed.
         """
-        judged = ((t, t.judged) for t in outcome.trials)
-        return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
+        assessments = ((t, t.final_assessment) for t in outcome.trials)
+        return describe_unclaimed(
+            *(t for t, a in assessments if a is not None and a.complete and a.bound <= self.max_drop)
+        )
 
-    def claimed_before(self, outcome: Outcome) -> Outcome:
+    def with_earlier_claim(self, outcome: Outcome) -> Outcome:
         """Return `outcome` with the speed that an earlier run claimed for the same kernels of the same model in the
         same engine, if there was such a run. If this run can claim a speed for its choice, return `outcome` unchanged.
         """
         winner = outcome.winner
         if winner is None or winner.verdict != UNKNOWN:
             return outcome
-        one = winner.candidate
-        key = _kernel(one.scheme, one.builder), engine_name(one)
-        same = (e for e in self.evidence if e.digest == self.digest)
-        found = (e.speedup for e in same if (_kernel(e.scheme, e.builder), e.engine) == key)
-        return replace(outcome, earlier=next(found, None))
+        candidate = winner.candidate
+        key = _kernel(candidate.scheme, candidate.builder), engine_name(candidate)
+        records = (e for e in self.evidence if e.digest == self.digest)
+        speedups = (e.speedup for e in records if (_kernel(e.scheme, e.builder), e.engine) == key)
+        return replace(outcome, earlier=next(speedups, None))
 
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
         """Add the winner of a run to the file, and replace earlier evidence for the same model and goal.
@@ -168,30 +173,31 @@ class Memory:
         winner = outcome.winner
         if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:
             return
+        # A winner that only comes near the goal would mislead the next run.
         if winner.loss > self.max_drop:
             return
-        found = winner.candidate
-        scheme = found.scheme.replace(exclude=(), wide=(), eight_bit=())
+        candidate = winner.candidate
+        scheme = candidate.scheme.replace(exclude=(), wide=(), eight_bit=())
         new = WinRecord(
             model=model,
             digest=digest,
             setting=self.setting,
             operators=self.operators,
             scheme=scheme,
-            builder=found.builder,
-            recoveries=found.recoveries,
-            engine=engine_name(found),
+            builder=candidate.builder,
+            recoveries=candidate.recoveries,
+            engine=engine_name(candidate),
             speedup=_speedup(winner),
             max_drop=self.max_drop,
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # If two runs end at the same moment, the evidence of one is lost.
-            same = (digest, self.setting, self.max_drop)
-            known = [e for e in _read(self.path, progress) if (e.digest, e.setting, e.max_drop) != same]
-            kept = _Kept(evidence=(*known[1 - _MOST_KEPT :], new))
+            key = (digest, self.setting, self.max_drop)
+            records = [e for e in _load_records(self.path, progress) if (e.digest, e.setting, e.max_drop) != key]
+            content = _MemoryFile(evidence=(*records[1 - _MAX_RECORDS :], new))
             with output_file(self.path, force=True) as draft:
-                draft.write_text(json.dumps(plain(kept), indent=1) + "\n", "utf-8")
+                draft.write_text(json.dumps(plain(content), indent=1) + "\n", "utf-8")
         except (OSError, OutputError) as error:
             progress.note(f"the result of this run is not remembered: {error}")
 
@@ -209,16 +215,16 @@ def recall(
 
     Args:
         path: the file; None if nothing is to be remembered.
-        settings: settings of the run, from `edgeq.tuning.record.settings_of`.
+        settings: settings of the run, from `edgeq.tuning.run_settings.settings_of`.
         max_drop: the allowed loss; evidence of runs that allowed less is left out.
     """
-    setting = fingerprint({key: settings.get(key) for key in _SETTING})
+    setting = fingerprint({key: settings.get(key) for key in _SETTING_KEYS})
     operators = layer_kinds(model)
-    kept = _read(path, progress) if path is not None else ()
-    found = [e for e in kept if e.setting == setting and e.max_drop >= max_drop]
-    likely = (e for e in found if e.likeness(operators) >= _ALIKE)
-    alike = sorted(likely, key=lambda e: (e.digest != settings.get("model"), -e.likeness(operators)))
-    return Memory(path, setting, max_drop, operators, tuple(alike[:_MOST_USED]), str(settings.get("model", "")))
+    records = _load_records(path, progress) if path is not None else ()
+    matches = [e for e in records if e.setting == setting and e.max_drop >= max_drop]
+    likely = (e for e in matches if e.likeness(operators) >= _SIMILAR_SHARE)
+    ranked = sorted(likely, key=lambda e: (e.digest != settings.get("model"), -e.likeness(operators)))
+    return Memory(path, setting, max_drop, operators, tuple(ranked[:_MAX_USED]), str(settings.get("model", "")))
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
@@ -226,11 +232,11 @@ def layer_kinds(model: ir.Model) -> dict[str, float]:
     others.
     """
     macs = node_macs(model)
-    counted: Counter[str] = Counter()
+    macs_by_kind: Counter[str] = Counter()
     for node in model.graph:
-        counted[_kind(node)] += macs.get(node.name or "", 0)
-    total = sum(counted.values())
-    return {kind: round(count / total, 4) for kind, count in sorted(counted.items()) if count}
+        macs_by_kind[_kind(node)] += macs.get(node.name or "", 0)
+    total = sum(macs_by_kind.values())
+    return {kind: round(count / total, 4) for kind, count in sorted(macs_by_kind.items()) if count}
 
 
 def _kind(node: ir.Node) -> str:
@@ -242,18 +248,19 @@ def _kind(node: ir.Node) -> str:
     return "Conv, pointwise" if shape and set(shape[2:]) == {1} else "Conv"
 
 
-def _read(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
+def _load_records(path: Path, progress: Progress) -> tuple[WinRecord, ...]:
     """Return the evidence in a file. If the file is damaged, show a note and return nothing."""
     if not path.exists():
         return ()
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        # The file lies in the user's home, where anything may have written to it.
+        if path.stat().st_size > _MAX_BYTES:
             raise OutputError(f"{path} is larger than edgeq ever writes it")
-        kept: _Kept = parse(json.loads(read_file(path)), _Kept, path)
+        content: _MemoryFile = parse(json.loads(read_file(path)), _MemoryFile, path)
     except (OSError, ValueError, EdgeqError, RecursionError) as error:
         progress.note(f"the results of earlier runs are ignored: {error}")
         return ()
-    return kept.evidence if kept.schema == SCHEMA else ()
+    return content.evidence if content.schema == SCHEMA else ()
 
 
 def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:

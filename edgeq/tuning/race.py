@@ -13,12 +13,15 @@ from collections.abc import Sequence
 
 from edgeq_device.measure.claim import FEWEST_PAIRS, SLOWER, UNKNOWN
 
-from edgeq.reporting.tuning_record import StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.tuning.build import build
-from edgeq.tuning.engines import Field, drop_slower_twins, more_in_engines
-from edgeq.tuning.goal import BEHIND, EQUAL
+from edgeq.tuning.engines import Field, find_engine_candidates
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.pace import BEHIND, EQUAL
+from edgeq.tuning.sentences import describe_delay, describe_speed_against_float
 from edgeq.tuning.space import Candidate, engine_name, in_float
-from edgeq.tuning.trials import FLOAT, Race, Runner, Trial, Trials, against_float, behind, by_structure
+from edgeq.tuning.trials import FLOAT, Trial, Trials, group_by_structure
+from edgeq.tuning.twins import drop_slower_twins
 
 RACE_S = 18.0
 """Seconds after which a stage of races ends. Runners whose order is still in doubt are then close enough."""
@@ -37,35 +40,37 @@ def time_kernels(trials: Trials, threads: Sequence[int], engines: Field) -> None
     """
     if not trials.alive():
         return
-    seconds = trials.pace.first_races * trials.deadline.left_s(RACE_S)
+    seconds = trials.pace.first_races * trials.deadline.remaining_s(RACE_S)
     for when in ("first", "again"):
         float_ms = choose_threads(trials, trials.alive(), threads, seconds, when)
-        first = [group[0] for group in by_structure(trials.alive())]
-        raced = race(trials, first, seconds)
-        if holds(float_ms, raced.timings[FLOAT]):
+        runners = [group[0] for group in group_by_structure(trials.alive())]
+        raced = race(trials, runners, seconds)
+        if is_unchanged(float_ms, raced.timings[FLOAT]):
             break
     sources = [t.candidate for t in trials.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
         trials.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
-    drop_slower_twins(trials, own=False)  # with some layers in float, onnxruntime's own kernels may still become faster
+    drop_slower_twins(
+        trials, with_own_kernels=False
+    )  # with some layers in float, onnxruntime's own kernels may still become faster
     _race_variants(trials, sources, engines, seconds)
     if trials.objective == "memory":
-        for trial in first:
+        for trial in runners:
             peak = trials.evaluator.memory(trial.candidate, trials[trial.name].candidate.threads)
-            for other in trials.alive():
-                if other.structure == trial.structure:
-                    trials.update(other.name, memory_bytes=peak)
+            for sibling in trials.alive():
+                if sibling.structure == trial.structure:
+                    trials.update(sibling.name, memory_bytes=peak)
     for trial in trials.alive():
         if trial.verdict == SLOWER:
-            trials.eliminate(trial.name, against_float(trial.timing))
+            trials.eliminate(trial.name, describe_speed_against_float(trial.timing))
     trials.raced = raced
 
 
 def race_new(trials: Trials) -> None:
     """Time the structures that qualify and were never timed, to see whether further candidates need to be tried."""
-    new = [t for t in trials.qualified() if trials.timed(t).timing is None]
+    new = [t for t in trials.qualified() if trials.with_timing(t).timing is None]
     if new:
-        race(trials, [group[0] for group in by_structure(new)], trials.deadline.left_s(SHORT_S))
+        race(trials, [group[0] for group in group_by_structure(new)], trials.deadline.remaining_s(SHORT_S))
 
 
 def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: bool = True) -> Race:
@@ -75,15 +80,15 @@ def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: boo
         rough: see `Evaluator.time`. If the search's pace counts no speeds as equal, no race is rough.
     """
     if trials.evaluator.counts:
-        known = {trial.name: trial.timing for trial in runners if trial.timing is not None}
-        return Race({FLOAT: StructureTiming({"p50_ms": 1.0}), **known}, settled=True)
+        timings = {trial.name: trial.timing for trial in runners if trial.timing is not None}
+        return Race({FLOAT: StructureTiming({"p50_ms": 1.0}), **timings}, settled=True)
     named: dict[str, Runner] = {FLOAT: (None, trials.float_threads)}
     named.update({t.name: (t.candidate, t.candidate.threads) for t in runners})
     tie = trials.pace.equal
-    found = trials.evaluator.time(named, FLOAT, tie=tie, seconds=seconds, rough=rough and tie > 0)
+    figures = trials.evaluator.time(named, FLOAT, tie=tie, seconds=seconds, rough=rough and tie > 0)
     for trial in runners:
-        trials.time(trial, found.timings[trial.name])
-    return found
+        trials.record_timing(trial, figures.timings[trial.name])
+    return figures
 
 
 def race_until_claimed(
@@ -101,21 +106,21 @@ def race_until_claimed(
         raced = race(trials, runners, seconds, rough=rough)
         seconds *= 2
         now = [trials[t.name] for t in runners]
-        sure = [t for t in now if not_slower(trials, t)]
-        near = (t for t in now if t.timing and t.timing.speedup and 2 * t.timing.speedup.pairs >= FEWEST_PAIRS)
-        unclear = (t for t in near if t.verdict == UNKNOWN)
-        open_ = any(not any(trials.cheaper(known, trial) for known in sure) for trial in unclear)
-        if not open_ or trials.deadline.passed() or seconds > trials.deadline.left_s(longest):
+        sure = [t for t in now if is_not_slower(trials, t)]
+        measurable = (t for t in now if t.timing and t.timing.speedup and 2 * t.timing.speedup.pairs >= FEWEST_PAIRS)
+        unclear = (t for t in measurable if t.verdict == UNKNOWN)
+        undecided = any(not any(trials.is_cheaper(rival, trial) for rival in sure) for trial in unclear)
+        if not undecided or trials.deadline.passed() or seconds > trials.deadline.remaining_s(longest):
             return raced
 
 
-def not_slower(trials: Trials, trial: Trial) -> bool:
+def is_not_slower(trials: Trials, trial: Trial) -> bool:
     """Return whether a trial is certainly faster than float32. If speed is not the objective, equal speed is enough."""
-    found = trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None
-    return found is not None and found[1] > (1 if trials.by_time else 1 / (1 + EQUAL))
+    interval = trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None
+    return interval is not None and interval[1] > (1 if trials.by_time else 1 / (1 + EQUAL))
 
 
-def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
+def list_prefixes(names: Sequence[str]) -> list[tuple[str, ...]]:
     """List the prefixes of `names` with 1, 2, 4, ... names, and all names."""
     sizes = [2**k for k in range(len(names).bit_length()) if 2**k < len(names)]
     return [tuple(names[:size]) for size in (*sizes, len(names)) if size]
@@ -129,8 +134,8 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
     engines that are already faster. Its slow layers were found in onnxruntime's own kernels, but leaving them in float
     may help in the other engines as well.
     """
-    family = _slow_layers_in_float(trials)
-    more = [c.name for c in more_in_engines(trials, sources, engines) if build(trials, c)]
+    family = _build_slow_layers_in_float(trials)
+    more = [c.name for c in find_engine_candidates(trials, sources, engines) if build(trials, c)]
     if family or more:
         race(trials, [trials[name] for name in (*family, *more)], seconds)
     # Keep only one form, even if the race shows no difference. Otherwise every form would be built with all calibration
@@ -138,21 +143,21 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
     fastest = min((trials[name] for name in family), key=lambda t: t.latency, default=None)
     for name in family:
         if fastest is not None and name != fastest.name:
-            trials.eliminate(name, behind(trials[name], fastest))
+            trials.eliminate(name, describe_delay(trials[name], fastest))
     drop_slower_twins(trials)
     if fastest is None or fastest.stage != "exclusion":
         return
     in_front = {
         engine_name(t.candidate) for t in trials.alive() if t.latency * (1 + trials.pace.twin) < fastest.latency
     }
-    twins = [c for c in more_in_engines(trials, [fastest.candidate], engines) if engine_name(c) not in in_front]
-    made = [c.name for c in twins if build(trials, c)]
-    if made:
-        race(trials, [trials[name] for name in made], seconds)
+    twins = [c for c in find_engine_candidates(trials, [fastest.candidate], engines) if engine_name(c) not in in_front]
+    twin_names = [c.name for c in twins if build(trials, c)]
+    if twin_names:
+        race(trials, [trials[name] for name in twin_names], seconds)
         drop_slower_twins(trials)
 
 
-def _slow_layers_in_float(trials: Trials) -> list[str]:
+def _build_slow_layers_in_float(trials: Trials) -> list[str]:
     """Take the most accurate static kernel choice that is not behind the fastest one, and build it with those layers in
     float that are slower in integers. Return the name of the choice and the names of these builds.
 
@@ -160,20 +165,20 @@ def _slow_layers_in_float(trials: Trials) -> list[str]:
     good enough as it is.
     """
     # Slow layers are found in the profile of onnxruntime's own kernels.
-    own = [t for t in trials.alive() if t.timing and t.candidate.engine is None]
-    static = [t for t in own if t.candidate.scheme.mode == "static" and not t.candidate.builder]
+    timed = [t for t in trials.alive() if t.timing and t.candidate.engine is None]
+    static = [t for t in timed if t.candidate.scheme.mode == "static" and not t.candidate.builder]
     if not static:
         return []
     # Kernel choices that differ only in the values of weights are about as fast, but differ in accuracy. The first
     # races are rough and cannot show smaller differences in speed than this.
-    least = min(t.latency for t in static)
-    base = max((t for t in static if t.latency <= least * (1 + BEHIND)), key=lambda t: t.sqnr_db)
-    if trials.objective in ("size", "memory") and not_slower(trials, base):
+    lowest_latency = min(t.latency for t in static)
+    base = max((t for t in static if t.latency <= lowest_latency * (1 + BEHIND)), key=lambda t: t.sqnr_db)
+    if trials.objective in ("size", "memory") and is_not_slower(trials, base):
         return []
     slow = trials.evaluator.slow_layers(base.candidate, trials.float_threads)
-    mixed = [in_float(base.candidate, nodes) for nodes in beginnings(slow)]
-    made = [candidate.name for candidate in mixed if build(trials, candidate, "exclusion", base.name)]
-    return [base.name, *made] if made else []
+    mixed = [in_float(base.candidate, nodes) for nodes in list_prefixes(slow)]
+    names = [candidate.name for candidate in mixed if build(trials, candidate, "exclusion", base.name)]
+    return [base.name, *names] if names else []
 
 
 def choose_threads(
@@ -195,7 +200,7 @@ def choose_threads(
         return 0.0
     groups: dict[str, Candidate | None] = {FLOAT: None}
     for trial in sorted(candidates, key=lambda t: t.candidate.engine is not None):
-        groups.setdefault(_kind(trial), trial.candidate)
+        groups.setdefault(_kernel_kind(trial), trial.candidate)
     best: dict[str, int] = {}
     float_ms, clear = 0.0, True
     for kind, candidate in groups.items():
@@ -205,8 +210,8 @@ def choose_threads(
         # Each kind of runner is timed separately, because its best number of threads does not depend on which kind is
         # faster.
         runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
-        first, each_s = next(iter(runners)), seconds / len(groups)
-        timings = trials.evaluator.time(runners, first, tie=EQUAL, seconds=each_s, rough=True).timings
+        baseline, each_s = next(iter(runners)), seconds / len(groups)
+        timings = trials.evaluator.time(runners, baseline, tie=EQUAL, seconds=each_s, rough=True).timings
         if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in timings.values()):
             # Choose nothing: other programs load the cores now, but perhaps not when the model is in use.
             return 0.0
@@ -217,19 +222,19 @@ def choose_threads(
         fewest = [n for n in threads if mean[n] <= min(mean.values()) * (1 + EQUAL)]
         best[kind] = min(fewest, key=lambda n: n if n else float("inf"))
         float_ms = float_ms or latencies[best[kind]]["p50_ms"]
-        others = min(mean[n] for n in threads if n != best[kind])
-        clear = clear and others > (1 + trials.pace.threads) * mean[best[kind]]
+        runner_up_ms = min(mean[n] for n in threads if n != best[kind])
+        clear = clear and runner_up_ms > (1 + trials.pace.threads) * mean[best[kind]]
     for trial in candidates:
-        trials.update(trial.name, candidate=trial.candidate.replace(threads=best[_kind(trial)]))
+        trials.update(trial.name, candidate=trial.candidate.replace(threads=best[_kernel_kind(trial)]))
     trials.float_threads = best[FLOAT]
     return float_ms
 
 
-def _kind(trial: Trial) -> str:
+def _kernel_kind(trial: Trial) -> str:
     return engine_name(trial.candidate) if trial.candidate.engine else "int8"
 
 
-def holds(float_ms: float, float32: StructureTiming) -> bool:
+def is_unchanged(float_ms: float, float32: StructureTiming) -> bool:
     """Return whether `float32` still has about the latency `float_ms` that it had when its threads were chosen. If two
     processors begin or cease to share a core, the latency changes, and another number of threads may be better.
     """

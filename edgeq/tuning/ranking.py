@@ -30,13 +30,13 @@ from edgeq.prove.job import Built, Job
 from edgeq.quantization.block_products import block_products, read_blocks
 from edgeq.run.session import Engines
 from edgeq.tuning.accuracy import AccuracyMeter
-from edgeq.tuning.engines import CandidateBuilder
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.candidate_builder import CandidateBuilder
 from edgeq.tuning.float_layers import WIDE, LayerRanking, MacCosts, RankedLayer, rank_by_probing
-from edgeq.tuning.goal import BudgetClock
-from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
-from edgeq.tuning.recover.costs import rank_static
+from edgeq.tuning.recover.layer_noise import SAMPLES as FOLLOWED
 from edgeq.tuning.recover.layers import find_layers
-from edgeq.tuning.sessions import judged, opened
+from edgeq.tuning.recover.static_ranking import rank_static
+from edgeq.tuning.sessions import model_to_judge, open_once
 from edgeq.tuning.space import Candidate
 from edgeq.util.display import Progress
 
@@ -44,7 +44,8 @@ SCREENED = 8
 """Number of samples on which candidates are screened and noise is measured."""
 # If speed is counted and a model has more multiply-accumulates than this, its noise is traced on one sample only,
 # because a repair must not take long.
-_LARGE = 100_000_000
+_LARGE_MACS = 100_000_000
+# A value before one of these is quantized with the range of the clipped result.
 _CLIPPING = ("Relu", "Clip")
 
 
@@ -94,7 +95,7 @@ class LayerRanker:
 
         def noise_of(session: Any) -> float:
             """Return the noise power over the signal power of an open session, on the samples for screening."""
-            return self.accuracy.noise(session, SCREENED, model=candidate.name)
+            return self.accuracy.measure_noise(session, SCREENED, model=candidate.name)
 
         model, half = self.job.prepared.model, BudgetClock(seconds / 2).passed
         if scheme.mode == "weight-only" and scheme.weight_bits < 8:
@@ -106,6 +107,7 @@ class LayerRanker:
             with self.progress.stage("ranking tensors"):
                 return rank_tensors(model, built.ranges, noise_of, half)
         macs = self._quantized_macs(candidate, built)
+        # One layer leaves no choice, and if even the cheapest layer costs too much, no measurement helps.
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
             return LayerRanking((), MacCosts({}))
         with self.progress.stage("ranking layers") as advance:
@@ -114,12 +116,12 @@ class LayerRanker:
                 advance(1)
                 return self._noise_alone(candidate, nodes, macs)
 
-            return rank_by_probing(macs, noise, BudgetClock(seconds).passed, each=self.counts and not self.by_tensors)
+            return rank_by_probing(macs, noise, BudgetClock(seconds).passed, singly=self.counts and not self.by_tensors)
 
     @property
     def _followed(self) -> int:
         """Return the number of samples on which the noise of each layer is traced to the outputs."""
-        large = sum(node_macs(self.job.prepared.model).values()) > _LARGE
+        large = sum(node_macs(self.job.prepared.model).values()) > _LARGE_MACS
         return 1 if self.counts and large else FOLLOWED
 
     def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
@@ -139,14 +141,14 @@ class LayerRanker:
         """Quantize only `nodes` of the layers in `macs`, and return the noise power over the signal power at the
         outputs.
         """
-        others = [name for name in macs if name not in nodes]
-        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
+        float_names = [name for name in macs if name not in nodes]
+        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *float_names))
         # Recoveries take time, and they change the noise of all layers by about the same factor.
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
         with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
             artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
-            with opened(self.engines, *judged(artifact)) as session:
-                return self.accuracy.noise(session, SCREENED, model=probe.name)
+            with open_once(self.engines, *model_to_judge(artifact)) as session:
+                return self.accuracy.measure_noise(session, SCREENED, model=probe.name)
 
 
 def rank_products(
@@ -161,21 +163,22 @@ def rank_products(
         expired: a function that returns whether to stop measuring. Products that were not measured come last.
     """
     products = block_products(quantized)
-    found: list[RankedLayer] = []
+    layers: list[RankedLayer] = []
     costs: dict[str, int] = {}
     for layer in find_layers(model):
         if layer.name not in products:
             continue
         blocks = read_blocks(products[layer.name])
+        # A product that has 8 bits already cannot get more.
         if blocks.bits == 8:
             continue
         changed = model.clone()
         weight = changed.graph.initializers[layer.weight]
         set_constant(weight, layer.unrows(blocks.matrix().T))
         noise = 0.0 if expired() else noise_of(open_in_memory(changed))
-        found.append(RankedLayer(layer.name, (layer.name,), noise))
+        layers.append(RankedLayer(layer.name, (layer.name,), noise))
         costs[layer.name] = blocks.integers.size // 2
-    return _ranked(found, costs, "eight_bit")
+    return _rank_by_worth(layers, costs, "eight_bit")
 
 
 def rank_tensors(
@@ -188,24 +191,26 @@ def rank_tensors(
         ranges: ranges of its quantized tensors.
         noise_of, expired: see `rank_products`.
     """
-    found: list[RankedLayer] = []
+    layers: list[RankedLayer] = []
     costs: dict[str, int] = {}
     for node in model.graph:
-        name, made = str(node.name), name_of(node.outputs[0])
-        unknown = made not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
+        name, tensor = str(node.name), name_of(node.outputs[0])
+        unknown = tensor not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
         if unknown or _is_clipped(node.outputs[0]):
             continue
         costs[name] = prod(sizes(node.outputs[0]) or (1,))
-        noise = 0.0 if expired() else noise_of(open_in_memory(_rounded(model, made, ranges[made])))
-        before = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
-        maker = before.producer() if before is not None and _is_clipped(before) else None
-        found.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
-    return _ranked(found, costs, WIDE)
+        noise = 0.0 if expired() else noise_of(open_in_memory(_round_tensor(model, tensor, ranges[tensor])))
+        source = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
+        maker = source.producer() if source is not None and _is_clipped(source) else None
+        layers.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
+    return _rank_by_worth(layers, costs, WIDE)
 
 
-def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> LayerRanking:
+def _rank_by_worth(
+    layers: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]
+) -> LayerRanking:
     """Rank by noise per byte, the highest first. `costs` are bytes by name."""
-    order = sorted(found, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
+    order = sorted(layers, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
     return LayerRanking(tuple(order), MacCosts(costs), field=field)
 
 
@@ -217,7 +222,7 @@ def _is_clipped(value: ir.Value) -> bool:
     return reader is not None and is_op(reader, *_CLIPPING)
 
 
-def _rounded(model: ir.Model, tensor: str, span: Range) -> ir.Model:
+def _round_tensor(model: ir.Model, tensor: str, span: Range) -> ir.Model:
     """Return `model` with one tensor rounded to 8 bits."""
     changed = model.clone()
     editor = Editor(changed)

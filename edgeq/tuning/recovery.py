@@ -9,12 +9,13 @@ from edgeq_device.measure.claim import SLOWER, UNKNOWN
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import ALL_NODES
 from edgeq.tuning.float_layers import EIGHT_BIT, EXCLUDE, REFINEMENTS, WIDE, select_float_layers
-from edgeq.tuning.judge import build_and_assess, in_full, in_simulation
+from edgeq.tuning.judge import assess_in_full, build_and_assess, simulate_trial
 from edgeq.tuning.race import RACE_S, race_new, race_until_claimed
 from edgeq.tuning.trials import WIDE_COST, Trial, Trials
 
-_SPARED = {EXCLUDE: "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
-_LOSES = "kept in float to lose less accuracy"
+# Fields of a scheme that a ranking may choose nodes for, as words in the names of candidates.
+_FIELD_TITLES = {EXCLUDE: "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
+_EXCLUSION_REASON = "kept in float to lose less accuracy"
 
 
 def recover_accuracy(trials: Trials, profile: Profile) -> None:
@@ -25,16 +26,16 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
     needed. If even that result certainly loses too much, smaller sets of tensors are not tried.
     """
     recovered: list[Trial] = []
-    for short in _bases(trials):
-        base = in_simulation(trials, short)
+    for short in _select_bases(trials):
+        base = simulate_trial(trials, short)
         if trials.deadline.passed():
             return
         race_new(trials)
-        if not _worthwhile(trials, base) or any(_no_better(trials, base, other) for other in recovered):
+        if not _is_worthwhile(trials, base) or any(_is_no_better(trials, base, former) for former in recovered):
             continue
-        known = {trial.name for trial in trials.qualified()}
+        qualified_names = {trial.name for trial in trials.qualified()}
         _recover(trials, base, profile)
-        if any(trial.name not in known for trial in trials.qualified()):
+        if any(trial.name not in qualified_names for trial in trials.qualified()):
             recovered.append(base)
 
 
@@ -43,16 +44,17 @@ def _recover(trials: Trials, base: Trial, profile: Profile) -> None:
     hardware has float.
     """
     widens = WIDE in profile.search
-    widest = _on_16_bits(trials, base) if widens else None
-    best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
+    widest = _build_on_16_bits(trials, base) if widens else None
+    best = _try_other_ranges(trials, base, _apply_recoveries(trials, base))
+    # Layers in float are the last resort, because unlike most recoveries they cost speed.
     if trials.meets(best) or trials.deadline.passed() or (profile.integer_only and not widens):
         return
     if widest is not None and not trials.meets(widest):
-        widest = _on_16_bits(trials, best)
+        widest = _build_on_16_bits(trials, best)
     # If even the lower end of the loss's interval is above the limit, it is 97.5 % certain that the candidate loses too
     # much.
-    if widest is None or (widest.judged is not None and widest.judged.low <= trials.goal.max_drop):
-        _keep_layers_in_float(trials, best, _headroom(trials, base, widens))
+    if widest is None or (widest.final_assessment is not None and widest.final_assessment.low <= trials.goal.max_drop):
+        _keep_layers_in_float(trials, best, _find_headroom(trials, base, widens))
 
 
 def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
@@ -60,28 +62,29 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     does harm, one by one. Then a recovery is removed if the others do better without it, or if it costs speed and is
     not needed.
     """
-    every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
+    every, base_recoveries = trials.evaluator.recovery_groups(), base.candidate.recoveries
     if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
         return base
-    groups = tuple(tuple(name for name in group if name not in own) for group in every)
+    groups = tuple(tuple(name for name in group if name not in base_recoveries) for group in every)
     best, max_drop, deadline = base, trials.goal.max_drop, trials.deadline
-    tried = {frozenset(base.candidate.recoveries)}
+    attempts = {frozenset(base.candidate.recoveries)}
 
+    # Builds of one candidate take about as long each time, so the longest so far predicts the next.
     longest_s = 0.0
 
     def attempt(name: str, recoveries: tuple[str, ...]) -> Trial:
         """Build and assess the best candidate so far with the set `recoveries`, and remember that it was tried."""
         nonlocal longest_s
-        tried.add(frozenset(recoveries))
+        attempts.add(frozenset(recoveries))
         candidate = best.candidate.replace(name=f"{best.name} {name}", recoveries=recoveries)
         start = deadline.elapsed_s
-        made = build_and_assess(trials, candidate, "recovery", best.name)
+        trial = build_and_assess(trials, candidate, "recovery", best.name)
         longest_s = max(longest_s, deadline.elapsed_s - start)
-        return made
+        return trial
 
     def expired() -> bool:
         """Return whether another attempt would probably exceed the budget."""
-        return deadline.passed() or deadline.left_s() < longest_s
+        return deadline.passed() or deadline.remaining_s() < longest_s
 
     for position, group in enumerate(groups):
         if not group:
@@ -91,41 +94,49 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
         for names, label in steps:
             if expired() or best.loss <= max_drop:
                 break
-            made = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
-            if made.loss < best.loss:
-                best = made
+            trial = attempt(f"+ {label}", (*best.candidate.recoveries, *names))
+            if trial.loss < best.loss:
+                best = trial
+                # The whole group helps, so its members need not be tried one by one.
                 if names == group:
                     break
     for name in reversed(best.candidate.recoveries if trials.pace.prunes else ()):
-        enough = best.loss <= max_drop
-        fewer = tuple(other for other in best.candidate.recoveries if other != name)
-        if expired() or frozenset(fewer) in tried or (enough and name in groups[0]):
+        meets_goal = best.loss <= max_drop
+        fewer = tuple(recovery for recovery in best.candidate.recoveries if recovery != name)
+        if expired() or frozenset(fewer) in attempts or (meets_goal and name in groups[0]):
             continue
-        made = attempt(f"- {name}", fewer)
-        best = made if made.loss <= (max_drop if enough else best.loss) else best
+        trial = attempt(f"- {name}", fewer)
+        best = trial if trial.loss <= (max_drop if meets_goal else best.loss) else best
     return best
 
 
-def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
+def _try_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
     """Return `best`, which is `base` with recoveries, or a better candidate with another range method and the
     recoveries that cost no speed. The ranges of `base` lose least without recoveries, but other ranges may lose less
     with recoveries.
     """
     if best is base:
         return best
-    own = base.candidate.recoveries
-    recoveries = (*own, *(name for name in trials.evaluator.recovery_groups()[0] if name not in own))
-    alike = [t for t in trials if t.structure == base.structure and t.candidate.recoveries == own and t is not base]
-    for other in sorted((t for t in alike if t.assessment), key=lambda t: t.loss)[: trials.pace.methods]:
+    base_recoveries = base.candidate.recoveries
+    recoveries = (
+        *base_recoveries,
+        *(name for name in trials.evaluator.recovery_groups()[0] if name not in base_recoveries),
+    )
+    siblings = [
+        t
+        for t in trials
+        if t.structure == base.structure and t.candidate.recoveries == base_recoveries and t is not base
+    ]
+    for sibling in sorted((t for t in siblings if t.assessment), key=lambda t: t.loss)[: trials.pace.methods]:
         if trials.meets(best) or trials.deadline.passed():
             break
-        candidate = other.candidate.replace(name=f"{other.name} + recovery", recoveries=recoveries)
-        made = build_and_assess(trials, candidate, "recovery", other.name)
-        best = made if made.loss < best.loss else best
+        candidate = sibling.candidate.replace(name=f"{sibling.name} + recovery", recoveries=recoveries)
+        trial = build_and_assess(trials, candidate, "recovery", sibling.name)
+        best = trial if trial.loss < best.loss else best
     return best
 
 
-def _on_16_bits(trials: Trials, base: Trial) -> Trial:
+def _build_on_16_bits(trials: Trials, base: Trial) -> Trial:
     """Build and assess `base` with all its tensors in 16 bits."""
     scheme = base.candidate.scheme.replace(**{WIDE: (ALL_NODES,)})
     candidate = base.candidate.replace(name=f"{base.name}, all tensors in 16 bits", scheme=scheme)
@@ -136,66 +147,68 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     """Try `base` with layers in float, chosen by the evaluator's ranking, until it meets the goal at the least cost."""
     if not trials.pace.float_sets:
         return
-    ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.left_s())
-    field, scheme, most = ranking.field, base.candidate.scheme, trials.goal.max_drop
+    ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.remaining_s())
+    field, scheme, max_drop = ranking.field, base.candidate.scheme, trials.goal.max_drop
     refinements = REFINEMENTS
     if field != EIGHT_BIT:
         headroom = min(headroom, trials.pace.most_float)
     elif trials.pace.few_sets:  # giving 8 bits to one product fewer saves few bytes, but costs a build
         refinements = 0
-    trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
-    named: Counter[int] = Counter()
+    trials.progress.note(f"looking for the fewest {_FIELD_TITLES[field]} that let {base.name} qualify")
+    set_sizes: Counter[int] = Counter()
 
     def loss(nodes: tuple[str, ...]) -> float:
         """Return the loss of `base` if `nodes` are kept in float, or get more bits."""
-        named[len(nodes)] += 1
-        again = f", choice {named[len(nodes)]}" if named[len(nodes)] > 1 else ""
+        set_sizes[len(nodes)] += 1
+        suffix = f", choice {set_sizes[len(nodes)]}" if set_sizes[len(nodes)] > 1 else ""
         if field == EXCLUDE:
-            made = scheme.keep_in_float(nodes, _LOSES)
+            changed_scheme = scheme.keep_in_float(nodes, _EXCLUSION_REASON)
         else:
-            made = scheme.replace(**{field: (*getattr(scheme, field), *nodes)})
-        candidate = base.candidate.replace(name=f"{base.name}, {len(nodes)} {_SPARED[field]}{again}", scheme=made)
+            changed_scheme = scheme.replace(**{field: (*getattr(scheme, field), *nodes)})
+        candidate = base.candidate.replace(
+            name=f"{base.name}, {len(nodes)} {_FIELD_TITLES[field]}{suffix}", scheme=changed_scheme
+        )
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
     def expired() -> bool:
-        return trials.deadline.passed() or named.total() >= trials.pace.float_sets
+        return trials.deadline.passed() or set_sizes.total() >= trials.pace.float_sets
 
     # If only a few sets are built, the first set should already be enough.
-    share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
-    hopeless = trials.pace.hopeless * most
-    how = {"share": share, "headroom": headroom, "hopeless": hopeless}
-    select_float_layers(ranking, loss, most, expired, refinements=refinements, **how)
+    share = max_drop / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
+    hopeless = trials.pace.hopeless * max_drop
+    limits = {"share": share, "headroom": headroom, "hopeless": hopeless}
+    select_float_layers(ranking, loss, max_drop, expired, refinements=refinements, **limits)
 
 
-def _bases(trials: Trials) -> list[Trial]:
+def _select_bases(trials: Trials) -> list[Trial]:
     """Return a limited number of trials to recover: the most accurate trials of structures that lose too much but are
     cheaper than the best qualifying trial. Trials about as cheap as the cheapest come first, and among these, the
     trials that lose least.
 
     If the speed of a trial could not be claimed, it is timed again first, because a recovery takes longer than a race.
     """
-    short = _short(trials)
+    short = _list_short(trials)
     doubtful = [t for t in short[: trials.pace.finalists] if t.timing is not None and t.verdict == UNKNOWN]
     if doubtful and not trials.deadline.passed():
-        again = trials.qualified()[:1] + doubtful
-        race_until_claimed(trials, again, trials.deadline.left_s(RACE_S / 2), RACE_S, rough=True)
-        short = _short(trials)
-    near = [t for t in short if trials.cost(t) <= trials.cost(short[0]) * (1 + trials.pace.gain)]
-    bases = [*sorted(near, key=lambda t: t.loss), *short[len(near) :]][: trials.pace.recovered]
-    return [_reconsidered(trials, t) for t in sorted(bases, key=lambda t: t.loss)]
+        runners = trials.qualified()[:1] + doubtful
+        race_until_claimed(trials, runners, trials.deadline.remaining_s(RACE_S / 2), RACE_S, rough=True)
+        short = _list_short(trials)
+    contenders = [t for t in short if trials.cost(t) <= trials.cost(short[0]) * (1 + trials.pace.gain)]
+    bases = [*sorted(contenders, key=lambda t: t.loss), *short[len(contenders) :]][: trials.pace.recovered]
+    return [_reconsider(trials, t) for t in sorted(bases, key=lambda t: t.loss)]
 
 
-def _short(trials: Trials) -> list[Trial]:
+def _list_short(trials: Trials) -> list[Trial]:
     """Return the most accurate trial of each structure that loses too much, the cheapest first."""
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.assessment), key=lambda t: t.loss):
-        if trial.candidate.quantized and _perhaps_faster(trials, trial):
+        if trial.candidate.quantized and _may_be_faster(trials, trial):
             best.setdefault(trial.structure, trial)
-    short = [t for t in best.values() if not trials.meets(t) and _worthwhile(trials, t)]
+    short = [t for t in best.values() if not trials.meets(t) and _is_worthwhile(trials, t)]
     return sorted(short, key=lambda t: (trials.cost(t), t.loss))
 
 
-def _perhaps_faster(trials: Trials, trial: Trial) -> bool:
+def _may_be_faster(trials: Trials, trial: Trial) -> bool:
     """Return whether a trial was timed, and float32 is not certainly faster. If speed is the objective, the trial's
     median must also be below float32's, because no recovery makes a trial faster.
     """
@@ -204,13 +217,13 @@ def _perhaps_faster(trials: Trials, trial: Trial) -> bool:
     return trial.verdict == UNKNOWN or not trials.by_time or trial.latency < 1
 
 
-def _worthwhile(trials: Trials, trial: Trial) -> bool:
+def _is_worthwhile(trials: Trials, trial: Trial) -> bool:
     """Return whether a trial would win if it qualified."""
     qualified = trials.qualified()
-    return not qualified or trials.cheaper(trial, qualified[0])
+    return not qualified or trials.is_cheaper(trial, qualified[0])
 
 
-def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
+def _is_no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
     """Return whether recovering `trial`, which loses more than `recovered`, cannot give a better result.
 
     If both have the same quantization mode, `trial` needs at least as many layers in float. So `trial` is worth
@@ -222,7 +235,7 @@ def _no_better(trials: Trials, trial: Trial, recovered: Trial) -> bool:
     return trials.by_time and trials.cost(best) < trials.cost(trial) * (1 + trials.pace.gain)
 
 
-def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
+def _find_headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     """Return by how much the cost of a trial may grow. 0 means not at all. 1 means up to the cost of all layers in
     float or, if the hardware `widens`, of all tensors in 16 bits.
 
@@ -230,23 +243,23 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     size or memory is the objective, it may not become slower than the best trial that already qualifies.
     """
 
-    def cost(one: Trial) -> float:
+    def cost(timed: Trial) -> float:
         """Return the latency relative to float32's. If the trial was not timed, return at most 1."""
-        return min(one.latency, 1.0) if one.timing is None else one.latency
+        return min(timed.latency, 1.0) if timed.timing is None else timed.latency
 
-    own = cost(trial)
-    whole = own + WIDE_COST if widens else 1.0
+    base_cost = cost(trial)
+    full_cost = base_cost + WIDE_COST if widens else 1.0
     rivals = [] if trials.objective in ("size", "memory") else trials.qualified()[:1]
     limits = [1 - trials.pace.equal] if trials.by_time else []
-    most = min([whole, *limits, *(cost(rival) for rival in rivals)])
-    return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
+    limit = min([full_cost, *limits, *(cost(rival) for rival in rivals)])
+    return max(0.0, (limit - base_cost) / (full_cost - base_cost)) if base_cost < full_cost else 0.0
 
 
-def _reconsidered(trials: Trials, trial: Trial) -> Trial:
+def _reconsider(trials: Trials, trial: Trial) -> Trial:
     """Return `trial` with its accuracy on all samples. The search may have dropped it after fewer samples, or because
     the time ran out.
     """
     if trial.assessment is not None and trial.assessment.complete:
         return trial
-    trial = in_full(trials, trial)
+    trial = assess_in_full(trials, trial)
     return trials.update(trial.name, reason="") if trials.meets(trial) else trial

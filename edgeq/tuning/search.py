@@ -24,20 +24,23 @@ from typing import Any
 
 from edgeq.errors import EngineError
 from edgeq.hardware.profile import Profile
-from edgeq.reporting.tuning_record import StageTime
+from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.build import build_all, build_methods
-from edgeq.tuning.engines import Field, with_entrants
-from edgeq.tuning.goal import BudgetClock, Goal, Pace
-from edgeq.tuning.judge import confirm, decide, fall_back, halve
+from edgeq.tuning.engines import Field, add_entrants
+from edgeq.tuning.evaluator import Evaluator
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.judge import choose_best, confirm_in_simulator, find_fallback, halve_candidates
+from edgeq.tuning.measurements import StageTime
 from edgeq.tuning.memory import Memory, Space
 from edgeq.tuning.nearest import choose_nearest
+from edgeq.tuning.pace import Pace
 from edgeq.tuning.race import time_kernels
 from edgeq.tuning.recovery import recover_accuracy
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import FLOAT, Evaluator, Outcome, Trials
+from edgeq.tuning.trials import FLOAT, Outcome, Trials
 from edgeq.util.display import SILENT, Progress
 
-_ENDS = {
+_STAGE_ENDS = {
     "building": 0.2,
     "timing": 0.3,
     "methods": 0.4,
@@ -71,6 +74,7 @@ def search(
         engines: the engines to time; by default, onnxruntime's own kernels.
     """
     engines, stages = engines or Field(), list[StageTime]()
+    # The table is the only state: each stage reads and changes it, so any stage can be followed in it.
     trials = Trials(evaluator, goal, deadline, progress, pace)
 
     # This is not a stage of the progress display. The code inside opens such stages, and only one can be drawn at a
@@ -78,30 +82,32 @@ def search(
     @contextmanager
     def stage(name: str) -> Iterator[None]:
         """Record how long a stage took, and how many candidates entered and left it."""
-        trials.deadline = deadline.until(_ENDS[name])
+        trials.deadline = deadline.until(_STAGE_ENDS[name])
         entered, start = len(trials.alive()), deadline.elapsed_s
         yield
         stages.append(StageTime(name, round(deadline.elapsed_s - start, 3), entered, len(trials.alive())))
 
     with stage("building"):
-        build_all(trials, with_entrants(candidates, engines, unquantized=goal.objective != "size"))
+        build_all(trials, add_entrants(candidates, engines, unquantized=goal.objective != "size"))
     with stage("timing"):
         time_kernels(trials, threads, engines)
     with stage("methods"):
         build_methods(trials, profile)
     with stage("accuracy"):
-        halve(trials)
-        trials.deadline = deadline.until(_ENDS["simulation"])
-        confirm(trials)
+        halve_candidates(trials)
+        trials.deadline = deadline.until(_STAGE_ENDS["simulation"])
+        confirm_in_simulator(trials)
     with stage("recovery"):
         recover_accuracy(trials, profile)
     with stage("last race"):
-        decide(trials, threads)
+        choose_best(trials, threads)
+        # Users who did not ask for a strict goal rather have the nearest candidate than nothing.
         if not goal.strict and all(t.status != "chosen" for t in trials):
             choose_nearest(trials)
         winner = next((t for t in trials if t.status == "chosen"), None)
         trials.deadline = deadline
-        fallback = fall_back(trials, winner)
+        # The fallback may use all of the remaining budget, because it is the last measurement.
+        fallback = find_fallback(trials, winner)
     trials.mark_pareto()
     return Outcome(
         trials=tuple(trials),
@@ -157,36 +163,37 @@ class Searches:
         Raises:
             EngineError: the only engine failed.
         """
-        total, narrow, note = BudgetClock(budget_s), memory.narrowed(space), {}
+        total, narrow, note = BudgetClock(budget_s), memory.narrow(space), {}
         if narrow is not None:
             names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
             self.progress.note(f"beginning with the winners on {names}; --no-memory turns this off")
-            outcome, left = self._searched(narrow, total, replace(self.goal, strict=True))
-            held, unclear = memory.confirmed(outcome), memory.unmeasured(outcome)
-            note = {"models": [e.model for e in memory.evidence], "confirmed": held}
-            if held:
-                return Searched(outcome, left, note)
+            outcome, field = self._search_space(narrow, total, replace(self.goal, strict=True))
+            is_confirmed, unclear = memory.is_confirmed_by(outcome), memory.describe_unclaimed(outcome)
+            note = {"models": [e.model for e in memory.evidence], "confirmed": is_confirmed}
+            if is_confirmed:
+                return Searched(outcome, field, note)
             if unclear:
                 note |= {"confirmed": None, "reason": unclear}
                 self.progress.note(f"it could not be confirmed here: {unclear}; the whole search follows")
             else:
                 self.progress.note("it does not do as well here: the whole search follows")
+            # An engine that crashed in the narrowed search would crash again.
             space = replace(space, field=space.field.without(self.failed()))
-        rest = BudgetClock(None if budget_s is None else total.left_s())
-        outcome, left = self._searched(space, rest, self.goal)
-        return Searched(memory.claimed_before(outcome), left, note)
+        clock = BudgetClock(None if budget_s is None else total.remaining_s())
+        outcome, field = self._search_space(space, clock, self.goal)
+        return Searched(memory.with_earlier_claim(outcome), field, note)
 
-    def _searched(self, space: Space, deadline: BudgetClock, goal: Goal) -> tuple[Outcome, Field]:
+    def _search_space(self, space: Space, deadline: BudgetClock, goal: Goal) -> tuple[Outcome, Field]:
         """Return the outcome of a search of `space`, and the engines that were left at the end."""
         while True:
-            where = (space.candidates, space.profile, self.evaluator, goal, deadline)
+            arguments = (space.candidates, space.profile, self.evaluator, goal, deadline)
             try:
-                outcome = search(*where, threads=self.threads, engines=space.field, progress=self.progress)
+                outcome = search(*arguments, threads=self.threads, engines=space.field, progress=self.progress)
                 return outcome, space.field
             except EngineError as error:
-                left = space.field.without(self.failed())
-                if not space.field.own or left == space.field:
+                field = space.field.without(self.failed())
+                if not space.field.own or field == space.field:
                     raise
                 # Results so far are in the journal, so they are not measured again.
                 self.progress.note(f"{error.problem}; the search goes on without it")
-                space = replace(space, field=left)
+                space = replace(space, field=field)

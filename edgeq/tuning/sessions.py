@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
-
-from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, rank_until_settled
-from edgeq_device.measure.latency import warm_up_all
-from edgeq_device.measure.scenarios import query_runner
+from typing import Any
 
 from edgeq.backends.base import Artifact
-from edgeq.measure.timed_model import measure_session_memory
 from edgeq.model.files import model_bytes
-from edgeq.run.session import Engines, SessionSettings, open_session
+from edgeq.run.session import Engines, SessionSettings
 
 MEMORY = 2**30
 """Approximate limit, in bytes, for the sessions that stay open while unused. Samples in memory have the same limit."""
-_BESIDE_WEIGHTS = 2**23
+_BYTES_WITHOUT_WEIGHTS = 2**23
 
 
 class SessionPool:
@@ -50,31 +42,33 @@ class SessionPool:
             seconds: time for opening. If it is too short, fewer sessions are returned, but at least one.
         """
         key = f"{model} {settings!r}"
-        found = self._open[key] = self._open.pop(key, [])
+        sessions = self._open[key] = self._open.pop(key, [])
         start = now = time.perf_counter()
-        while len(found) < count and (not found or now - start + self._opened_in_s[key] <= seconds):
-            found.append(self._engines.open(model, settings, len(found)))
+        # One more session is opened only if it likely fits, judged by the time that the last one took.
+        while len(sessions) < count and (not sessions or now - start + self._opened_in_s[key] <= seconds):
+            sessions.append(self._engines.open(model, settings, len(sessions)))
             self._opened_in_s[key] = time.perf_counter() - now
             now = time.perf_counter()
         if key not in self._bytes:
-            self._bytes[key] = model_bytes(model) + _BESIDE_WEIGHTS
-        return found[:count]
+            self._bytes[key] = model_bytes(model) + _BYTES_WITHOUT_WEIGHTS
+        return sessions[:count]
 
     def trim(self) -> None:
         """Close sessions until the rest fits into the memory. Sessions that have not been used for longest are closed
         first.
         """
-        taken = sum(self._bytes[key] * len(found) for key, found in self._open.items())
+        used_bytes = sum(self._bytes[key] * len(sessions) for key, sessions in self._open.items())
+        # Each use puts a file at the end of the dictionary, so the files at its beginning are the oldest.
         for key in list(self._open):
-            if taken <= self._memory:
+            if used_bytes <= self._memory:
                 return
-            taken -= self._bytes[key] * len(self._open[key])
+            used_bytes -= self._bytes[key] * len(self._open[key])
             for session in self._open.pop(key):
                 _close(session)
 
 
 @contextmanager
-def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
+def open_once(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
     """Open a session for one use, and close it afterwards."""
     session = engines.open(model, settings)
     try:
@@ -83,7 +77,7 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
         _close(session)
 
 
-def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
+def model_to_judge(artifact: Artifact) -> tuple[Path, SessionSettings]:
     """Return the model and the settings that represent an artifact when its outputs are judged.
 
     If the artifact's engine is a simulator, return the Q/DQ model as written, to run without the engine. The simulator
@@ -99,78 +93,3 @@ def _close(session: Any) -> None:
     guest = getattr(session, "guest", None)
     if guest is not None and not guest.ended:
         session.close()
-
-
-T = TypeVar("T")
-Model = tuple[Path, SessionSettings]
-Feed = Mapping[str, Any]
-
-
-class Clock(Protocol):
-    """Time models on the machine where they are meant to run."""
-
-    def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T | None:
-        """Return the result of `judge` for a session on that machine. If it is this machine, open nothing and return
-        None.
-        """
-
-    def race(
-        self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]
-    ) -> SpeedRanking:
-        """Run `rank_until_settled` with the settings in `rules`."""
-
-    def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
-        """Return a session that runs under the profiler. After the session has ended, the profiler's files are in the
-        place that the settings specify.
-        """
-
-    def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
-        """Return the peak memory of a session in bytes."""
-
-
-class LocalClock:
-    """Time models on this machine."""
-
-    def __init__(self, sessions: SessionPool) -> None:
-        self._sessions = sessions
-        self._warm: WeakSet[Any] = WeakSet()
-
-    def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> None:
-        """See `Clock.answers`."""
-        del model, settings, judge
-
-    def race(
-        self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]
-    ) -> SpeedRanking:
-        """See `Clock.race`. Sessions that an earlier race has warmed up are not warmed up again.
-
-        The seconds in `rules` include the opening of the sessions and the warm-up. At least half of them are left for
-        the race.
-        """
-        start, whole_s = perf_counter(), rules.how["max_duration_s"]
-        seconds = whole_s / 3 / len(models)
-        found = [len(self._sessions.sessions(*model, rules.sessions, seconds)) for model in models.values()]
-        # Claims compare sessions in pairs, and fewer sessions would not show how processes differ.
-        count = max(min(found), min(rules.sessions, FEWEST_SESSIONS))
-        opened = {name: self._sessions.sessions(*model, count) for name, model in models.items()}
-        cold = [[session for session in each if session not in self._warm] for each in opened.values()]
-        warm_up_all([_runners(each, feed) for each in cold if each], rules.warmup, perf_counter)
-        self._warm.update(itertools.chain(*cold))
-        runners = {name: _runners(each, feed) for name, each in opened.items()}
-        left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
-        how = {**rules.how, "max_duration_s": left_s}
-        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **how)
-        self._sessions.trim()
-        return ranking
-
-    def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
-        """See `Clock.open_profiled`."""
-        return open_session(model, settings)
-
-    def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
-        """See `Clock.peak_memory`. The session runs in a separate process."""
-        return measure_session_memory(model, settings, shapes).session_peak_bytes
-
-
-def _runners(sessions: Sequence[Any], feed: Feed) -> list[Callable[[], object]]:
-    return [query_runner(session, [feed]) for session in sessions]

@@ -47,7 +47,7 @@ from edgeq.prove.job import Built, DerivedValues, Job, build_derived
 from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.tuning.recover.fuse_attention import fuse_attention, may_have_attention
-from edgeq.tuning.recover.methods.smoothquant import SmoothQuant, product_groups, smooth
+from edgeq.tuning.recover.methods.smoothquant import SmoothQuant, find_product_groups, smooth
 from edgeq.tuning.recover.methods.weight_rounding import WeightRounding
 from edgeq.util.display import Progress
 
@@ -87,7 +87,7 @@ def engine_name(candidate: Candidate) -> str:
     return candidate.engine.engine.name if candidate.engine else DEFAULT
 
 
-NAME = "sequence"
+SEQUENCE_BUILDER = "sequence"
 """The `Candidate.builder` of candidates that `build_sequence` builds."""
 WORTH_A_TRY = 0.5
 """Candidates for certain layers (constant matrices and recurrent layers, or layers that can be quantized at run time)
@@ -104,19 +104,20 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     """Return the candidates that are worth trying for a model made of matrix products; empty for other models."""
     profile = target.profile.scheme
     model = job.prepared.model
+    # The target's kernels must be able to compute ranges at run time, or none of these candidates would run.
     dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
     if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
-    found = _variants(model, profile, sampled=job.calibration is not None)
+    variants = _list_variants(model, profile, sampled=job.calibration is not None)
     # The backend itself has a mode for weights in blocks.
     return tuple(
-        Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
-        for name, scheme, recoveries in found
+        Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else SEQUENCE_BUILDER)
+        for name, scheme, recoveries in variants
     )
 
 
 def build_sequence(job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:
-    """Write the model of a candidate whose `builder` is `NAME` to `destination`.
+    """Write the model of a candidate whose `builder` is `SEQUENCE_BUILDER` to `destination`.
 
     Raises:
         EdgeqError: the candidate cannot be built. The search then drops it for this reason.
@@ -125,14 +126,15 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
     for position, recovery in enumerate(candidate.recoveries):
         if job.calibration is None:
             raise UsageError(f"{recovery} needs calibration samples", "Give them with --data")
+        # The name contains all recoveries so far, so candidates share the models of a common beginning.
         prefix = "-".join(candidate.recoveries[: position + 1])
-        prepared = _transformed(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
+        prepared = _apply_recovery(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
     ranges: dict[str, Range] = {}
     if scheme.mode == "static":
         assert job.calibration is not None
-        found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
-        ranges = scheme_ranges(found, scheme)
-        prepared = with_hazards(prepared, found)
+        statistics = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
+        ranges = scheme_ranges(statistics, scheme)
+        prepared = with_hazards(prepared, statistics)
     return build_derived(replace(job, prepared=prepared), target, scheme, DerivedValues(ranges), destination)
 
 
@@ -147,10 +149,10 @@ def product_share(model: ir.Model) -> float:
     return ours / max(1, sum(macs.values()))
 
 
-def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tuple[str, Scheme, tuple[str, ...]]]:
+def _list_variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tuple[str, Scheme, tuple[str, ...]]]:
     dynamic = profile.replace(mode="dynamic")
     types = {node.op_type for node in model.graph}
-    groups = product_groups(model)
+    groups = find_product_groups(model)
     if "GRU" in types and "GRU" in dynamic.dynamic_weight_types:
         remaining = {t: w for t, w in dynamic.dynamic_weight_types.items() if t != "GRU"}
         stored = (*dynamic.stored_types, "GRU")
@@ -161,7 +163,7 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
         yield "dynamic, attention fused", dynamic, (_FUSE,)
         yield "dynamic, attention fused, smoothed", dynamic, (_FUSE, _SMOOTH)
     if groups and sampled and profile.mode == "static":
-        yield "static products, smoothed", _products_only(model, profile), (_SMOOTH,)
+        yield "static products, smoothed", _quantize_products_only(model, profile), (_SMOOTH,)
     if groups:
         for bits, block in _BLOCKS.items():
             blocks = {"weight_bits": bits, "block_size": block, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
@@ -175,7 +177,7 @@ def _variants(model: ir.Model, profile: Scheme, *, sampled: bool) -> Iterator[tu
                     yield f"weight-only {bits} bits{text}, rounded", computing, (_ROUND,)
 
 
-def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
+def _quantize_products_only(model: ir.Model, profile: Scheme) -> Scheme:
     """Return a scheme with static ranges for products with constant matrices, and for nothing else. Embedding tables
     and the weights of recurrent layers are stored as integers.
     """
@@ -186,35 +188,36 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
     return scheme.replace(op_types=_PRODUCTS, stored_types=(*profile.stored_types, "Gather", *_RECURRENT))
 
 
-def _transformed(
+def _apply_recovery(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
     """Return the model after a recovery. The new model is kept next to the prepared model, because several candidates
     use it.
     """
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
-    kept = folder / "model.onnx"
-    if not kept.is_file():
+    path = folder / "model.onnx"
+    if not path.is_file():
+        # Write beside the final place and rename, so that a killed run leaves no half-written model to be reused.
         draft = folder.with_name(f"{folder.name}.draft")
         draft.mkdir(exist_ok=True)
         if recovery == _SMOOTH:
-            made, _ = smooth(
+            transformed, _ = smooth(
                 prepared,
                 samples,
-                draft / kept.name,
+                draft / path.name,
                 symmetric=scheme.activation_symmetric,
                 exclude=scheme.exclude,
                 progress=progress,
             )
         else:
-            made, _ = fuse_attention(prepared, samples, draft / kept.name)
-        if made is prepared:
+            transformed, _ = fuse_attention(prepared, samples, draft / path.name)
+        if transformed is prepared:
             raise UsageError(f"{recovery} finds nothing to do in this model")
         draft.rename(folder)
-    return dataclasses.replace(prepared, graph=GraphIndex(read_model(kept), kept), path=kept, digest=model_digest(kept))
+    return dataclasses.replace(prepared, graph=GraphIndex(read_model(path), path), path=path, digest=model_digest(path))
 
 
-_SLOWER = "kept in float because it takes longer in int8"
+_SLOWER_REASON = "kept in float because it takes longer in int8"
 _RANGE_FIELDS = frozenset({"method", "method_options"})
 _DYNAMIC = "dynamic"
 
@@ -226,17 +229,18 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
         static: whether there are statistics to derive ranges from.
         dynamic: whether to try ranges measured at run time, because the model has matrix products of activations.
     """
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     if static:
         for scheme in _kernel_schemes(profile):
-            candidate = Candidate(_name(scheme), scheme)
-            found.setdefault(candidate.name, candidate)
+            candidate = Candidate(_name_scheme(scheme), scheme)
+            candidates.setdefault(candidate.name, candidate)
+    # Only granularity matters here: a dynamic scheme has no ranges and no format to choose.
     if dynamic and profile.scheme.dynamic_weight_types:
         for per_channel in dict.fromkeys((profile.scheme.per_channel, *profile.search.get("per_channel", ()))):
             scheme = profile.scheme.replace(mode=_DYNAMIC, per_channel=per_channel)
-            candidate = Candidate(_name(scheme), scheme)
-            found.setdefault(candidate.name, candidate)
-    return tuple(found.values())
+            candidate = Candidate(_name_scheme(scheme), scheme)
+            candidates.setdefault(candidate.name, candidate)
+    return tuple(candidates.values())
 
 
 def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate, ...]:
@@ -245,19 +249,19 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
     """
     if candidate.scheme.mode != "static" or candidate.builder:
         return ()
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for method in profile.search.get("method", ()):
         for options in REGISTRY.load(method).search:
             scheme = candidate.scheme.replace(method=method, method_options=options)
-            made = with_scheme(candidate, scheme)
-            if made.name != candidate.name:
-                found.setdefault(made.name, made)
-    return tuple(found.values())
+            variant = with_scheme(candidate, scheme)
+            if variant.name != candidate.name:
+                candidates.setdefault(variant.name, variant)
+    return tuple(candidates.values())
 
 
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
     """Return `candidate` with `nodes` left in float as well."""
-    return with_scheme(candidate, candidate.scheme.keep_in_float(nodes, _SLOWER))
+    return with_scheme(candidate, candidate.scheme.keep_in_float(nodes, _SLOWER_REASON))
 
 
 def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
@@ -272,8 +276,8 @@ def in_own_kernels(candidate: Candidate) -> Candidate:
 
 def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
     """Return `candidate` with another scheme, and with a name made from that scheme."""
-    made = candidate.replace(name=_name(scheme), scheme=scheme)
-    return in_engine(made, candidate.engine) if candidate.engine else made
+    variant = candidate.replace(name=_name_scheme(scheme), scheme=scheme)
+    return in_engine(variant, candidate.engine) if candidate.engine else variant
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -295,23 +299,24 @@ def _kernel_schemes(profile: Profile) -> Iterator[Scheme]:
         for part in choice:
             session.update(part.get("session_options", {}))
             changes.update({k: v for k, v in part.items() if k != "session_options"})
-        scheme = profile.scheme.replace(**changes, session_options=_needed(session))
-        if _sensible(scheme, profile):
+        scheme = profile.scheme.replace(**changes, session_options=_drop_defaults(session))
+        if _is_sensible(scheme, profile):
             yield scheme
 
 
-def _needed(session: Mapping[str, str]) -> dict[str, str]:
+def _drop_defaults(session: Mapping[str, str]) -> dict[str, str]:
     # "0" is the default of these switches. It is left out, so that equal schemes get the same name.
     return {key: value for key, value in session.items() if value != "0"}
 
 
-def _sensible(scheme: Scheme, profile: Profile) -> bool:
+def _is_sensible(scheme: Scheme, profile: Profile) -> bool:
     """Return whether a scheme makes sense: it must not mitigate saturation if nothing saturates, or mitigate it in two
     ways at once.
     """
     saturating = profile.hazards.get("saturates_int16", ())
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)
+    # Without saturation, a remedy only costs speed or precision. The profile's own choice is allowed all the same.
     if not saturates:
         return not (precise or scheme.fit_pairs) and scheme.reduce_range == (
             profile.scheme.reduce_range and scheme.pair == profile.scheme.pair
@@ -319,7 +324,7 @@ def _sensible(scheme: Scheme, profile: Profile) -> bool:
     return sum((precise, scheme.reduce_range, scheme.fit_pairs)) <= 1
 
 
-def _name(scheme: Scheme) -> str:
+def _name_scheme(scheme: Scheme) -> str:
     """Return a name that distinguishes a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
     if scheme.mode == _DYNAMIC:
         return "dynamic per-channel" if scheme.per_channel else "dynamic per-tensor"
@@ -338,6 +343,7 @@ def _name(scheme: Scheme) -> str:
         parts.append("on 16 bits" if ALL_NODES in scheme.wide else f"({len(scheme.wide)} on 16 bits)")
     parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(scheme.session_options.items())]
     method = [scheme.method, *(f"{value:g}" for value in scheme.method_options.values())]
+    # Only their number: the names of many layers would make the name unreadable.
     if scheme.exclude:
         method.append(f"({len(scheme.exclude)} in float)")
     return f"{' '.join(parts)}, {' '.join(method)}"

@@ -4,77 +4,80 @@ from __future__ import annotations
 
 from edgeq_device.measure.claim import FASTER, SLOWER
 
+from edgeq.hardware.target import Target
+from edgeq.tuning.comparison import judge_accuracy, judge_speed
 from edgeq.tuning.goal import DOUBTFUL, MET, MISSED, Goal
-from edgeq.tuning.space import engine_name
-from edgeq.tuning.trials import (
-    Outcome,
-    Trial,
-    accuracy_of,
-    interval,
-    loses,
-    points,
-    speed_of,
-    times,
-    unmeasured,
+from edgeq.tuning.sentences import (
+    describe_interval,
+    describe_loss,
+    describe_simulated_loss,
+    describe_speed,
+    describe_unclaimed,
+    format_points,
 )
+from edgeq.tuning.space import engine_name
+from edgeq.tuning.trials import Outcome, Trial
 
 
-def met(outcome: Outcome, goal: Goal) -> bool:
+def is_goal_met(outcome: Outcome, goal: Goal) -> bool:
     """Return whether the chosen candidate meets the goal, at least by its figures."""
     winner = outcome.winner
-    return winner is not None and MISSED not in (accuracy_of(winner, goal), speed_of(winner, goal))
+    return winner is not None and MISSED not in (judge_accuracy(winner, goal), judge_speed(winner, goal))
 
 
-def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+def describe_doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """Write why it is not certain that the chosen candidate meets the goal. The result is empty if it is certain."""
     winner, lines = outcome.winner, []
-    found = winner.judged if winner is not None else None
-    if winner is None or found is None:
+    assessment = winner.final_assessment if winner is not None else None
+    if winner is None or assessment is None:
         return ()
-    if accuracy_of(winner, goal) == DOUBTFUL:
+    if judge_accuracy(winner, goal) == DOUBTFUL:
         lines.append(
-            f"accuracy in doubt: it loses {points(found.drop)} on these {found.samples} samples; "
-            f"on many others it may lose up to {points(found.bound)}"
+            f"accuracy in doubt: it loses {format_points(assessment.drop)} on these {assessment.samples} samples; "
+            f"on many others it may lose up to {format_points(assessment.bound)}"
         )
-    if speed_of(winner, goal) == DOUBTFUL:
-        why = unmeasured(winner) or "it was not timed"
+    if judge_speed(winner, goal) == DOUBTFUL:
+        why = describe_unclaimed(winner) or "it was not timed"
         lines.append(
-            f"speed unproven: {why}{_claimed_earlier(outcome)}; --resume --force on a quiet machine measures it again"
+            f"speed unproven: {why}{_describe_earlier_claim(outcome)}; "
+            "--resume --force on a quiet machine measures it again"
         )
     return tuple(lines)
 
 
-def _claimed_earlier(outcome: Outcome) -> str:
+def _describe_earlier_claim(outcome: Outcome) -> str:
     """Write the speed that an earlier run claimed for the chosen candidate, or "" if none did."""
     if outcome.earlier is None:
         return ""
     return f"; an earlier run on this machine claimed {outcome.earlier:.2f} times for these kernels of this model"
 
 
-def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+def describe_verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """Write the result of a search, the most important line first."""
     winner = outcome.winner
-    asked = f"no candidate loses at most {points(goal.max_drop)} and is faster than float32"
+    missed_goal = f"no candidate loses at most {format_points(goal.max_drop)} and is faster than float32"
     if winner is None:
-        lines = [asked, *needed(outcome, goal)]
+        lines = [missed_goal, *describe_needs(outcome, goal)]
     else:
-        found = winner.judged
-        assert found is not None
-        lines = [] if met(outcome, goal) else [f"goal missed: {asked}; {winner.name} comes closest"]
+        assessment = winner.final_assessment
+        assert assessment is not None
+        loss = f"it loses {format_points(assessment.drop)}{describe_interval(assessment)}, by {assessment.basis}"
+        lines = [] if is_goal_met(outcome, goal) else [f"goal missed: {missed_goal}; {winner.name} comes closest"]
         lines += [
-            f"{winner.name} runs at {times(winner.timing, of='float32') or 'a speed that is not known'}",
-            f"it loses {points(found.drop)}{interval(found)}, by {found.basis}, on {found.samples} samples; "
-            f"{points(goal.max_drop)} were allowed",
-            *doubts(outcome, goal),
-            *_engines(outcome, winner),
+            f"{winner.name} runs at {describe_speed(winner.timing, of='float32') or 'a speed that is not known'}",
+            f"{loss}, on {assessment.samples} samples; {format_points(goal.max_drop)} were allowed",
+            *describe_doubts(outcome, goal),
+            *_describe_engines(outcome, winner),
         ]
-        if found.doubt and accuracy_of(winner, goal) == MET:
+        if assessment.doubt and judge_accuracy(winner, goal) == MET:
+            likely = format_points(assessment.prediction_bound)
             lines.append(
-                f"on many other samples it may lose up to {points(found.bound)}, "
-                f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
+                f"on many other samples it may lose up to {format_points(assessment.bound)}, "
+                f"on {assessment.samples} others up to {likely} (nine chances of ten)"
             )
-        if not met(outcome, goal):
-            lines += needed(outcome, goal)
+        if not is_goal_met(outcome, goal):
+            lines += describe_needs(outcome, goal)
+    # These two lines qualify everything above, so they come last.
     if not outcome.settled:
         lines.append("the fastest candidates could not be distinguished in the time available")
     if outcome.out_of_time:
@@ -82,27 +85,28 @@ def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _engines(outcome: Outcome, winner: Trial) -> list[str]:
+def _describe_engines(outcome: Outcome, winner: Trial) -> list[str]:
     """Write how the winner's engine compares with the others. The result is empty if there was only one engine."""
     best: dict[str, Trial] = {}
     # All trials of one structure have the same time. Prefer a trial from the final choice to a trial that was dropped.
     timed = (t for t in outcome.trials if t.timing)
     for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
         best.setdefault(engine_name(trial.candidate), trial)
-    own, lines = engine_name(winner.candidate), []
+    winner_engine, lines = engine_name(winner.candidate), []
+    # Name every other engine, so that the user sees what was compared and why it lost.
     for name, trial in best.items():
-        if name != own:
+        if name != winner_engine:
             share = trial.latency / winner.latency
             why = f": {trial.reason}" if share < 1 and trial.reason else ""
-            told = f"{share:.2f} times its latency: {trial.name}, {trial.status}{why}"
-            lines.append(f"{own} runs it; the fastest in {name} has {told}")
+            comparison = f"{share:.2f} times its latency: {trial.name}, {trial.status}{why}"
+            lines.append(f"{winner_engine} runs it; the fastest in {name} has {comparison}")
     if winner.candidate.engine is not None:
-        what = outcome.fallback or "float32"
-        lines.append(f"if {own} is not installed, {what} runs in onnxruntime's own kernels")
+        fallback = outcome.fallback or "float32"
+        lines.append(f"if {winner_engine} is not installed, {fallback} runs in onnxruntime's own kernels")
     return lines
 
 
-def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+def describe_needs(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     """If nothing qualified, write the trials that missed the goal by the least, and what would let each of them
     qualify.
     """
@@ -111,25 +115,42 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     measured = [t for t in timed if t.assessment and t.assessment.complete]
     accurate = [t for t in measured if t.loss <= goal.max_drop]
     # If no candidate is accurate enough, report the missing accuracy, even if speeds are unknown.
-    quick = [t for t in measured if t.verdict == FASTER or (not accurate and speed_of(t, goal) != MISSED)]
-    near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
-    unclear = unmeasured(near) if near is not None else ""
-    if near is not None and quick and near.assessment is not None:
+    quick = [t for t in measured if t.verdict == FASTER or (not accurate and judge_speed(t, goal) != MISSED)]
+    fastest = min(accurate or timed, key=lambda t: t.latency, default=None)
+    nearest = min(quick, key=lambda t: t.loss) if quick else fastest
+    unclear = describe_unclaimed(nearest) if nearest is not None else ""
+    if nearest is not None and quick and nearest.assessment is not None:
+        speed = "is faster than float32 and " * (nearest.verdict == FASTER)
         lines.append(
-            f"{near.name} {'is faster than float32 and ' * (near.verdict == FASTER)}{loses(near.assessment)}: "
-            f"--max-drop {100 * near.loss + 0.005:.2f}% would let it through"
+            f"{nearest.name} {speed}{describe_loss(nearest.assessment)}: "
+            f"--max-drop {100 * nearest.loss + 0.005:.2f}% would let it through"
         )
+    # On a busy machine nothing can be said about speed, and a reason that names a ratio would mislead.
     elif unclear:
-        earlier = _claimed_earlier(outcome) if near is not None and near.name == outcome.chosen else ""
+        earlier = _describe_earlier_claim(outcome) if nearest is not None and nearest.name == outcome.chosen else ""
         lines.append(f"no speed could be claimed: {unclear}{earlier}. --resume on a quiet machine measures it again")
-    elif near is not None and accurate:
-        so = "float32 is the better choice" if near.verdict == SLOWER else "no difference in speed is settled"
-        lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: {so}")
-    elif near is not None and not any(t.verdict == FASTER for t in timed):
-        found = times(near.timing, of="float32")
-        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
+    elif nearest is not None and accurate:
+        so = "float32 is the better choice" if nearest.verdict == SLOWER else "no difference in speed is settled"
+        lines.append(f"{nearest.name} keeps the accuracy, at {describe_speed(nearest.timing, of='float32')}: {so}")
+    elif nearest is not None and not any(t.verdict == FASTER for t in timed):
+        speed = describe_speed(nearest.timing, of="float32")
+        lines.append(f"int8 does not pay here: the fastest, {nearest.name}, has {speed}")
     elif not outcome.out_of_time:
         lines.append("no candidate was measured on all samples: see the reason given for each")
     if outcome.out_of_time:
         lines.append("give more --budget: the search was not finished")
     return tuple(lines)
+
+
+def describe_shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
+    """Return why nothing was chosen, in one line."""
+    assessed = [trial for trial in outcome.trials if trial.final_assessment]
+    if assessed:
+        best = min(assessed, key=lambda t: (t.simulated is None, t.loss))
+        on = f" ({describe_simulated_loss(best.simulated)})" if best.simulated else ""
+        return (
+            f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
+            f"{best.loss:.4f}{on}"
+        )
+    reasons = [trial.reason for trial in outcome.trials] or ["its profile has no scheme that fits the data"]
+    return f"no form for {target.name} could be built: {reasons[0]}"

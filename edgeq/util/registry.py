@@ -160,6 +160,8 @@ BACKEND_TABLES: Mapping[str, str] = {"systolic": "edgeq.backends.systolic.array:
 keys of its table, so the schema of targets needs no change for a new one.
 """
 RENDERERS = ExtensionGroup("renderer", "edgeq.renderers", listed={"html": "edgeq.reporting.page:draw"})
+# Tuning times models on another machine through a clock. It knows none by name, because it is to work without any.
+CLOCKS = ExtensionGroup("clock", "edgeq.clocks", listed={"boards": "edgeq.remote.clock:BoardClock"})
 # The groups that `edgeq extensions` lists. Only edgeq's own renderers are in theirs.
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 

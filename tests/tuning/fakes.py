@@ -11,11 +11,13 @@ from edgeq_device.measure.claim import Claim
 
 from edgeq.errors import EdgeqError, EngineError, ModelError
 from edgeq.hardware.profile import Profile
-from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.scheme import Scheme
+from edgeq.tuning.evaluator import Race, Runner
 from edgeq.tuning.float_layers import LayerRanking, MacCosts, RankedLayer
+from edgeq.tuning.measurements import Assessment, Screening
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import FLOAT, Race, Runner
+from edgeq.tuning.trials import FLOAT
 
 
 @dataclass(frozen=True)

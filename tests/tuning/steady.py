@@ -12,7 +12,7 @@ from edgeq_device.measure.claim import rank_until_settled
 from edgeq_device.measure.environment import Others
 from edgeq_device.measure.latency import Burst, Bursts
 
-from edgeq.tuning import sessions
+from edgeq.tuning import clock as clocks
 from edgeq.tuning.trials import FLOAT
 
 
@@ -42,6 +42,6 @@ def steady_timings() -> Iterator[None]:
         return rank_until_settled(made, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "rank_until_settled", steady)
+        patch.setattr(clocks, "rank_until_settled", steady)
         patch.setattr(Others, "busy", lambda self: 0.0)
         yield

@@ -16,9 +16,9 @@ from edgeq.measure.inference import Outputs
 from edgeq.measure.resample import ResampledMeter, RowMetrics
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.tuning.accuracy import AccuracyMeter
-from edgeq.tuning.accuracy_estimate import AgreementEstimate, Regret, assess, further_error, loses_more
+from edgeq.tuning.accuracy_estimate import AgreementEstimate, Regret, assess, estimate_extra_loss, rare_row_error
+from edgeq.tuning.measurements import Assessment
 from tests.measure.fakes import FakeSamples
 
 RANDOM = np.random.default_rng(0)
@@ -182,7 +182,7 @@ def test_a_metric_that_is_no_mean_counts_its_doubt() -> None:
     assert not found.complete
     better = assess(agreement, (task, bad.measured(), good.measured()), complete=True)
     assert better.drop < 0 < better.bound, "to seem better than float32 is luck"
-    seen = assess(agreement, (task, good.measured(), bad.measured()), complete=True, held="seen")
+    seen = assess(agreement, (task, good.measured(), bad.measured()), complete=True, loss_kind="seen")
     assert seen.bound == seen.drop == found.drop
 
 
@@ -220,7 +220,7 @@ def test_the_classes_expected_to_change_are_all_pairs_of_a_lead_and_a_move() -> 
             move = margin(reference[j], best) - margin(candidate[j], best)
             pairs += margin(reference[i], first) <= move
     assert regret.changing == pytest.approx(pairs / 60)
-    assert further_error(RowMetrics({}), regret, 60) == pytest.approx(2**0.5 / 60)
+    assert rare_row_error(RowMetrics({}), regret, 60) == pytest.approx(2**0.5 / 60)
 
 
 def margin(scores: np.ndarray, best: np.intp) -> float:
@@ -228,9 +228,9 @@ def margin(scores: np.ndarray, best: np.intp) -> float:
 
 
 def test_without_classes_nothing_is_added_but_to_a_mean() -> None:
-    assert further_error(RowMetrics({}), None, 50) == 0
-    assert further_error(RowMetrics({}, np.zeros(50)), None, 50) == 1 / 50
-    assert further_error(RowMetrics({}, np.zeros(50)), Regret(), 50) == 1 / 50
+    assert rare_row_error(RowMetrics({}), None, 50) == 0
+    assert rare_row_error(RowMetrics({}, np.zeros(50)), None, 50) == 1 / 50
+    assert rare_row_error(RowMetrics({}, np.zeros(50)), Regret(), 50) == 1 / 50
 
 
 def test_where_nothing_is_known_of_the_doubt_the_interval_is_the_whole_scale() -> None:
@@ -290,7 +290,9 @@ def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
 ) -> None:
     monkeypatch.setattr("edgeq.tuning.accuracy.open_session", lambda path: Answers(set()))
     numbers = [sample(0, np.full((1, 1), number, np.float32)) for number in range(100)]
-    meter = AccuracyMeter(FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification(), held="seen")
+    meter = AccuracyMeter(
+        FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification(), loss_kind="seen"
+    )
     first = [int(meter.samples[position].inputs["x"][0, 0]) for position in range(20)]
     others = sorted(set(range(100)) - set(first))
     here = Answers({first[0], *others[:4]})
@@ -329,7 +331,7 @@ def measured(drop: float, sqnr_db: float, high: float = 0.02, samples: int = 24)
 
 def test_roundings_cost_what_their_noise_says_and_not_what_a_changed_answer_of_few_does() -> None:
     here, there = measured(0.0, 17.0), measured(1 / 24, 16.9)
-    more, error = loses_more(here, there, 1 / 24, whole=measured(0.004, 17.0, samples=500), between_db=26.0)
+    more, error = estimate_extra_loss(here, there, 1 / 24, overall=measured(0.004, 17.0, samples=500), between_db=26.0)
     assert 0 < more < 0.003
     assert error is not None
     assert 0 < error < 0.005
@@ -337,7 +339,7 @@ def test_roundings_cost_what_their_noise_says_and_not_what_a_changed_answer_of_f
 
 def test_where_an_engine_answers_something_else_the_labels_decide() -> None:
     here, there = measured(0.0, 17.0), measured(0.6, -3.0)
-    more, error = loses_more(here, there, 0.1, whole=measured(0.004, 17.0), between_db=-3.0)
+    more, error = estimate_extra_loss(here, there, 0.1, overall=measured(0.004, 17.0), between_db=-3.0)
     assert more > 0.2
     assert error is not None
     assert more - 2 * error > 0.01
@@ -345,11 +347,16 @@ def test_where_an_engine_answers_something_else_the_labels_decide() -> None:
 
 def test_a_model_that_surely_loses_nothing_here_may_lose_there() -> None:
     here, there = measured(0.0, 17.0), measured(1.0, -3.0)
-    more, error = loses_more(here, there, 0.2, whole=measured(0.0, 17.0, high=0.0, samples=60), between_db=-3.0)
+    more, error = estimate_extra_loss(
+        here, there, 0.2, overall=measured(0.0, 17.0, high=0.0, samples=60), between_db=-3.0
+    )
     assert error is not None
     assert more - 2 * error > 0.01
 
 
 def test_the_same_answers_lose_the_same() -> None:
-    assert loses_more(measured(0.1, 17.0), measured(0.1, 17.0), 0.02, measured(0.01, 17.0), math.inf) == (0.0, 0.0)
-    assert loses_more(measured(0.1, 17.0), measured(0.2, 12.0), None, measured(0.01, 17.0), 13.0)[1] is None
+    assert estimate_extra_loss(measured(0.1, 17.0), measured(0.1, 17.0), 0.02, measured(0.01, 17.0), math.inf) == (
+        0.0,
+        0.0,
+    )
+    assert estimate_extra_loss(measured(0.1, 17.0), measured(0.2, 12.0), None, measured(0.01, 17.0), 13.0)[1] is None

@@ -6,10 +6,11 @@ import pytest
 
 from edgeq.errors import BoardError
 from edgeq.hardware.profile import load_profiles
-from edgeq.reporting.tuning_record import Screening
 from edgeq.run.engines import choose_engine
+from edgeq.tuning.budget import BudgetClock
 from edgeq.tuning.build import build, build_methods
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.measurements import Screening
 from edgeq.tuning.space import Candidate, in_engine, kernel_candidates, method_candidates
 from edgeq.tuning.trials import Trials
 from tests.tuning.fakes import Clock, Fact, FakeEvaluator

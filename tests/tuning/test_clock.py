@@ -11,7 +11,7 @@ from edgeq_device.measure.latency import Bursts, WarmUp
 
 from edgeq import demo
 from edgeq.run.session import Engines, SessionSettings
-from edgeq.tuning import sessions
+from edgeq.tuning import clock as clocks
 from edgeq.tuning.sessions import SessionPool
 
 
@@ -22,14 +22,14 @@ def test_a_session_is_warmed_up_for_its_first_race_alone(monkeypatch: pytest.Mon
         warmed.extend(len(runner) for runner in runners)
         assert settings == rules.warmup
 
-    monkeypatch.setattr(sessions, "warm_up_all", warm_up_all)
+    monkeypatch.setattr(clocks, "warm_up_all", warm_up_all)
     how = {"max_duration_s": 60.0, "max_rounds": 2, "min_rounds": 2}
     rules = RaceRules(2, WarmUp(max_s=0.1), Bursts(0.0, 0.0), how)
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:1]}
     model, other = ((demo.MODEL, SessionSettings(intra_op_threads=n)) for n in (1, 0))
     with Engines() as engines:
-        timed = sessions.LocalClock(SessionPool(engines))
+        timed = clocks.LocalClock(SessionPool(engines))
         for runners in ({"a": model}, {"a": model, "b": other}, {"b": other}):
             ranking = timed.race(runners, feed, rules, lambda: None)
             assert set(ranking.order) == set(runners)

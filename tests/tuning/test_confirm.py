@@ -10,8 +10,9 @@ import pytest
 from edgeq.hardware.target import resolve
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator
-from edgeq.tuning.record import bundle_note, shortfall, simulated_record, summary
+from edgeq.tuning.simulated_record import build_simulated_record, describe_form, summarize
 from edgeq.tuning.trials import Outcome
+from edgeq.tuning.verdict import describe_shortfall
 from tests.tuning.fakes import Clock, Fact, FakeEvaluator
 from tests.tuning.test_search import candidates, run
 
@@ -75,19 +76,21 @@ def test_the_search_goes_on_with_more_tensors_in_16_bits() -> None:
     assert simulations(evaluator)[:2] == ["a", "a, all tensors in 16 bits"]
     assert outcome.chosen == "a, 3 tensors in 16 bits"
     assert outcome.trial(outcome.chosen).candidate.scheme.wide == ("n1", "n2", "n3")
-    record = simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0)
+    record = build_simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0)
     assert record["chosen"]["wide"] == ["n1", "n2", "n3"]
     assert record["chosen"]["simulator"]["samples"] == 24
-    assert "0.90 points in the simulator" in bundle_note(record)
-    assert "0.90 points in the simulator" in summary(record)["loss"]
-    assert "n1, n2, n3" in summary(record)["on 16 bits"]
+    assert "0.90 points in the simulator" in describe_form(record)
+    assert "0.90 points in the simulator" in summarize(record)["loss"]
+    assert "n1, n2, n3" in summarize(record)["on 16 bits"]
 
 
 def test_all_tensors_in_16_bits_are_an_answer_where_fewer_are_too_few() -> None:
     _, outcome = raising({}, {"a, all": 0.004})
     assert outcome.chosen == "a, all tensors in 16 bits"
     assert outcome.trial(outcome.chosen).candidate.scheme.wide == ("*",)
-    assert summary(simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0))["on 16 bits"].startswith("100.0%")
+    assert summarize(build_simulated_record(resolve("hexagon-v73"), Goal(), outcome, 1.0))["on 16 bits"].startswith(
+        "100.0%"
+    )
 
 
 def test_luck_on_few_samples_does_not_replace_what_holds_on_many() -> None:
@@ -130,7 +133,7 @@ def test_where_nothing_holds_the_goal_is_missed_by_the_simulators_figure() -> No
     evaluator = FakeEvaluator(FACTS, timed=False, simulated={"a": 0.3, "b": 0.2})
     outcome = run(evaluator, "a", "b")
     assert outcome.winner is None
-    problem = shortfall(resolve("hexagon-v73"), Goal(), outcome)
+    problem = describe_shortfall(resolve("hexagon-v73"), Goal(), outcome)
     assert problem.startswith("goal missed: no form for hexagon-v73 loses at most 0.01 in simulation: the best, 0.2000")
     assert "in the simulator" in problem
 

@@ -23,13 +23,14 @@ from edgeq.run.engines import Engine, EngineChoice, choose_engine, load_engines
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tuning import engines as tune_engines
-from edgeq.tuning.engines import Field, find_field, suits, with_entrants
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.engines import Field, add_entrants, find_field, is_suited
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.journal import digest
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import Outcome
-from edgeq.tuning.verdict import verdict
+from edgeq.tuning.verdict import describe_verdict
 from edgeq.util.records import plain
 from tests import fake_engine
 from tests.plugins import needs_plugin
@@ -68,13 +69,13 @@ def run(
 
 
 def test_without_plugins_the_search_is_as_before() -> None:
-    assert with_entrants([A, B, UINT8], Field()) == (A, B, UINT8)
+    assert add_entrants([A, B, UINT8], Field()) == (A, B, UINT8)
     assert plain(A)["engine"] is None
 
 
 def test_first_one_int8_candidate_and_the_float_model_enter_in_each_precision(fake: Engine) -> None:
     field = Field((EngineChoice(fake), EngineChoice(fake, "bf16")))
-    assert [c.name for c in with_entrants([UINT8, A, B], field)] == [
+    assert [c.name for c in add_entrants([UINT8, A, B], field)] == [
         "uint8",
         "a",
         "a in fake",
@@ -83,23 +84,23 @@ def test_first_one_int8_candidate_and_the_float_model_enter_in_each_precision(fa
         "unquantized in fake:bf16",
         "b",
     ]
-    assert "unquantized in fake" not in {c.name for c in with_entrants([A], field, unquantized=False)}
+    assert "unquantized in fake" not in {c.name for c in add_entrants([A], field, unquantized=False)}
 
 
 def test_of_another_engines_fastest_structure_one_that_was_not_dropped_is_named(fake: Engine) -> None:
     outcome, _ = run(fake, {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "b in fake": Fact(3.0)})
     kept = outcome.trial("a")
     dropped = replace(kept, candidate=kept.candidate.replace(name="minmax"), status="eliminated")
-    lines = verdict(replace(outcome, trials=(dropped, *outcome.trials)), Goal())
+    lines = describe_verdict(replace(outcome, trials=(dropped, *outcome.trials)), Goal())
     assert any("the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
 
 
 def test_only_what_an_engine_has_integer_kernels_for_runs_in_it(fake: Engine) -> None:
-    assert suits(A, fake)
-    assert not suits(UINT8, fake)
-    assert not suits(replace(A, builder="sequence"), fake)
-    assert not suits(replace(A, scheme=Scheme(format="QOperator")), fake)
-    assert not suits(replace(A, scheme=Scheme(mode="dynamic")), fake)
+    assert is_suited(A, fake)
+    assert not is_suited(UINT8, fake)
+    assert not is_suited(replace(A, builder="sequence"), fake)
+    assert not is_suited(replace(A, scheme=Scheme(format="QOperator")), fake)
+    assert not is_suited(replace(A, scheme=Scheme(mode="dynamic")), fake)
 
 
 def test_a_faster_engine_wins_and_onnxruntime_is_the_fallback(fake: Engine) -> None:
@@ -108,7 +109,7 @@ def test_a_faster_engine_wins_and_onnxruntime_is_the_fallback(fake: Engine) -> N
     assert (outcome.chosen, outcome.fallback) == ("a in fake", "a")
     assert outcome.trial("a").assessment is not None
     assert outcome.trial("a").reason.endswith("; the fallback if fake is not installed")
-    lines = verdict(outcome, Goal())
+    lines = describe_verdict(outcome, Goal())
     assert any("fake runs it; the fastest in onnxruntime has 2.00 times its latency: a, " in line for line in lines)
     assert "if fake is not installed, a runs in onnxruntime's own kernels" in lines
     record = plain(outcome.trial("a in fake"))
@@ -120,7 +121,7 @@ def test_why_an_engine_that_is_as_fast_did_not_win_is_in_the_verdict(fake: Engin
     facts = {"a": Fact(2.01, loss=0.004), "b": Fact(1.2), "unquantized in fake": Fact(2.0, share=0.0, sqnr_db=33)}
     outcome, _ = run(fake, facts)
     assert (outcome.chosen, outcome.fallback) == ("unquantized in fake", "a")
-    (line,) = (line for line in verdict(outcome, Goal()) if "runs it" in line)
+    (line,) = (line for line in describe_verdict(outcome, Goal()) if "runs it" in line)
     assert "within 2% of unquantized in fake, and loses up to 0.40 points, not 0.00 points" in line
 
 
@@ -145,7 +146,7 @@ def test_where_no_int8_model_will_do_float32_is_the_fallback(fake: Engine) -> No
     facts = {"a": Fact(3.0, loss=0.2), "b": Fact(0.8), "unquantized in fake:bf16": Fact(2.0, share=0.0)}
     outcome, _ = run(fake, facts)
     assert (outcome.chosen, outcome.fallback) == ("unquantized in fake:bf16", "")
-    assert any("float32 runs in onnxruntime's own kernels" in line for line in verdict(outcome, Goal()))
+    assert any("float32 runs in onnxruntime's own kernels" in line for line in describe_verdict(outcome, Goal()))
 
 
 def test_what_stays_float_can_be_bf16(fake: Engine) -> None:
@@ -205,16 +206,16 @@ def test_on_a_busy_machine_no_engine_is_dropped_as_slower(fake: Engine) -> None:
 def test_where_an_engine_saturates_only_weights_run_in_it_that_cannot(fake: Engine) -> None:
     engine = replace(fake, int8=replace(fake.int8, remedy_cost={"fit_pairs": 1, "reduce_range": 1}))
     field = Field((EngineChoice(engine),), saturating={"fake": ("U8S8",)})
-    assert [c.name for c in with_entrants([UINT8, A], field)] == [
+    assert [c.name for c in add_entrants([UINT8, A], field)] == [
         "uint8",
         "a",
         "U8S8 per-channel fitted, minmax in fake",
         "U8S8 per-channel 7-bit, minmax in fake",
         "unquantized in fake",
     ]
-    assert [c.scheme.fit_pairs for c in field.fitting(A, engine)] == [True, False]
-    assert field.fitting(UINT8, engine) == ()
-    assert replace(field, saturating={}).fitting(A, engine) == (A,)
+    assert [c.scheme.fit_pairs for c in field.fitting_forms(A, engine)] == [True, False]
+    assert field.fitting_forms(UINT8, engine) == ()
+    assert replace(field, saturating={}).fitting_forms(A, engine) == (A,)
 
 
 def test_an_engine_that_is_far_behind_is_not_raced_further(fake: Engine) -> None:

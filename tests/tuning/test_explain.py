@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.search import search
 from edgeq.tuning.trials import Outcome
-from edgeq.tuning.verdict import verdict
+from edgeq.tuning.verdict import describe_verdict
 from tests.tuning.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tuning.test_search import candidates
 
@@ -21,7 +22,7 @@ def outcome(facts: dict[str, Fact], goal: Goal, evaluator: FakeEvaluator | None 
 
 def found(facts: dict[str, Fact], goal: Goal | None = None) -> str:
     goal = replace(goal or Goal(), strict=True)
-    return "; ".join(verdict(outcome(facts, goal), goal))
+    return "; ".join(describe_verdict(outcome(facts, goal), goal))
 
 
 def test_the_winner_its_speed_and_its_loss_come_first() -> None:
@@ -50,11 +51,11 @@ def test_a_speed_that_is_unclear_counts_only_where_it_may_decide() -> None:
     facts = {"a": Fact(speed=0.995), "b": Fact(speed=0.9)}
     doubtful = BusyWith(facts)
     doubtful.doubtful = "b"
-    text = "; ".join(verdict(outcome(facts, Goal(strict=True), doubtful), Goal()))
+    text = "; ".join(describe_verdict(outcome(facts, Goal(strict=True), doubtful), Goal()))
     assert "a keeps the accuracy, at 0.99 times float32's speed" in text
     doubtful = BusyWith(facts)
     doubtful.doubtful = "a"
-    text = "; ".join(verdict(outcome(facts, Goal(strict=True), doubtful), Goal()))
+    text = "; ".join(describe_verdict(outcome(facts, Goal(strict=True), doubtful), Goal()))
     assert "the runs disagree. --resume on a quiet machine measures it again" in text
 
 

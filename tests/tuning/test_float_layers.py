@@ -15,7 +15,7 @@ from edgeq.tuning.float_layers import (
     LayerRanking,
     MacCosts,
     RankedLayer,
-    affordable,
+    find_affordable,
     rank_by_probing,
     select_float_layers,
 )
@@ -163,7 +163,7 @@ def test_what_loses_too_much_with_all_that_may_be_in_float_is_given_up() -> None
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.sampled_from([0.0, 0.25, 0.5, 1.0, INF]))
 def test_no_more_layers_than_are_affordable_and_never_all(macs: list[int], headroom: float) -> None:
     ranked = ranking({f"n{i}": m for i, m in enumerate(macs)}, slack=1.5)
-    found = affordable(ranked, headroom)
+    found = find_affordable(ranked, headroom)
     assert found == ranked.layers[: len(found)]
     assert len(found) < len(ranked.layers)
     assert sum(macs[: len(found)]) <= 1.5 * headroom * sum(macs) or not found
@@ -184,7 +184,7 @@ def test_the_noisy_layer_is_found_in_few_probes() -> None:
 
 
 def test_each_layer_by_itself() -> None:
-    ranked = rank_by_probing({f"n{i}": 1 for i in range(50)}, lambda nodes: float(nodes[0] == "n7"), never, each=True)
+    ranked = rank_by_probing({f"n{i}": 1 for i in range(50)}, lambda nodes: float(nodes[0] == "n7"), never, singly=True)
     assert [len(layer.nodes) for layer in ranked.layers] == [1] * 50
     assert ranked.layers[0].name == "n7"
 

@@ -11,7 +11,8 @@ import pytest
 
 from edgeq.errors import OutputError
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.goal import Goal
 from edgeq.tuning.journal import Journal, JournaledEvaluator, digest
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
@@ -54,7 +55,7 @@ def test_a_finished_journal_leaves_nothing_to_do(tmp_path: Path) -> None:
     again = FakeEvaluator(FACTS, methods=("x",))
     _, journal = journaled(again, tmp_path / "j.jsonl", resume=True)
     assert again.log == []
-    assert journal.known > 5
+    assert journal.count > 5
 
 
 def test_a_journal_of_other_data_is_refused(tmp_path: Path) -> None:

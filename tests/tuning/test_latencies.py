@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.local.race_of` on made-up latencies: six sessions of two rounds."""
+"""Test `edgeq.tuning.local.build_race` on made-up latencies: six sessions of two rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from edgeq_device.measure.claim import SpeedRanking
 from edgeq_device.measure.latency import Distribution
 
-from edgeq.tuning.local import race_of
+from edgeq.tuning.local import build_race
 
 SESSIONS, ROUNDS = 6, 12
 
@@ -20,7 +20,7 @@ def _latencies(milliseconds: float) -> Distribution:
 
 def test_latencies_are_kept_beside_those_of_float32() -> None:
     measured = {"float32": _latencies(2.0), "int8": _latencies(1.0)}
-    found = race_of(SpeedRanking(("int8", "float32"), True, (), ROUNDS, measured), "float32", batch=4).timings
+    found = build_race(SpeedRanking(("int8", "float32"), True, (), ROUNDS, measured), "float32", batch=4).timings
     assert found["int8"].share == pytest.approx(0.5, rel=1e-3)
     assert found["int8"].speedup is not None
     assert found["int8"].speedup.estimate == pytest.approx(2, rel=1e-3)

@@ -20,7 +20,7 @@ from edgeq.measure.task import make_task
 from edgeq.model.sizes import free_sizes
 from edgeq.prove.job import Job
 from edgeq.run.session import Engines, SessionSettings, open_session
-from edgeq.tuning.float_layers import MacCosts, affordable, select_float_layers
+from edgeq.tuning.float_layers import MacCosts, find_affordable, select_float_layers
 from edgeq.tuning.local import LocalEvaluator
 from edgeq.tuning.space import Candidate, kernel_candidates, method_candidates
 from tests.measure.fakes import FakeSession
@@ -151,7 +151,7 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
     assert found.bound == evaluator.float_metrics()["top1"] - proof.metrics["top1"], "no estimate for other samples"
     ranking = evaluator.rank(candidate, headroom=1.0, seconds=math.inf)
     assert [len(layer.nodes) for layer in ranking.layers] == [1] * len(ranking.layers)
-    assert len(affordable(ranking, 1.0)) == len(ranking.layers) - 1
+    assert len(find_affordable(ranking, 1.0)) == len(ranking.layers) - 1
     mixed = candidate.replace(name="mixed", scheme=candidate.scheme.replace(exclude=ranking.layers[0].nodes))
     assert evaluator.build(mixed).int8_mac_share < evaluator.build(candidate).int8_mac_share
 

@@ -16,12 +16,12 @@ from edgeq.model.convert import from_proto
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.engines import Field
+from edgeq.tuning.evaluator import Evaluator
 from edgeq.tuning.goal import Goal
 from edgeq.tuning.memory import FILE, Memory, Space, layer_kinds, recall
 from edgeq.tuning.search import Searched, Searches
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import Evaluator
-from edgeq.tuning.verdict import verdict
+from edgeq.tuning.verdict import describe_verdict
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 from tests.graphs import proto
@@ -113,7 +113,7 @@ def test_engines_and_methods_that_did_not_win_are_left_out(tmp_path: Path) -> No
     known = load_engines()
     field = Field(tuple(EngineChoice(engine, "f32") for engine in known.values() if engine.module))
     space = Space(CHOICES, profile(method=("entropy", "mse", "minmax")), field)
-    narrow = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).narrowed(space)
+    narrow = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).narrow(space)
     assert narrow is not None
     assert narrow.field.plugins == ()
     assert [c.name for c in narrow.candidates] == ["coarse", "own choice"]
@@ -172,4 +172,4 @@ def test_on_a_busy_machine_the_speed_of_an_earlier_run_of_the_same_model_is_name
         outcome = found(FakeEvaluator(FACTS, busy="the machine was busy"), memory).outcome
         assert (outcome.chosen, outcome.earlier) == ("coarse", earlier)
         named = "an earlier run on this machine claimed 4.00 times for these kernels of this model"
-        assert (named in " ".join(verdict(outcome, Goal()))) == (earlier is not None)
+        assert (named in " ".join(describe_verdict(outcome, Goal()))) == (earlier is not None)

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 from edgeq_device.measure.claim import Claim
 
-from edgeq.reporting.tuning_record import StructureTiming
+from edgeq.measure.structure_timing import StructureTiming
 from edgeq.run.engines import as_engine
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.comparison import judge_speed
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.goal import DOUBTFUL, MISSED, Goal
 from edgeq.tuning.search import search
+from edgeq.tuning.sentences import describe_speed_against_float
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import DOUBTFUL, MISSED, Outcome, Race, Runner, against_float, speed_of
-from edgeq.tuning.verdict import doubts, met, verdict
+from edgeq.tuning.trials import Outcome
+from edgeq.tuning.verdict import describe_doubts, describe_verdict, is_goal_met
 from tests.tuning.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tuning.test_search import candidates
 
@@ -46,11 +50,11 @@ def found(evaluator: FakeEvaluator, *names: str, goal: Goal | None = None, **tab
 
 def test_on_a_busy_machine_the_fastest_by_its_estimate_is_chosen_and_its_speed_called_unproven() -> None:
     outcome = found(Estimating({"a": Fact(speed=2), "b": Fact(speed=3)}), "a", "b")
-    assert (outcome.chosen, met(outcome, Goal())) == ("b", True)
-    first, *_ = verdict(outcome, Goal())
+    assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("b", True)
+    first, *_ = describe_verdict(outcome, Goal())
     assert first == "b runs at about 3.00 times float32's speed (estimated, 2.40 to 3.60)"
-    assert [line.partition(":")[0] for line in doubts(outcome, Goal())] == ["speed unproven"]
-    assert sum(BUSY in line for line in verdict(outcome, Goal())) == 1
+    assert [line.partition(":")[0] for line in describe_doubts(outcome, Goal())] == ["speed unproven"]
+    assert sum(BUSY in line for line in describe_verdict(outcome, Goal())) == 1
     assert not any(BUSY in trial.reason for trial in outcome.trials)
 
 
@@ -58,13 +62,13 @@ def test_an_estimate_does_not_compare_two_engines() -> None:
     """Next to other work, engines wait for cores in different ways, so only a settled interval counts."""
     (trial, *_) = found(Estimating({"a": Fact(speed=2)}), "a").trials
     there = replace(trial, candidate=replace(trial.candidate, engine=as_engine("openvino")))
-    assert (speed_of(trial, Goal()), speed_of(there, Goal())) == (DOUBTFUL, MISSED)
+    assert (judge_speed(trial, Goal()), judge_speed(there, Goal())) == (DOUBTFUL, MISSED)
 
 
 def test_without_an_estimate_something_is_chosen_but_the_goal_is_not_met() -> None:
     outcome = found(FakeEvaluator({"a": Fact(speed=2)}, busy=BUSY), "a")
-    assert (outcome.chosen, met(outcome, Goal())) == ("a", False)
-    assert "a runs at a speed that is not known" in verdict(outcome, Goal())
+    assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("a", False)
+    assert "a runs at a speed that is not known" in describe_verdict(outcome, Goal())
 
 
 def test_layers_in_float_that_keep_the_accuracy_are_not_given_up_for_a_speed_that_was_not_measured() -> None:
@@ -76,8 +80,8 @@ def test_layers_in_float_that_keep_the_accuracy_are_not_given_up_for_a_speed_tha
 def test_what_keeps_the_accuracy_by_its_figure_alone_is_chosen_with_its_doubt() -> None:
     goal = Goal(max_drop=0.01)
     outcome = found(FakeEvaluator({"a": Fact(speed=1.31, loss=0.0059, doubt=0.0058)}, total=128), "a", goal=goal)
-    assert (outcome.chosen, met(outcome, goal)) == ("a", True)
-    (doubt,) = doubts(outcome, goal)
+    assert (outcome.chosen, is_goal_met(outcome, goal)) == ("a", True)
+    (doubt,) = describe_doubts(outcome, goal)
     assert doubt.endswith("it loses 0.59 points on these 128 samples; on many others it may lose up to 1.64 points")
     assert found(FakeEvaluator({"a": Fact(loss=0.0059, doubt=0.0058)}), "a", goal=Goal(strict=True)).chosen == ""
 
@@ -101,9 +105,9 @@ def test_of_those_about_as_fast_the_surest_is_chosen() -> None:
 )
 def test_what_misses_the_goal_is_chosen_as_the_nearest_and_called_so(facts: dict[str, Fact], chosen: str) -> None:
     outcome = found(FakeEvaluator(facts), *facts)
-    assert (outcome.chosen, met(outcome, Goal())) == (chosen, False)
-    assert verdict(outcome, Goal())[0].startswith("goal missed: no candidate loses at most 1.00 points")
-    assert verdict(outcome, Goal())[0].endswith(f"; {chosen} comes closest")
+    assert (outcome.chosen, is_goal_met(outcome, Goal())) == (chosen, False)
+    assert describe_verdict(outcome, Goal())[0].startswith("goal missed: no candidate loses at most 1.00 points")
+    assert describe_verdict(outcome, Goal())[0].endswith(f"; {chosen} comes closest")
 
 
 def test_of_what_loses_too_much_the_least_on_fewer_samples_is_measured_in_full() -> None:
@@ -116,11 +120,11 @@ def test_of_what_loses_too_much_the_least_on_fewer_samples_is_measured_in_full()
 
 def test_where_nothing_is_accurate_that_is_what_is_needed_on_a_busy_machine_too() -> None:
     outcome = found(Estimating({"a": Fact(speed=2, loss=0.0523)}), "a")
-    assert any(line.startswith("a loses 5.23 points: --max-drop 5.2") for line in verdict(outcome, Goal()))
+    assert any(line.startswith("a loses 5.23 points: --max-drop 5.2") for line in describe_verdict(outcome, Goal()))
 
 
 def test_where_float32_is_faster_the_verdict_says_so() -> None:
-    lines = verdict(found(FakeEvaluator({"a": Fact(speed=0.5)}), "a"), Goal())
+    lines = describe_verdict(found(FakeEvaluator({"a": Fact(speed=0.5)}), "a"), Goal())
     assert any(
         line.endswith("0.50 times float32's speed (0.49 to 0.51; 10 → 20 ms): float32 is the better choice")
         for line in lines
@@ -129,7 +133,7 @@ def test_where_float32_is_faster_the_verdict_says_so() -> None:
 
 def test_an_estimate_that_float32_is_faster_is_no_goal_met() -> None:
     outcome = found(Estimating({"a": Fact(speed=0.7)}), "a")
-    assert (outcome.chosen, met(outcome, Goal())) == ("a", False)
+    assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("a", False)
 
 
 def test_what_is_proven_comes_before_what_is_not() -> None:
@@ -140,7 +144,7 @@ def test_what_is_proven_comes_before_what_is_not() -> None:
 
 def test_where_nothing_can_be_built_nothing_is_chosen() -> None:
     outcome = found(FakeEvaluator({"a": Fact(error="it has no product")}), "a")
-    assert (outcome.chosen, met(outcome, Goal())) == ("", False)
+    assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("", False)
 
 
 @pytest.mark.parametrize("spread", [0.05, 0.2, 0.6])
@@ -153,9 +157,9 @@ def test_an_estimate_that_merely_reaches_float32_is_no_better_than_a_settled_fig
     evaluator = BusyWith({"settled": settled, "rough": Fact(speed=speed, structure="rough")})
     evaluator.doubtful, evaluator.spread = "rough", spread
     outcome = found(evaluator, "settled", "rough")
-    assert not met(outcome, Goal())
+    assert not is_goal_met(outcome, Goal())
     assert outcome.chosen == ("rough" if speed > 0.96 else "settled")
-    assert verdict(outcome, Goal())[0].endswith(f"; {outcome.chosen} comes closest")
+    assert describe_verdict(outcome, Goal())[0].endswith(f"; {outcome.chosen} comes closest")
 
 
 @pytest.mark.parametrize("accurate", [True, False])
@@ -167,14 +171,14 @@ def test_the_fastest_int8_form_is_kept_although_it_was_dropped_as_slower_than_fl
     }
     outcome = found(FakeEvaluator(facts), *facts)
     assert "slower than float32: 0.80 times its speed" in outcome.trial("slow").reason
-    assert (outcome.chosen, met(outcome, Goal())) == ("fast" if accurate else "slow", False)
+    assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("fast" if accurate else "slow", False)
 
 
 def test_an_unquantized_form_is_not_the_nearest_while_there_is_one_in_int8() -> None:
     int8, floating = candidates("int8")[0], Candidate("unquantized", Scheme(mode="float"))
     evaluator = FakeEvaluator({"int8": Fact(speed=0.9), "unquantized": Fact(speed=0.99, sqnr_db=130)})
     outcome = search((int8, floating), profile(), evaluator, Goal(), BudgetClock(None, Clock()))
-    assert (outcome.chosen, met(outcome, Goal())) == ("int8", False)
+    assert (outcome.chosen, is_goal_met(outcome, Goal())) == ("int8", False)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +206,4 @@ def test_an_unquantized_form_is_not_the_nearest_while_there_is_one_in_int8() -> 
     ],
 )
 def test_the_words_and_the_figures_agree(claim: Claim, text: str) -> None:
-    assert against_float(StructureTiming({"p50_ms": 1.0}, claim, 2.0)) == text
+    assert describe_speed_against_float(StructureTiming({"p50_ms": 1.0}, claim, 2.0)) == text

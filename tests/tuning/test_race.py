@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from edgeq.tuning.goal import BudgetClock, Goal
-from edgeq.tuning.local import slower_in_integers
-from edgeq.tuning.race import beginnings
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.local import find_slower_layers
+from edgeq.tuning.race import list_prefixes
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate, in_float, kernel_candidates
-from edgeq.tuning.trials import Race, Runner
 from tests.tuning.fakes import Clock, Fact, FakeEvaluator, profile
 from tests.tuning.test_search import run
 
@@ -23,14 +24,14 @@ KERNEL = "U8S8 per-channel, minmax"
 def test_layers_by_what_they_lose() -> None:
     float_us = {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0, "only here": 5.0}
     int8_us = {"a": 150.0, "b": 50.0, "c": 300.0, "d": 100.1, "only there": 5.0}
-    assert slower_in_integers([*float_us, *int8_us], float_us, int8_us) == ("c", "a")
+    assert find_slower_layers([*float_us, *int8_us], float_us, int8_us) == ("c", "a")
 
 
 def test_ever_longer_beginnings() -> None:
-    assert [len(b) for b in beginnings("abcdefg")] == [1, 2, 4, 7]
-    assert [len(b) for b in beginnings("abcd")] == [1, 2, 4]
-    assert beginnings("a") == [("a",)]
-    assert beginnings("") == []
+    assert [len(b) for b in list_prefixes("abcdefg")] == [1, 2, 4, 7]
+    assert [len(b) for b in list_prefixes("abcd")] == [1, 2, 4]
+    assert list_prefixes("a") == [("a",)]
+    assert list_prefixes("") == []
 
 
 def test_names_tell_what_is_in_float() -> None:

@@ -13,13 +13,15 @@ import pytest
 from rich.console import Console
 
 from edgeq.cli.build import _draw_timed
-from edgeq.reporting.tuning_record import Assessment
 from edgeq.scheme import Scheme
-from edgeq.tuning.goal import BudgetClock, Goal
+from edgeq.tuning.budget import BudgetClock
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.goal import Goal
+from edgeq.tuning.measurements import Assessment
 from edgeq.tuning.search import search
 from edgeq.tuning.space import Candidate
-from edgeq.tuning.trials import Outcome, Race, Runner
-from edgeq.tuning.verdict import verdict
+from edgeq.tuning.trials import Outcome
+from edgeq.tuning.verdict import describe_verdict
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 from tests.tuning.fakes import BusyWith, Clock, Fact, FakeEvaluator, Notes, profile
@@ -109,7 +111,7 @@ def test_one_figure_is_reported_for_the_loss_and_its_bound() -> None:
     outcome = run(FakeEvaluator({"a": Fact(loss=0.004, doubt=0.002)}), "a")
     assert outcome.winner is not None
     assert outcome.winner.reason.endswith("loses 0.40 points, up to 0.76 points over many other samples")
-    text = "; ".join(verdict(outcome, Goal()))
+    text = "; ".join(describe_verdict(outcome, Goal()))
     assert "it loses 0.40 points (0.30 points to 0.50 points)" in text
     expected = "on many other samples it may lose up to 0.76 points, on 400 others up to 0.76 points"
     assert f"{expected} (nine chances of ten)" in text
@@ -293,7 +295,7 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
     assert outcome.winner is None
     assert outcome.baseline_threads == 0
     assert outcome.trial("a").reason == "its speed is not known: the machine was busy"
-    assert "--resume on a quiet machine measures it again" in " ".join(verdict(outcome, Goal()))
+    assert "--resume on a quiet machine measures it again" in " ".join(describe_verdict(outcome, Goal()))
 
 
 class BusyFor(FakeEvaluator):
@@ -433,7 +435,7 @@ def test_where_nothing_qualifies_what_loses_least_is_timed_and_named_if_it_is_fa
     outcome = run(evaluator, "a")
     assert not outcome.chosen
     assert evaluator.log.count("race float32, a + recovery") == 1
-    assert verdict(outcome, Goal())[1].startswith(f"{named} is faster than float32 and loses")
+    assert describe_verdict(outcome, Goal())[1].startswith(f"{named} is faster than float32 and loses")
 
 
 def test_recoveries_one_by_one_where_together_they_do_harm() -> None:

@@ -15,7 +15,7 @@ from edgeq.hardware.target import Target, resolve
 from edgeq.model.prepare import PreparedModel
 from edgeq.prove.job import Job
 from edgeq.run.session import open_session
-from edgeq.tuning.engines import CandidateBuilder
+from edgeq.tuning.candidate_builder import CandidateBuilder
 from edgeq.tuning.space import build_sequence, product_share, sequence_candidates
 from edgeq.util.display import SILENT
 from tests.backends.networks import model_of, operators, prepared, recurrent, sqnr_db

@@ -11,8 +11,10 @@ from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules
 from edgeq_device.measure.latency import Bursts, WarmUp
 
 from edgeq.run.session import SessionSettings
-from edgeq.tuning import sessions as module
-from edgeq.tuning.sessions import LocalClock, SessionPool
+from edgeq.tuning import clock as clocks
+from edgeq.tuning import sessions as pools
+from edgeq.tuning.clock import LocalClock
+from edgeq.tuning.sessions import SessionPool
 from tests.graphs import proto
 
 ONE, ALL = SessionSettings(intra_op_threads=1), SessionSettings()
@@ -49,7 +51,7 @@ class Opener:
 
 
 def pool_of(opener: Opener, monkeypatch: Any, memory: int = 2**30) -> SessionPool:
-    monkeypatch.setattr(module.time, "perf_counter", lambda: opener.now)
+    monkeypatch.setattr(pools.time, "perf_counter", lambda: opener.now)
     return SessionPool(opener, memory)  # type: ignore[arg-type]
 
 
@@ -109,9 +111,9 @@ def test_all_models_of_a_race_have_the_same_number_of_sessions_and_enough_for_a_
 ) -> None:
     opener = Opener(each_s)
     pool, raced = pool_of(opener, monkeypatch), dict[str, int]()
-    monkeypatch.setattr(module, "query_runner", lambda session, feeds: lambda: None)
+    monkeypatch.setattr(clocks, "query_runner", lambda session, feeds: lambda: None)
     monkeypatch.setattr(
-        module,
+        clocks,
         "rank_until_settled",
         lambda runners, **how: raced.update({name: len(sessions) for name, sessions in runners.items()}),
     )

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from edgeq.reporting.tuning_record import StructureTiming
-from edgeq.tuning.race import holds
-from edgeq.tuning.trials import Race, Runner
+from edgeq.measure.structure_timing import StructureTiming
+from edgeq.tuning.evaluator import Race, Runner
+from edgeq.tuning.race import is_unchanged
 from tests.tuning.fakes import Fact, FakeEvaluator
 from tests.tuning.test_search import run
 
 
 @pytest.mark.parametrize(("before", "now", "same"), [(1.0, 1.09, True), (1.0, 1.11, False), (1.11, 1.0, False)])
 def test_a_choice_holds_while_float32_has_its_speed(before: float, now: float, same: bool) -> None:
-    assert holds(before, StructureTiming({"p50_ms": now})) == same
+    assert is_unchanged(before, StructureTiming({"p50_ms": now})) == same
 
 
 def test_where_there_was_no_choice_it_holds() -> None:
-    assert holds(0.0, StructureTiming({"p50_ms": 5.0}))
+    assert is_unchanged(0.0, StructureTiming({"p50_ms": 5.0}))
 
 
 class Separated(FakeEvaluator):

@@ -1,4 +1,5 @@
 """Recover accuracy if a quantized model falls short of the float model.
 
-Each method is a module with a `Recovery` of its own. `run.Recoverer` applies several of them in the right order.
+In: a job, a scheme and names of recoveries (`run.Recoverer`), or an SQNR to reach by layers in float (`float_search`).
+Out: a build. Each recovery is a module of `methods` with a `Recovery` of its own.
 """

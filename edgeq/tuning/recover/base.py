@@ -72,6 +72,7 @@ class Recovery(ABC):
     title: str
     stage: Stage
     free: bool
+    # After all recoveries of edgeq, whose positions are below this, unless a plug-in states its place.
     order = 100
     replaces: str = ""
     slow = False

@@ -54,13 +54,14 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
     if fused is None:
         return prepared, 0
     note = f"{count} attention layers fused by onnxruntime's transformer optimizer"
-    found = save_rewritten(prepared, fused, destination, note)
+    fused_model = save_rewritten(prepared, fused, destination, note)
     sessions = {"plain": open_session(prepared.path), "fused": open_session(destination)}
     agreement = evaluate_sessions(sessions, samples, reference="plain", count=_CHECKED).agreement["fused"]
+    # The optimizer recognises patterns by their form alone, so its result may compute something else.
     if agreement.sqnr_db < LEAST_SQNR_DB or any(output.nonfinite or output.mismatched for output in agreement.outputs):
         destination.unlink()
         return prepared, 0
-    return found, count
+    return fused_model, count
 
 
 def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
@@ -79,14 +80,15 @@ def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
                 setattr(options, field, field in ("enable_attention", "enable_layer_norm", "enable_shape_inference"))
         # By default, only the length of a mask is used, which is wrong if the padding is on the left.
         options.use_raw_attention_mask(True)
-        plain = ir.external_data.load_to_model(model.clone())
-        split_unsqueezes(plain)
+        draft = ir.external_data.load_to_model(model.clone())
+        split_unsqueezes(draft)
         optimized = optimize_model(
-            to_proto(plain), model_type=family, num_heads=0, hidden_size=0, opt_level=0, optimization_options=options
+            to_proto(draft), model_type=family, num_heads=0, hidden_size=0, opt_level=0, optimization_options=options
         ).model
         fused = from_proto(optimized)
         name_nodes(fused)
         count = _count(fused) - _count(model)
+        # Families recognise different exporters' forms, so the one that fuses most fits this model.
         if count > best[1]:
             fused.opset_imports.setdefault(MICROSOFT, 1)
             best = (fused, count)

@@ -1,4 +1,4 @@
-"""Read and change layers with constant weights, in the float model and in the quantized file.
+"""Read and change layers with constant weights in the float model.
 
 **Layers.** A layer is described as one matrix product for each group of channels: weights times patches of the input.
 Conv, Gemm and MatMul all compute, at every position,
@@ -12,45 +12,28 @@ kernel. For Gemm and MatMul, it is one row.
 that computes the tensor divides every channel c by k[c], and the weights that read channel c are multiplied by k[c],
 the network computes the same in floats. In integers it does not, because one scale for a tensor suits only channels of
 one magnitude.
-
-**Quantized files.** Integer layers are read and edited in place, in every format:
-
-- QDQ: DequantizeLinear(weight), DequantizeLinear(int32 bias) → Conv, Gemm or MatMul, named like the float node
-- QOperator: QLinearConv, QGemm or QLinearMatMul, named like the float node with the suffix "_quant"
-
-**Expanded operators.** Integer operators can be written out: QLinearConv as DequantizeLinear, Conv and QuantizeLinear,
-and so on. Then the result of a layer, before it is rounded to integers, is a tensor that can be read and changed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from edgeq.model.edit import Editor, replace_value, set_constant
+from edgeq.model.edit import set_constant
 from edgeq.model.graph import (
-    GraphIndex,
-    Operator,
     attributes,
-    channel_axis,
-    constant,
     is_op,
     name_of,
     node_input,
-    only_reader,
-    operator_of,
     read_count,
 )
-from edgeq.model.load import read_unchecked, save_model
-from edgeq.model.quant_params import LIMITS, QuantParams
 
 Floats = NDArray[np.float64]
 
@@ -118,6 +101,7 @@ class WeightedLayer:
         if self.op_type == "Conv":
             return self._windows(values, limit, random)
         table = values.reshape(-1, values.shape[-1])
+        # Figures over positions change little with more of them, but time and memory grow.
         if len(table) > limit:
             table = table[random.choice(len(table), limit, replace=False)]
         return table[None].astype(np.float32)
@@ -128,14 +112,15 @@ class WeightedLayer:
         reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
         padded = np.pad(values, [(0, 0), (0, 0), *pads])
         windows = sliding_window_view(padded, reach, tuple(range(2, values.ndim)))
+        # The view has one window per pixel. Strides choose among the positions, dilations among the taps of a window.
         every: tuple[Any, ...] = tuple(slice(None, None, step) for step in (*strides, *dilations))
         windows = windows[(..., *every)]
         windows = np.moveaxis(windows, 1, len(kernel) + 1)  # [batch, positions..., channels, kernel...]
         positions = windows.shape[: len(kernel) + 1]
         total = math.prod(positions)
-        chosen = np.arange(total) if total <= limit else random.choice(total, limit, replace=False)
-        taken = windows[np.unravel_index(chosen, positions)].reshape(len(chosen), self.groups, self.taps)
-        return np.ascontiguousarray(taken.transpose(1, 0, 2), np.float32)
+        picks = np.arange(total) if total <= limit else random.choice(total, limit, replace=False)
+        patches = windows[np.unravel_index(picks, positions)].reshape(len(picks), self.groups, self.taps)
+        return np.ascontiguousarray(patches.transpose(1, 0, 2), np.float32)
 
 
 def conv_geometry(
@@ -153,8 +138,8 @@ def conv_geometry(
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = []
         for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
-            whole = max(0, (math.ceil(size / s) - 1) * s + d * (k - 1) + 1 - size)
-            less, more = whole // 2, whole - whole // 2
+            padding = max(0, (math.ceil(size / s) - 1) * s + d * (k - 1) + 1 - size)
+            less, more = padding // 2, padding - padding // 2
             pads.append((less, more) if auto == "SAME_UPPER" else (more, less))
         return strides, dilations, pads
     flat = list(attributes.get("pads", [0] * 2 * dims)) if auto == "NOTSET" else [0] * 2 * dims
@@ -167,21 +152,23 @@ def find_layers(model: ir.Model) -> tuple[WeightedLayer, ...]:
     A Gemm is left out if it has transA, alpha or beta, or a bias that differs from row to row. A MatMul is left out if
     its weight is not a matrix.
     """
-    layers = (_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
+    layers = (_read_layer(node) for node in model.graph if is_op(node, "Conv", "Gemm", "MatMul"))
     return tuple(layer for layer in layers if layer is not None)
 
 
-def _layer(node: ir.Node) -> WeightedLayer | None:
+def _read_layer(node: ir.Node) -> WeightedLayer | None:
     source, weight, bias = (node_input(node, place) for place in range(3))
     matrix = initializer(weight)
     if source is None or source.is_initializer() or matrix is None or matrix.dtype != ir.DataType.FLOAT:
         return None
     options = attributes(node)
-    plain = not options.get("transA") and options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0
+    # Gemm's own factors would have to be part of every formula for layers.
+    unscaled = not options.get("transA") and options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0
     shape = tuple(matrix.shape.numpy())
-    if not plain or (node.op_type != "Conv" and len(shape) != 2):
+    if not unscaled or (node.op_type != "Conv" and len(shape) != 2):
         return None
     added = initializer(bias)
+    # A bias that is computed at run time can be neither scaled nor corrected.
     if bias is not None and added is None:
         return None
     layer = WeightedLayer(
@@ -196,7 +183,7 @@ def _layer(node: ir.Node) -> WeightedLayer | None:
         node.op_type == "MatMul" or (node.op_type == "Gemm" and not options.get("transB")),
         options,
     )
-    return layer if added is None or _per_output(added.shape.numpy(), layer.outputs) else None
+    return layer if added is None or _is_per_output(added.shape.numpy(), layer.outputs) else None
 
 
 def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -204,7 +191,7 @@ def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
     return value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
 
 
-def _per_output(shape: Sequence[int], outputs: int) -> bool:
+def _is_per_output(shape: Sequence[int], outputs: int) -> bool:
     """Return whether a bias of this shape has one number for each output, or one number for all outputs."""
     return math.prod(shape) == 1 or (math.prod(shape) == outputs and shape[-1] == outputs)
 
@@ -221,7 +208,7 @@ class Weights:
         assert tensor is not None
         return np.asarray(tensor.numpy(), np.float64)
 
-    def alone(self, *names: str) -> bool:
+    def are_read_once(self, *names: str) -> bool:
         """Return whether each of these initializers is read only once. The name "" is ignored."""
         return all(read_count(self._initializers[name]) <= 1 for name in names if name)
 
@@ -257,6 +244,7 @@ def input_channels(layer: WeightedLayer) -> int:
 
 def spread_over_taps(layer: WeightedLayer, factor: Floats) -> Floats:
     """Return factors [input channels] as [groups, 1, taps]."""
+    # In a Conv, each channel has one tap for each position of the kernel, and these taps are neighbours.
     repeats = layer.taps * layer.groups // input_channels(layer)
     return np.asarray(np.repeat(factor, repeats).reshape(layer.groups, 1, layer.taps), np.float64)
 
@@ -270,244 +258,15 @@ def only_layers(
     Args:
         layers: layers of the model, by name.
     """
-    found = [layers.get(node.name or "") for node in nodes]
-    same = [layer for layer in found if layer is not None and layer.source == tensor and _same_axis(layer, maker)]
-    return tuple(same) if len(same) == len(found) else ()
+    candidates = [layers.get(node.name or "") for node in nodes]
+    matches = [
+        layer for layer in candidates if layer is not None and layer.source == tensor and _has_same_axis(layer, maker)
+    ]
+    return tuple(matches) if len(matches) == len(candidates) else ()
 
 
-def _same_axis(reader: WeightedLayer, maker: WeightedLayer) -> bool:
+def _has_same_axis(reader: WeightedLayer, maker: WeightedLayer) -> bool:
     """Return whether two layers have the same channels on the same axis: the second axis for a Conv, the last for
     others.
     """
     return (reader.op_type == "Conv") == (maker.op_type == "Conv") and input_channels(reader) == maker.outputs
-
-
-_SUFFIX = "_quant"
-
-
-@dataclass(frozen=True, eq=False)
-class IntegerLayer:
-    """Describe a layer of the quantized file.
-
-    Attributes:
-        layer: the layer of the float model.
-        node: the node in the file.
-        weight: the initializer with the integer weights.
-        params: float64 scales and int64 zero points of the weights [outputs]. If all outputs share one scale and zero
-            point, they are repeated.
-        input_scale: scale of the activation that the layer reads.
-        bias: the initializer of the int32 (or float32) bias, in units of `bias_scale`; None if there is none.
-        bias_scale: float64 [outputs].
-        shared: whether other nodes use its weight or bias as well.
-    """
-
-    layer: WeightedLayer
-    node: ir.Node
-    weight: ir.Value
-    params: QuantParams
-    input_scale: float
-    bias: ir.Value | None
-    bias_scale: Floats
-    shared: bool
-
-    def per_row(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return values [outputs] as [groups, outputs per group, 1]."""
-        return values.reshape(self.layer.groups, -1, 1)
-
-
-class QuantizedFile:
-    """Edit a quantized model in memory. Only `save` writes it to a file."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.model = model
-        self._nodes = GraphIndex(model).nodes
-
-    @classmethod
-    def read(cls, path: Path) -> QuantizedFile:
-        """Return the file at `path`.
-
-        Raises:
-            ModelError: see `edgeq.model.load.read_unchecked`.
-        """
-        return cls(read_unchecked(path))
-
-    def save(self, path: Path) -> None:
-        """Write the model to `path`."""
-        save_model(self.model, path)
-
-    def integer_layers(self, layers: Sequence[WeightedLayer]) -> tuple[IntegerLayer, ...]:
-        """Return the layers among `layers` that are in integers in this file, in the same order."""
-        found = (self._integer_layer(layer) for layer in layers)
-        return tuple(f for f in found if f is not None)
-
-    def output_range(self, layer: IntegerLayer) -> tuple[float, float]:
-        """Return the smallest and the largest number that the integers of a layer's output can represent. Both are
-        infinite if the output is in float.
-        """
-        node, places = layer.node, operator_of(layer.node).integer_output
-        if places is None:
-            reader = only_reader(node.outputs[0])
-            if reader is None or not is_op(reader, "QuantizeLinear"):
-                return -np.inf, np.inf
-            node, places = reader, (1, 2)
-        scale, zero = (initializer(node_input(node, place)) for place in places)
-        if scale is None or zero is None:
-            return -np.inf, np.inf
-        return QuantParams(scale.numpy().ravel()[:1], zero.numpy().ravel()[:1], zero.dtype).range
-
-    def weight(self, layer: IntegerLayer) -> NDArray[np.int64]:
-        """Return the integer weights minus their zero points, as int64 [groups, outputs per group, taps]."""
-        rows = layer.layer.rows(_array(layer.weight).astype(np.int64))
-        difference: NDArray[np.int64] = rows - layer.per_row(layer.params.zero_point)
-        return difference
-
-    def set_weight(self, layer: IntegerLayer, rows: NDArray[np.int64]) -> None:
-        """Store integer weights, given in the form that `weight` returns. They must fit the stored type."""
-        values = rows + layer.per_row(layer.params.zero_point)
-        assert layer.params.low <= values.min(), "integers below their type"
-        assert values.max() <= layer.params.high, "integers above their type"
-        set_constant(layer.weight, layer.layer.unrows(values))
-
-    def bias(self, layer: IntegerLayer) -> Floats:
-        """Return the bias as float64 [outputs], in the output's unit; zeros if there is no bias."""
-        if layer.bias is None:
-            return np.zeros(layer.layer.outputs)
-        stored = _array(layer.bias)
-        return stored.astype(np.float64).ravel() * (1.0 if stored.dtype == np.float32 else layer.bias_scale)
-
-    def add_to_bias(self, layer: IntegerLayer, change: Floats) -> Floats:
-        """Add `change` (float64 [outputs], in the output's unit) to the bias, rounded to its steps.
-
-        Returns:
-            float64 [outputs]: the change after rounding; zeros if the layer has no bias that can be changed.
-        """
-        if layer.bias is None:
-            return np.zeros_like(change)
-        old = _array(layer.bias)
-        if old.dtype == np.float32:
-            new: NDArray[Any] = (old.astype(np.float64).ravel() + change).astype(np.float32)
-            added = new.astype(np.float64) - old.ravel()
-        else:
-            new = np.clip(np.rint(old.ravel() + change / layer.bias_scale), *LIMITS[ir.DataType.INT32])
-            added = (new - old.ravel()) * layer.bias_scale
-        set_constant(layer.bias, new.reshape(old.shape))
-        return np.asarray(added, np.float64)
-
-    def _integer_layer(self, layer: WeightedLayer) -> IntegerLayer | None:
-        node = self._nodes.get(layer.name)
-        if node is not None and node.op_type == layer.op_type:
-            source, weight, bias = (_dequantized(node_input(node, place)) for place in range(3))
-            bias = bias or _LayerOperand(node_input(node, 2))
-            return _describe(layer, node, source, weight, bias) if source and weight else None
-        node = self._nodes.get(layer.name + _SUFFIX)
-        if node is None:
-            return None
-        row = operator_of(node)
-        if row.float_form != layer.op_type or row.integer_output is None or len(row.integers) != 2:
-            return None
-        source, weight = (_LayerOperand(*(node_input(node, place) for place in astuple(i))) for i in row.integers)
-        return _describe(layer, node, source, weight, _LayerOperand(node_input(node, row.bias)))
-
-
-class _LayerOperand(NamedTuple):
-    integers: ir.Value | None
-    scale: ir.Value | None = None
-    zero_point: ir.Value | None = None
-
-
-def _dequantized(value: ir.Value | None) -> _LayerOperand | None:
-    """Return the integers that a value is dequantized from, with their parameters; None if it is not dequantized."""
-    made = value.producer() if value is not None else None
-    return _LayerOperand(*made.inputs) if made is not None and is_op(made, "DequantizeLinear") else None
-
-
-def _describe(
-    layer: WeightedLayer, node: ir.Node, source: _LayerOperand, weight: _LayerOperand, bias: _LayerOperand
-) -> IntegerLayer | None:
-    stored, added = initializer(weight.integers), initializer(bias.integers)
-    if weight.integers is None or stored is None or any(initializer(o.scale) is None for o in (source, weight)):
-        return None
-    scale = _spread(weight.scale, layer)
-    if bias.scale is not None:
-        bias_scale = _spread(bias.scale, layer)
-    elif added is not None and added.dtype == ir.DataType.FLOAT:
-        bias_scale = np.ones(layer.outputs)
-    else:
-        bias_scale = _spread(source.scale, layer) * scale
-    zero = np.zeros(layer.outputs) if weight.zero_point is None else _spread(weight.zero_point, layer)
-    changeable = bias.integers if added is not None and added.size == layer.outputs else None
-    return IntegerLayer(
-        layer,
-        node,
-        weight.integers,
-        QuantParams(scale, zero.astype(np.int64), stored.dtype),
-        float(_array(source.scale).ravel()[0]),
-        changeable,
-        bias_scale,
-        any(_is_shared(value) for value in (weight.integers, changeable) if value is not None),
-    )
-
-
-def _is_shared(value: ir.Value) -> bool:
-    """Return whether an initializer, or the tensor that is dequantized from it, is read more than once."""
-    dequantized = (use.node.outputs[0] for use in value.uses() if is_op(use.node, "DequantizeLinear") and not use.idx)
-    return read_count(value) > 1 or any(read_count(output) > 1 for output in dequantized)
-
-
-def _array(value: ir.Value | None) -> NDArray[Any]:
-    tensor = initializer(value)
-    assert tensor is not None, "no initializer"
-    return tensor.numpy()
-
-
-def _spread(value: ir.Value | None, layer: WeightedLayer) -> Floats:
-    """Return a scale or zero point as float64 [outputs]."""
-    return np.broadcast_to(_array(value).astype(np.float64).ravel(), (layer.outputs,)).copy()
-
-
-PLAIN = "/plain"
-"""Suffix that makes the name of an expanded layer's float tensor from the name of its integer output."""
-
-
-def expanded(model: ir.Model) -> ir.Model:
-    """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out as float operators. The names of
-    these nodes are lost.
-    """
-    model = model.clone()
-    editor = Editor(model)
-    for node in model.graph:
-        row = operator_of(node)
-        if row.integer_output and row.weights and len(row.integers) == 2:
-            _expand(editor, node, row)
-    return model
-
-
-def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
-    assert row.integer_output is not None
-    output = node.outputs[0]
-    stem = name_of(output)
-    inputs: list[ir.Value | None] = []
-    for operand, axis in zip(row.integers, (0, channel_axis(node)), strict=True):
-        sources = [node_input(node, place) for place in (operand.value, operand.scale, operand.zero_point)]
-        name = f"{stem}/input{len(inputs)}"
-        inputs.append(editor.node("DequantizeLinear", sources, name, before=node, attributes={"axis": axis}))
-    bias = node_input(node, row.bias)
-    if bias is not None:
-        scales = [constant(node_input(node, operand.scale)) for operand in row.integers]
-        assert scales[0] is not None
-        assert scales[1] is not None
-        # The bias has the unit of the product of the integers, because it is added before alpha scales the sum.
-        product = scales[0] * scales[1] * np.float32(node.attributes.get_float("alpha", 1.0))
-        scale = editor.constant(f"{stem}/bias_scale", product if product.size > 1 else product.reshape(()))
-        inputs.append(
-            editor.node("DequantizeLinear", [bias, scale], f"{stem}/bias", before=node, attributes={"axis": 0})
-        )
-    attributes = dict(node.attributes)
-    plain = editor.node(row.float_form, inputs, stem + PLAIN, before=node, attributes=attributes)
-    parameters = [node_input(node, place) for place in row.integer_output]
-    # A QGemm without a scale for its output computes floats.
-    op_type = "QuantizeLinear" if parameters[0] is not None else "Identity"
-    sources = [plain, *parameters] if parameters[0] is not None else [plain]
-    rounded = editor.node(op_type, sources, f"{stem}/rounded", before=node, like=output)
-    replace_value(output, rounded)
-    editor.graph.remove(node)

@@ -77,16 +77,18 @@ class Recoverer:
             UsageError: for the same reasons as in `build`.
         """
         state = self.ranged(scheme, names, progress=progress)
-        key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
-        found = self._finished.get(key)
-        if found is None or found.artifact is None or not _serves(found.artifact, destination):
-            own = replace(self._job, prepared=state.prepared, statistics=state.statistics)
-            derived = with_extrema(own, self._target, state.ranges)
-            artifact = build_derived(own, self._target, state.scheme, derived, destination).artifact
+        # Recoveries of earlier stages are not in the key: what they did is in the state already.
+        key = _content_key(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
+        finished = self._finished.get(key)
+        # Most of the time of a search goes into these builds, so one that fits is used again.
+        if finished is None or finished.artifact is None or not _can_serve(finished.artifact, destination):
+            recovered_job = replace(self._job, prepared=state.prepared, statistics=state.statistics)
+            derived = with_extrema(recovered_job, self._target, state.ranges)
+            artifact = build_derived(recovered_job, self._target, state.scheme, derived, destination).artifact
             samples = self._check(scheme, names)
-            made = state.replace(artifact=artifact, notes=())
-            found = self._finished[key] = self._apply("artifact", names, made, samples, progress)
-        return found.replace(notes=(*state.notes, *found.notes))
+            start = state.replace(artifact=artifact, notes=())
+            finished = self._finished[key] = self._apply("artifact", names, start, samples, progress)
+        return finished.replace(notes=(*state.notes, *finished.notes))
 
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> RecoveryState:
         """Return the state before the build, with its model and its ranges. The errors are the same as in `state`."""
@@ -97,9 +99,9 @@ class Recoverer:
         assert state.statistics is not None
         # The job's own ranges are valid only for the tensors of its own model. Ranges that a model recovery has fixed
         # do not change.
-        same = state.prepared.digest == self._job.prepared.digest
-        found = job_ranges(self._job, scheme) if same else scheme_ranges(state.statistics, scheme)
-        ranges = {**found, **state.ranges}
+        is_unchanged = state.prepared.digest == self._job.prepared.digest
+        derived = job_ranges(self._job, scheme) if is_unchanged else scheme_ranges(state.statistics, scheme)
+        ranges = {**derived, **state.ranges}
         state = state.replace(scheme=scheme, ranges=ranges)
         return self._apply("ranges", names, state, samples, progress)
 
@@ -128,28 +130,34 @@ class Recoverer:
         start = RecoveryState(self._job.prepared, self._job.statistics, {}, scheme)
         named = {name: recovery for name, recovery in recoveries().items() if name in names}
         stronger = {r.replaces: name for name, r in named.items() if r.replaces in named}
-        wanted = tuple(name for name, r in named.items() if r.stage == "model" and name not in stronger)
-        if not wanted:
+        model_names = tuple(name for name, r in named.items() if r.stage == "model" and name not in stronger)
+        if not model_names:
             return start
-        state = self._made(start.replace(scheme=scheme.replace(exclude=())), wanted, samples, progress)
+        state = self._apply_to_model(start.replace(scheme=scheme.replace(exclude=())), model_names, samples, progress)
+        # Most exclusions do not meet a changed layer, so build without any first, and again only if one does.
         if touched := tuple(sorted(state.changed.intersection(scheme.exclude))):
-            state = self._made(start.replace(scheme=scheme.replace(exclude=touched)), wanted, samples, progress)
+            state = self._apply_to_model(
+                start.replace(scheme=scheme.replace(exclude=touched)), model_names, samples, progress
+            )
         return state.note(*(f"{weak}: {name} does the same, and more" for weak, name in stronger.items()))
 
-    def _made(self, start: RecoveryState, wanted: Sequence[str], samples: Samples, progress: Progress) -> RecoveryState:
+    def _apply_to_model(
+        self, start: RecoveryState, names: Sequence[str], samples: Samples, progress: Progress
+    ) -> RecoveryState:
         # Fields of the scheme that affect model recoveries.
         fields = ("activation_type", "activation_symmetric", "weight_type", "per_channel", "reduce_range", "exclude")
         key = tuple(getattr(start.scheme, name) for name in fields)
         state = start
-        for count, name in enumerate(wanted, 1):
-            made = (wanted[:count], key)
-            if made not in self._models:
-                self._models[made] = self._apply("model", (name,), state, samples, progress)
-            state = self._models[made]
+        # Each prefix is kept, because a search adds and removes recoveries one by one at the end.
+        for count, name in enumerate(names, 1):
+            prefix = (names[:count], key)
+            if prefix not in self._models:
+                self._models[prefix] = self._apply("model", (name,), state, samples, progress)
+            state = self._models[prefix]
         prepared = state.prepared
         if prepared.digest not in self._statistics:
-            found = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
-            self._statistics[prepared.digest] = found
+            collected = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
+            self._statistics[prepared.digest] = collected
         statistics = self._statistics[prepared.digest]
         prepared = with_hazards(prepared, statistics)
         return state.replace(prepared=prepared, statistics=statistics)
@@ -167,7 +175,7 @@ class Recoverer:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
 
 
-def ineffective(target: Target) -> frozenset[str]:
+def find_ineffective(target: Target) -> frozenset[str]:
     """Return the names of the recoveries that have no effect for `target`. These recoveries edit a quantized file that
     the target's backend does not use for its result.
     """
@@ -183,17 +191,17 @@ def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
         UsageError: a recovery has no effect. The message names it, the backend, and the recoveries that do have an
             effect.
     """
-    vain = ineffective(target)
-    first = next((name for name in names if name in vain), None)
-    if first is not None:
-        others = ", ".join(name for name in recoveries() if name not in vain)
+    vain = find_ineffective(target)
+    culprit = next((name for name in names if name in vain), None)
+    if culprit is not None:
+        choices = ", ".join(name for name in recoveries() if name not in vain)
         raise UsageError(
-            f"{first} has no effect on what the {target.backend} backend builds for {target.name}",
-            f"Leave it out, or choose among {others}",
+            f"{culprit} has no effect on what the {target.backend} backend builds for {target.name}",
+            f"Leave it out, or choose among {choices}",
         )
 
 
-def _serves(artifact: Artifact, destination: Path) -> bool:
+def _can_serve(artifact: Artifact, destination: Path) -> bool:
     """Return whether an artifact that was built before can be used for `destination`. A model alone can be copied. If
     other files belong to the artifact, it must already be at `destination`, because their names contain the model's
     name.
@@ -202,7 +210,7 @@ def _serves(artifact: Artifact, destination: Path) -> bool:
     return artifact.model.exists() and (not further or artifact.model == destination)
 
 
-def _content(state: RecoveryState, names: Sequence[str]) -> str:
+def _content_key(state: RecoveryState, names: Sequence[str]) -> str:
     """Return a text that identifies an artifact: the float model, scheme and ranges of `state`, and the recoveries
     `names`, which edit the file.
     """
@@ -213,7 +221,7 @@ def _content(state: RecoveryState, names: Sequence[str]) -> str:
 _PLAIN, _RECOVERED = "plain", "recovered"
 
 
-def no_worse(
+def keep_better(
     job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
 ) -> Built:
     """Return `recovered`, or a plain build without the recoveries `names` if the plain build has a higher SQNR in the
@@ -228,29 +236,34 @@ def no_worse(
     """
     destination = recovered.artifact.model
     with progress.stage("Comparing with the build without recoveries"):
-        plain = build(job, recovered.target, scheme, workdir / destination.name)
-        found = {name: worst_db(agreement) for name, agreement in _agreements(job, plain, recovered).items()}
-    if found[_RECOVERED] >= found[_PLAIN]:
+        plain_build = build(job, recovered.target, scheme, workdir / destination.name)
+        sqnr_db = {
+            name: worst_db(agreement) for name, agreement in _measure_agreements(job, plain_build, recovered).items()
+        }
+    if sqnr_db[_RECOVERED] >= sqnr_db[_PLAIN]:
         return recovered
+    # Build again at the destination, because files beside a model contain its name and cannot simply be moved.
     without = build(job, recovered.target, scheme, destination)
+    plain_db, recovered_db = sqnr_db[_PLAIN], sqnr_db[_RECOVERED]
     note = (
-        f"{', '.join(names)}: left out, because the result is worse: {found[_RECOVERED]:.1f} dB SQNR against float32, "
-        f"{found[_PLAIN]:.1f} dB without"
+        f"{', '.join(names)}: left out, because the result is worse: {recovered_db:.1f} dB SQNR against float32, "
+        f"{plain_db:.1f} dB without"
     )
     return replace(without, artifact=replace(without.artifact, notes=(*without.artifact.notes, note)))
 
 
-def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement]:
+def _measure_agreements(job: Job, plain_build: Built, recovered: Built) -> dict[str, Agreement]:
     """Return how closely each of the two builds follows the float model. Each build runs with the settings of
     its proof.
     """
+    # A simulator runs few samples, so both builds are compared on the same few.
     count = simulated_count(job.prepared, recovered.artifact)
     with Engines() as engines:
         sessions = {FLOAT: engines.open(job.prepared.path, SessionSettings())}
-        for name, built in {_PLAIN: plain, _RECOVERED: recovered}.items():
+        for name, built in {_PLAIN: plain_build, _RECOVERED: recovered}.items():
             sessions[name] = engines.open(built.artifact.proof_model, built.artifact.proof_settings())
-        known = {FLOAT: job.float_outputs} if job.float_outputs else {}
+        float_outputs = {FLOAT: job.float_outputs} if job.float_outputs else {}
         evaluation = evaluate_sessions(
-            sessions, job.validation, reference=FLOAT, count=count, known_outputs=known, basis=job.basis
+            sessions, job.validation, reference=FLOAT, count=count, known_outputs=float_outputs, basis=job.basis
         )
         return dict(evaluation.agreement)

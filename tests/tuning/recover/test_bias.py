@@ -9,9 +9,10 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.tuning.recover.base import RecoveryState
-from edgeq.tuning.recover.layers import QuantizedFile, find_layers
-from edgeq.tuning.recover.methods.bias_correction import BiasCorrection, OutputView, shift_of, shrunk
-from edgeq.tuning.recover.nonlinear import Followers
+from edgeq.tuning.recover.followers import Followers
+from edgeq.tuning.recover.layers import find_layers
+from edgeq.tuning.recover.methods.bias_correction import BiasCorrection, OutputView, find_shift, shrink
+from edgeq.tuning.recover.quantized_file import QuantizedFile
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tuning.recover.nets import SCHEME, FewSamples, Net, few, job_of, noise_db, run, target, two_gates
@@ -25,7 +26,7 @@ def _biased(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> Re
         SCHEME.replace(format=form), [], folder / "plain.onnx"
     )
     assert state.artifact is not None
-    file = QuantizedFile.read(state.artifact.model)
+    file = QuantizedFile.load(state.artifact.model)
     for integer in file.integer_layers(find_layers(model)):
         file.set_weight(integer, np.maximum(file.weight(integer) - 1, -127))
     file.save(state.artifact.model)
@@ -62,7 +63,7 @@ def test_the_last_layers_mean_is_the_float_models(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     better = BiasCorrection().apply(state, samples, tmp_path / "work", SILENT)
     assert better.artifact is not None
-    file = QuantizedFile.read(better.artifact.model)
+    file = QuantizedFile.load(better.artifact.model)
     low, high = file.output_range(file.integer_layers(find_layers(model))[-1])
     assert np.all(_means(model, better.artifact.model, samples) < 0.5 * (high - low) / 255)
 
@@ -74,7 +75,7 @@ def _view(*nodes: tuple[str, list[str], str], limits: tuple[float, float] = (-np
         net.node(op_type, inputs, output)
     model = net.model({"x": [1, 2, 3, 3]}, [nodes[-1][2] if nodes else "c_out"])
     followers = Followers(model)
-    return OutputView(find_layers(model)[0], followers.function(followers.of("c_out")), limits)
+    return OutputView(find_layers(model)[0], followers.function(followers.find("c_out")), limits)
 
 
 def _samples(count: int, shift: np.ndarray, spread: float = 1.0) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -96,7 +97,7 @@ def test_the_shift_is_what_was_added(function: str) -> None:
     shift = np.array([0.1, -0.05])
     floats, integers = _samples(4, shift)
     wanted = np.stack([view.means(view.table(value)) for value in floats])
-    np.testing.assert_allclose(shift_of(view, wanted, integers), -shift, rtol=0.1)
+    np.testing.assert_allclose(find_shift(view, wanted, integers), -shift, rtol=0.1)
 
 
 def test_what_is_clipped_away_counts_for_nothing() -> None:
@@ -105,7 +106,7 @@ def test_what_is_clipped_away_counts_for_nothing() -> None:
     floats = [value - 10 for value in floats]
     integers = [value - 10 for value in integers]
     wanted = np.stack([view.means(view.table(value)) for value in floats])
-    np.testing.assert_array_equal(shift_of(view, wanted, integers), 0)
+    np.testing.assert_array_equal(find_shift(view, wanted, integers), 0)
 
 
 @pytest.mark.parametrize("op_type", ["Log", "Sqrt", "Reciprocal"])
@@ -115,16 +116,16 @@ def test_functions_that_are_not_finite_shift_nothing(op_type: str) -> None:
     for value in (*floats, *integers):
         value[0, 0, 0, 0] = 0.0
     wanted = np.stack([view.means(view.table(value)) for value in floats])
-    assert np.isfinite(shift_of(view, wanted, integers)).all()
+    assert np.isfinite(find_shift(view, wanted, integers)).all()
 
 
 def test_chance_is_left_alone() -> None:
     random = np.random.default_rng(0)
     noise = random.normal(0, 1, (16, 1000))
-    assert np.mean(shrunk(noise) ** 2) < 0.6 * np.mean(noise.mean(0) ** 2)
+    assert np.mean(shrink(noise) ** 2) < 0.6 * np.mean(noise.mean(0) ** 2)
     sure = 5 + 0.1 * noise
-    np.testing.assert_allclose(shrunk(sure), sure.mean(0), rtol=1e-3)
-    np.testing.assert_array_equal(shrunk(noise[:1]), noise[0])
+    np.testing.assert_allclose(shrink(sure), sure.mean(0), rtol=1e-3)
+    np.testing.assert_array_equal(shrink(noise[:1]), noise[0])
 
 
 def test_positions_are_the_same_in_tensors_of_one_shape_and_no_single_column() -> None:

@@ -19,10 +19,10 @@ from edgeq.scheme import Scheme
 from edgeq.tuning.recover.layers import Weights
 from edgeq.tuning.recover.methods.cross_layer_equalization import (
     ChannelFigures,
-    best_factor,
     equalize,
+    estimate_noise,
+    find_best_factor,
     find_pairs,
-    noise,
     observe,
     scale_pair,
 )
@@ -43,7 +43,7 @@ def test_any_network_computes_what_it_did(drawn: tuple, seed: int) -> None:
     for pair in find_pairs(model):
         # If the pair has a Clip, its bound limits the factors; another test below covers that.
         if math.isinf(pair.bound):
-            scale_pair(Weights(model), pair, np.exp(random.normal(0, 1, pair.first.outputs)))
+            scale_pair(Weights(model), pair, np.exp(random.normal(0, 1, pair.maker.outputs)))
     for a, b in zip(before, run(model, feed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(a).max())))
 
@@ -68,13 +68,13 @@ def _arguments(op_type: str) -> dict[str, object]:
 @pytest.mark.parametrize("between", ["Relu", "LeakyRelu", "MaxPool", "AveragePool"])
 def test_pairs(between: str) -> None:
     pairs = find_pairs(_chain(scales=np.ones(8), between=between))
-    found = [(pair.first.name, pair.tensor, [reader.name for reader in pair.readers]) for pair in pairs]
+    found = [(pair.maker.name, pair.tensor, [reader.name for reader in pair.readers]) for pair in pairs]
     assert found == [("first", "r", ["depthwise"]), ("depthwise", "s", ["last"])]
 
 
 @pytest.mark.parametrize("between", ["Sigmoid", "HardSwish", "Softmax"])
 def test_functions_that_do_not_commute_part_them(between: str) -> None:
-    assert [pair.first.name for pair in find_pairs(_chain(scales=np.ones(8), between=between))] == ["depthwise"]
+    assert [pair.maker.name for pair in find_pairs(_chain(scales=np.ones(8), between=between))] == ["depthwise"]
 
 
 def _clipped(low: float, high: float | None) -> ir.Model:
@@ -103,16 +103,16 @@ def test_no_channel_is_scaled_beyond_a_clip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 6.0), (0.0, None)])
 def test_other_clips_part_them(low: float, high: float | None) -> None:
-    assert [pair.first.name for pair in find_pairs(_clipped(low, high))] == ["depthwise"]
+    assert [pair.maker.name for pair in find_pairs(_clipped(low, high))] == ["depthwise"]
 
 
 def test_other_readers_part_them() -> None:
     model = _chain(scales=np.ones(8))
     model.graph.outputs.append(GraphIndex(model).values["r"])
-    assert [pair.first.name for pair in find_pairs(model)] == ["depthwise"]
+    assert [pair.maker.name for pair in find_pairs(model)] == ["depthwise"]
     model = _chain(scales=np.ones(8))
     model.graph.outputs.append(Editor(model).node("Neg", [GraphIndex(model).values["s"]], "n"))
-    assert [pair.first.name for pair in find_pairs(model)] == ["first"]
+    assert [pair.maker.name for pair in find_pairs(model)] == ["first"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_noise_is_what_is_measured(tmp_path: Path, scheme: Scheme, scales: n
     job = job_of(model, tmp_path, samples)
     (pair,) = find_pairs(model)
     seen = observe(job.prepared, [pair], samples)
-    noises = noise(Weights(model), pair, seen["x"], seen["r"], np.ones(8), scheme)
+    noises = estimate_noise(Weights(model), pair, seen["x"], seen["r"], np.ones(8), scheme)
     state = Recoverer(job, target(), tmp_path).state(scheme, [], tmp_path / "q.onnx")
     assert state.artifact is not None
     quantized = read_model(state.artifact.model)
@@ -169,7 +169,9 @@ def test_what_suits_is_left_alone(tmp_path: Path) -> None:
     job = job_of(model, tmp_path, samples)
     state = Recoverer(job, target(), tmp_path).state(SCHEME, ["cross-layer-equalization"], tmp_path / "q.onnx")
     seen = observe(job.prepared, find_pairs(model), samples)
-    gains = [best_factor(Weights(model), p, seen[p.first.source], seen[p.tensor], SCHEME) for p in find_pairs(model)]
+    gains = [
+        find_best_factor(Weights(model), p, seen[p.maker.source], seen[p.tensor], SCHEME) for p in find_pairs(model)
+    ]
     assert (state.prepared == job.prepared) is all(gain is None for gain in gains)
 
 
@@ -186,7 +188,7 @@ def test_dead_channels_keep_their_scale() -> None:
     rows = np.maximum(random.normal(size=(99, 8)) * [1, 0, 4, 16, 1, 0.1, 1, 1], 0)
     made = ChannelFigures(np.zeros(8), rows.max(0), (rows**2).mean(0))
     read = ChannelFigures(np.ones(3), np.ones(3), np.ones(3))
-    factor = best_factor(Weights(model), pair, read, made, ONE_SCALE)
+    factor = find_best_factor(Weights(model), pair, read, made, ONE_SCALE)
     assert factor is not None
     assert factor[1] == 1
     assert np.isfinite(factor).all()

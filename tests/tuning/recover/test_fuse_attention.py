@@ -16,7 +16,7 @@ from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover import fuse_attention as module
 from edgeq.tuning.recover.fuse_attention import fuse_attention, may_have_attention, split_unsqueezes
-from edgeq.tuning.recover.methods.smoothquant import product_groups
+from edgeq.tuning.recover.methods.smoothquant import find_product_groups
 from tests.backends.networks import operators, prepared, recurrent, sqnr_db
 from tests.tuning.recover.encoder import Sentences, encoder
 
@@ -58,7 +58,7 @@ def test_it_becomes_qattention(tmp_path: Path) -> None:
 
 def test_its_input_can_be_smoothed(tmp_path: Path) -> None:
     fused, _ = fuse_attention(encoder(tmp_path), Sentences(), tmp_path / "fused.onnx")
-    assert "norm0" in {group.tensor for group in product_groups(fused.model)}
+    assert "norm0" in {group.tensor for group in find_product_groups(fused.model)}
 
 
 def test_a_model_without_attention_comes_back(tmp_path: Path) -> None:

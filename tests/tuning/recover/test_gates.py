@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgeq.model.convert import to_proto
 from edgeq.model.graph import GraphIndex
-from edgeq.tuning.recover.methods.split_gates import VALUE, Gate, find_gates, split_all
+from edgeq.tuning.recover.methods.split_gates import VALUE, Gate, find_gates, split_gates
 from tests.graphs import model as text_model
 from tests.tuning.recover.graphs import nets
 from tests.tuning.recover.nets import Net, run, two_gates
@@ -32,7 +32,7 @@ def test_any_network_computes_what_it_did(drawn: tuple, seed: int) -> None:
     gates = find_gates(model)
     before = run(model, feed)
     random = np.random.default_rng(seed)
-    split_all(model, [(gate, _factor(gate, random)) for gate in gates])
+    split_gates(model, [(gate, _factor(gate, random)) for gate in gates])
     onnx.checker.check_model(to_proto(model))
     for a, b in zip(before, run(model, feed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(a).max())))
@@ -46,7 +46,7 @@ def test_split_networks_have_both_forms() -> None:
     x = {"x": np.random.default_rng(0).normal(size=(1, 3, 12, 12)).astype(np.float32)}
     before = run(model, x)[0]
     # The order must not matter: a copy must be of the layer that an earlier gate has scaled.
-    split_all(model, [(gate, np.geomspace(0.1, 10, 8)) for gate in reversed(gates)])
+    split_gates(model, [(gate, np.geomspace(0.1, 10, 8)) for gate in reversed(gates)])
     np.testing.assert_allclose(run(model, x)[0], before, rtol=1e-3, atol=1e-4)
     index = GraphIndex(model)
     assert index.nodes["first" + VALUE].inputs[0] is index.nodes["first"].inputs[0]
@@ -95,7 +95,7 @@ def test_shared_weights_make_it_no_gate() -> None:
 def test_a_layer_without_bias_is_split_too() -> None:
     model = _gated(bias=False)
     (gate,) = find_gates(model)
-    split_all(model, [(gate, np.ones(2))])
+    split_gates(model, [(gate, np.ones(2))])
     assert len(GraphIndex(model).nodes["c" + VALUE].inputs) == 2
 
 

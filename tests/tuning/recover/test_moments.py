@@ -11,7 +11,7 @@ from edgeq.calibration.sampled_values import spread
 from edgeq.quantization.gptq import damp
 from edgeq.tuning.recover.layers import WeightedLayer, find_layers
 from edgeq.tuning.recover.methods import weight_rounding
-from edgeq.tuning.recover.methods.weight_rounding import layer_moments
+from edgeq.tuning.recover.methods.weight_rounding import measure_moments
 from tests.tuning.recover.graphs import tensors_of
 from tests.tuning.recover.nets import FewSamples, Net, few, prepared_of
 
@@ -40,7 +40,7 @@ def test_mean_and_covariance_are_those_of_all_patches(tmp_path: Path, memory: in
     prepared = prepared_of(model, tmp_path)
     samples = few(6, [2, 2, 9, 9], mean=2.0)
     every = [tensors_of(model, dict(sample.inputs)) for sample in samples]
-    found = list(layer_moments(prepared, find_layers(model), samples, memory=memory))
+    found = list(measure_moments(prepared, find_layers(model), samples, memory=memory))
     assert [layer.name for layer, _ in found] == ["first", "grouped", "g_Gemm"]
     for layer, moments in found:
         patches = _patches(layer, every)
@@ -62,18 +62,18 @@ def test_a_mean_far_from_zero_leaves_the_covariance_its_digits(tmp_path: Path) -
     shifted = FewSamples(
         tuple(type(s)(s.name, {"x": (s.inputs["x"] * 0.01 + 1000).astype(np.float32)}) for s in samples)
     )
-    ((_, moments),) = layer_moments(prepared, find_layers(model), shifted)
+    ((_, moments),) = measure_moments(prepared, find_layers(model), shifted)
     rows = np.concatenate([s.inputs["x"] for s in shifted]).astype(np.float64)
     np.testing.assert_allclose(moments.covariance[0], np.cov(rows.T, bias=True), rtol=1e-2, atol=1e-7)
     np.linalg.cholesky(damp(moments.covariance, 1e-6))
 
 
 def test_few_positions_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_rounding, "_FEWEST", 40)
+    monkeypatch.setattr(weight_rounding, "_MIN_PATCHES", 40)
     monkeypatch.setattr(weight_rounding, "_PATCHES_PER_TAP", 1)
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
     prepared = prepared_of(model, tmp_path)
-    ((_, moments),) = layer_moments(prepared, find_layers(model)[:1], few(4, [1, 2, 9, 9]))
+    ((_, moments),) = measure_moments(prepared, find_layers(model)[:1], few(4, [1, 2, 9, 9]))
     assert moments.count == 40
 
 
@@ -83,9 +83,9 @@ def test_what_is_stored_is_not_computed_again(tmp_path: Path) -> None:
     layers = find_layers(model)
     store = tmp_path / "store"
     samples = few(4, [1, 2, 9, 9])
-    first = {layer.name: moments for layer, moments in layer_moments(prepared, layers, samples, store=store)}
+    first = {layer.name: moments for layer, moments in measure_moments(prepared, layers, samples, store=store)}
     prepared.path.write_bytes(b"no model")
-    again = {layer.name: moments for layer, moments in layer_moments(prepared, layers, samples, store=store)}
+    again = {layer.name: moments for layer, moments in measure_moments(prepared, layers, samples, store=store)}
     assert list(again) == list(first) == ["first", "grouped", "g_Gemm"]
     for name, moments in again.items():
         np.testing.assert_array_equal(moments.mean, first[name].mean)
@@ -99,7 +99,7 @@ def test_layers_too_large_are_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     layers = find_layers(model)
     assert [layer.groups * layer.taps**2 for layer in layers] == [18**2, 2 * 18**2, 16]
     monkeypatch.setattr(weight_rounding, "LARGEST", 18**2)
-    assert [layer.name for layer, _ in layer_moments(prepared, layers, few(2, [1, 2, 9, 9]))] == ["first", "g_Gemm"]
+    assert [layer.name for layer, _ in measure_moments(prepared, layers, few(2, [1, 2, 9, 9]))] == ["first", "g_Gemm"]
 
 
 @pytest.mark.parametrize(("there", "wanted", "found"), [(5, 9, [0, 1, 2, 3, 4]), (9, 3, [0, 3, 6]), (7, 3, [0, 2, 4])])

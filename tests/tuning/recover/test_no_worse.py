@@ -54,7 +54,8 @@ def test_what_has_no_effect_is_refused(workspace: Path, name: str, recovery: str
 
 def test_a_recovery_that_does_harm_is_not_kept(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "edgeq.tuning.recover.methods.bias_correction.shift_of", lambda view, wanted, values: np.ones(wanted.shape[-1])
+        "edgeq.tuning.recover.methods.bias_correction.find_shift",
+        lambda view, wanted, values: np.ones(wanted.shape[-1]),
     )
     given = (workspace / "m.onnx", edgeq.Data(workspace / "x.npz"))
     found = edgeq.quantize(

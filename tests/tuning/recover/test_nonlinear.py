@@ -12,7 +12,8 @@ from edgeq.calibration.collect import collect
 from edgeq.calibration.ranges import Range
 from edgeq.calibration.statistics import TensorStatistics
 from edgeq.model.quant_params import grid_of
-from edgeq.tuning.recover.nonlinear import Followers, Function, joined, range_behind
+from edgeq.tuning.recover.followers import Followers, Function
+from edgeq.tuning.recover.nonlinear import find_range_before, join_bins
 from tests.tuning.recover.nets import FewSamples, Net, few, prepared_of
 
 
@@ -28,7 +29,7 @@ def _follower(*nodes: tuple[str, list[str], str]) -> Function:
     for op_type, inputs, output in nodes:
         net.node(op_type, inputs, output)
     followers = Followers(net.model({"x": [1]}, [nodes[-1][2]]))
-    return followers.function(followers.of("x"))
+    return followers.function(followers.find("x"))
 
 
 SILU = (("Sigmoid", ["x"], "g"), ("Mul", ["x", "g"], "y"))
@@ -48,7 +49,7 @@ def test_no_range_of_many_is_better(tmp_path: Path, function: str, kind: str, sy
     def error(chosen: Range) -> float:
         return float(((behind(grid.params(chosen.low, chosen.high).fake_quant(values)) - wanted) ** 2).mean())
 
-    found = range_behind(tensor, behind, grid)
+    found = find_range_before(tensor, behind, grid)
     assert found is not None
     low, high = values.min(), values.max()
     tried = [Range(low * a, high * b) for a, b in itertools.product(np.geomspace(0.02, 1, 14), repeat=2)]
@@ -60,20 +61,20 @@ def test_no_range_of_many_is_better(tmp_path: Path, function: str, kind: str, sy
 @pytest.mark.parametrize("op_type", ["Log", "Sqrt"])
 def test_a_function_that_is_not_finite_leaves_the_range_alone(tmp_path: Path, op_type: str) -> None:
     tensor, _ = _statistics(tmp_path, few(2, [400]))
-    assert range_behind(tensor, _follower((op_type, ["x"], "y")), grid_of("uint8", False)) is None
+    assert find_range_before(tensor, _follower((op_type, ["x"], "y")), grid_of("uint8", False)) is None
 
 
 def test_zeros_have_no_range(tmp_path: Path) -> None:
     zeros = FewSamples(tuple(type(s)(s.name, {"x": s.inputs["x"] * 0}) for s in few(2, [400])))
     tensor, _ = _statistics(tmp_path, zeros)
-    assert range_behind(tensor, _follower(*SILU), grid_of("uint8", False)) == Range(0.0, 0.0)
+    assert find_range_before(tensor, _follower(*SILU), grid_of("uint8", False)) == Range(0.0, 0.0)
 
 
 @pytest.mark.parametrize("bins", [10, 1024, 1025, 5000])
 def test_joined_bins_keep_count_and_mean(bins: int) -> None:
     random = np.random.default_rng(0)
     centres, counts = np.sort(random.normal(size=bins)), random.integers(0, 5, bins).astype(np.float64)
-    found, weights = joined(centres, counts)
+    found, weights = join_bins(centres, counts)
     assert len(found) <= 1024
     assert weights.sum() == counts.sum()
     np.testing.assert_allclose(found @ weights, centres @ counts, rtol=1e-9)

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from edgeq.tuning.recover.followers import Followers
 from edgeq.tuning.recover.layers import find_layers
 from edgeq.tuning.recover.methods import weight_rounding
-from edgeq.tuning.recover.methods.bias_correction import OutputView, float_means
-from edgeq.tuning.recover.nonlinear import Followers
+from edgeq.tuning.recover.methods.bias_correction import OutputView, measure_float_means
 from tests.tuning.recover.graphs import tensors_of
 from tests.tuning.recover.nets import Net, few, prepared_of
 
@@ -32,14 +32,14 @@ def _views(model: ir.Model, limits: tuple[float, float] = LIMITS) -> Mapping[str
     followers = Followers(model)
     layers = find_layers(model)
     return {
-        layer.name: OutputView(layer, followers.function(followers.of(layer.output), np.float32), limits)
+        layer.name: OutputView(layer, followers.function(followers.find(layer.output), np.float32), limits)
         for layer in layers
     }
 
 
 def test_means_are_those_of_all_values(tmp_path: Path) -> None:
     model, samples = _model(), few(4, SHAPE)
-    found, largest = float_means(prepared_of(model, tmp_path), _views(model), list(samples))
+    found, largest = measure_float_means(prepared_of(model, tmp_path), _views(model), list(samples))
     tensors = [tensors_of(model, dict(sample.inputs)) for sample in samples]
     for name, low in (("first", 0.0), ("second", LIMITS[0])):  # a Relu follows the first layer
         clipped = [np.clip(t[f"{name}_out"].astype(np.float64), low, LIMITS[1]) for t in tensors]
@@ -53,11 +53,11 @@ def test_what_is_kept_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.
     store.mkdir()
     views = _views(model)
     some = {"second": views["second"]}
-    plain, largest = float_means(prepared, views, samples)
-    float_means(prepared, some, samples, store=store)
-    assert float_means(prepared, views, samples, store=store)[1] == largest
+    plain, largest = measure_float_means(prepared, views, samples)
+    measure_float_means(prepared, some, samples, store=store)
+    assert measure_float_means(prepared, views, samples, store=store)[1] == largest
     monkeypatch.setattr(weight_rounding, "tensor_values", lambda *arguments: pytest.fail("the model was run"))
-    again, known = float_means(prepared, views, samples, store=store)
+    again, known = measure_float_means(prepared, views, samples, store=store)
     assert known == largest
     for name in views:
         np.testing.assert_array_equal(again[name], plain[name])
@@ -69,7 +69,7 @@ def test_other_limits_are_another_view(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     for limits in (LIMITS, (-np.inf, np.inf)):
         views = _views(model, limits)
-        kept, _ = float_means(prepared, views, samples, store=tmp_path / "store")
-        plain, _ = float_means(prepared, views, samples)
+        kept, _ = measure_float_means(prepared, views, samples, store=tmp_path / "store")
+        plain, _ = measure_float_means(prepared, views, samples)
         for name in views:
             np.testing.assert_array_equal(kept[name], plain[name])

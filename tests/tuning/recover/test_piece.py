@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.nonlinear`: some nodes of a model run in a session of their own."""
+"""Test `edgeq.tuning.recover.piece`: some nodes of a model run in a session of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeq.model.convert import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 from edgeq.run.session import SessionSettings
-from edgeq.tuning.recover.nonlinear import open_piece
+from edgeq.tuning.recover.piece import open_piece
 from tests.graphs import model
 
 NET = """

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edgeq.quantization.gptq import damp, round_rows
-from edgeq.tuning.recover.layers import QuantizedFile, Weights, find_layers
-from edgeq.tuning.recover.methods.weight_rounding import layer_moments, weight_limits
+from edgeq.tuning.recover.layers import Weights, find_layers
+from edgeq.tuning.recover.methods.weight_rounding import measure_moments, weight_limits
+from edgeq.tuning.recover.quantized_file import QuantizedFile
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tuning.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates
@@ -103,11 +104,11 @@ def test_weights_and_not_only_biases_are_better(tmp_path: Path) -> None:
     for names in ([], ["weight-rounding"]):
         artifact = recoverer.state(SCHEME, names, tmp_path / "q.onnx").artifact
         assert artifact is not None
-        files.append(QuantizedFile.read(artifact.model))
+        files.append(QuantizedFile.load(artifact.model))
     floats = Weights(model)
     layers = find_layers(model)
     gains = []
-    for layer, moments in layer_moments(job.prepared, layers, samples):
+    for layer, moments in measure_moments(job.prepared, layers, samples):
         left = []
         for file in files:
             (integer,) = file.integer_layers([layer])

@@ -25,9 +25,9 @@ def test_pairs_of_layers_keep_the_function(drawn: tuple, seed: int) -> None:
     for layer in layers.values():
         weights = Weights(model)
         reading = only_layers(readers(values[layer.output]), layer.output, layer, layers)
-        if values[layer.output].is_graph_output() or not reading or not weights.alone(layer.weight, layer.bias):
+        if values[layer.output].is_graph_output() or not reading or not weights.are_read_once(layer.weight, layer.bias):
             continue
-        if not all(weights.alone(reader.weight) for reader in reading):
+        if not all(weights.are_read_once(reader.weight) for reader in reading):
             continue
         factor = np.exp(random.normal(0, 1, layer.outputs))
         weight, bias = weights.scaled_outputs(layer, 1 / factor)
@@ -47,7 +47,7 @@ def test_alone_means_that_nothing_else_changes(drawn: tuple) -> None:
     before = tensors_of(model, feed)
     weights = Weights(model)
     for layer in find_layers(model):
-        if weights.alone(layer.weight):
+        if weights.are_read_once(layer.weight):
             changed = model.clone()
             Weights(changed).replace(layer.weight, np.zeros(layer.shape))
             assert [node.name for node in readers(changed.graph.initializers[layer.weight])] == [layer.name]
@@ -65,15 +65,15 @@ def test_weights_in_two_places_are_not_alone() -> None:
     net.nodes[-1].input[2] = "first_w"
     model = net.model({"x": [1, 2, 3, 3]}, ["second_out", "second_b"])
     weights = Weights(model)
-    assert not weights.alone("first_w")
-    assert weights.alone("first_b", "")
-    assert weights.alone("second_b"), "read by nobody but the outside"
+    assert not weights.are_read_once("first_w")
+    assert weights.are_read_once("first_b", "")
+    assert weights.are_read_once("second_b"), "read by nobody but the outside"
 
 
 def test_a_weight_that_is_also_an_output_is_not_alone() -> None:
     net = Net()
     net.conv("x", "first", 2, 2, 1)
-    assert not Weights(net.model({"x": [1, 2, 3, 3]}, ["first_out", "first_w"])).alone("first_w")
+    assert not Weights(net.model({"x": [1, 2, 3, 3]}, ["first_out", "first_w"])).are_read_once("first_w")
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

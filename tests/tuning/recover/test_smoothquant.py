@@ -12,7 +12,13 @@ from edgeq.model.digests import model_digest
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.base import RecoveryState
-from edgeq.tuning.recover.methods.smoothquant import Observed, SmoothQuant, best_factor, product_groups, smooth
+from edgeq.tuning.recover.methods.smoothquant import (
+    ObservedInput,
+    SmoothQuant,
+    find_best_factor,
+    find_product_groups,
+    smooth,
+)
 from edgeq.util.display import SILENT
 from tests.backends.networks import operators, sqnr_db
 from tests.tuning.recover.encoder import Sentences, encoder
@@ -69,14 +75,14 @@ def test_excluded_nodes_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_products_that_share_an_input_are_one_group(tmp_path: Path) -> None:
-    groups = {g.tensor: list(g.products) for g in product_groups(encoder(tmp_path).model)}
+    groups = {g.tensor: list(g.products) for g in find_product_groups(encoder(tmp_path).model)}
     assert groups["norm0"] == ["q.mm", "k.mm", "v.mm"]
     assert "q.t" not in groups, "a product of two activations has no weights to take the scale"
 
 
-def observed(rows: np.ndarray) -> Observed:
+def observed(rows: np.ndarray) -> ObservedInput:
     """Return the record of a tensor that has only these rows."""
-    return Observed(rows.min(axis=0, initial=0), rows.max(axis=0, initial=0), rows)
+    return ObservedInput(rows.min(axis=0, initial=0), rows.max(axis=0, initial=0), rows)
 
 
 def test_outliers_get_a_factor_and_equal_channels_none() -> None:
@@ -85,10 +91,10 @@ def test_outliers_get_a_factor_and_equal_channels_none() -> None:
     rows[0] = 1
     matrix = random.uniform(-1, 1, (16, 24)).astype(np.float32)
     matrix[:, 0] = 1
-    assert best_factor(observed(rows), matrix, symmetric=False) is None
+    assert find_best_factor(observed(rows), matrix, symmetric=False) is None
     rows[:, 3] *= 100
     for symmetric in (False, True):
-        factor = best_factor(observed(rows), matrix, symmetric=symmetric)
+        factor = find_best_factor(observed(rows), matrix, symmetric=symmetric)
         assert factor is not None
         assert factor.argmax() == 3
 
@@ -100,7 +106,7 @@ def test_the_step_is_that_of_all_rows() -> None:
     matrix = random.uniform(-1, 1, (16, 24)).astype(np.float32)
     rare = observed(rows)
     rare.high[3] = 50
-    factor = best_factor(rare, matrix, symmetric=False)
+    factor = find_best_factor(rare, matrix, symmetric=False)
     assert factor is not None
     assert factor.argmax() == 3
 
@@ -112,7 +118,7 @@ def test_dead_channels_stay_finite() -> None:
     rows[:, 5] = 0
     matrix = random.normal(0, 1, (16, 24)).astype(np.float32)
     matrix[7] = 0
-    factor = best_factor(observed(rows), matrix, symmetric=False)
+    factor = find_best_factor(observed(rows), matrix, symmetric=False)
     assert factor is not None
     assert np.isfinite(factor).all()
     assert (factor > 0).all()

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.methods.split_gates` and `gate_plans`: only gates that matter are split, and it helps."""
+"""Test `edgeq.tuning.recover.methods.split_gates`: only gates that matter are split, and it helps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.calibration.sampled_values import channel_extrema, drawn_rows
 from edgeq.scheme import Scheme
 from edgeq.tuning.recover.layers import find_layers
-from edgeq.tuning.recover.methods.split_gates import VALUE, GateSplit, find_gates, worth_it
+from edgeq.tuning.recover.methods.split_gates import VALUE, GateSplit, find_gates, select_splits
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tuning.recover.graphs import tensors_of
@@ -55,11 +55,11 @@ def _plan(now: float, then: float) -> GateSplit:
 
 def test_what_is_worth_it() -> None:
     plans = [_plan(10.0, 1.0), _plan(4.0, 3.9), _plan(3.0, 0.5), _plan(1.0, 2.0)]
-    assert worth_it(plans, 0.1) == (plans[0], plans[2])
-    assert worth_it(plans, 0.3) == (plans[0],), "2.5 is less than 0.3 of what is left"
-    assert worth_it(plans, 0.6) == ()
-    assert worth_it(plans, 0.0) == (plans[0], plans[2], plans[1])
-    assert worth_it([], 0.1) == ()
+    assert select_splits(plans, 0.1) == (plans[0], plans[2])
+    assert select_splits(plans, 0.3) == (plans[0],), "2.5 is less than 0.3 of what is left"
+    assert select_splits(plans, 0.6) == ()
+    assert select_splits(plans, 0.0) == (plans[0], plans[2], plans[1])
+    assert select_splits([], 0.1) == ()
 
 
 def test_draws_are_rows_of_the_tensors(tmp_path: Path) -> None:

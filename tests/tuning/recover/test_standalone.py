@@ -1,4 +1,4 @@
-"""Run each recovery of `edgeq.tuning.recover.closer` by itself, from Python and from the command line."""
+"""Run each recovery of `edgeq.tuning.recover.float_search` by itself, from Python and from the command line."""
 
 from __future__ import annotations
 

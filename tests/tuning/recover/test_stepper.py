@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.nonlinear`: a model run piece by piece gives the same outputs as at once."""
+"""Test `edgeq.tuning.recover.stepper`: a model run piece by piece gives the same outputs as at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeq.model.edit import set_constant
 from edgeq.model.graph import GraphIndex, name_of
-from edgeq.tuning.recover.nonlinear import Stepper
+from edgeq.tuning.recover.stepper import Stepper
 from tests.tuning.recover.graphs import nets, tensors_of
 from tests.tuning.recover.nets import Net
 

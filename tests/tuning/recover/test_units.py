@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from edgeq.tuning.recover.costs import find_units
 from edgeq.tuning.recover.layers import find_layers
+from edgeq.tuning.recover.units import find_units
 from tests.tuning.recover.graphs import nets
 from tests.tuning.recover.nets import two_gates
 

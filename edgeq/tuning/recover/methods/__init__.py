@@ -11,7 +11,7 @@ from edgeq.tuning.recover.base import Recovery, Stage
 from edgeq.util.registry import RECOVERIES, Registry
 
 REGISTRY: Registry[Recovery] = Registry(
-    RECOVERIES, lambda found: isinstance(found, Recovery), "edgeq.tuning.recover.base.Recovery"
+    RECOVERIES, lambda recovery: isinstance(recovery, Recovery), "edgeq.tuning.recover.base.Recovery"
 )
 
 
@@ -23,8 +23,8 @@ def recoveries() -> Mapping[str, Recovery]:
         UsageError: a recovery of a plug-in is broken.
     """
     stages = get_args(Stage)
-    found = sorted((r for _, r in REGISTRY.items()), key=lambda r: (stages.index(r.stage), r.order, r.name))
-    return {recovery.name: recovery for recovery in found}
+    ordered = sorted((r for _, r in REGISTRY.items()), key=lambda r: (stages.index(r.stage), r.order, r.name))
+    return {recovery.name: recovery for recovery in ordered}
 
 
 def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
@@ -36,8 +36,9 @@ def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
     Args:
         slow_last: whether recoveries that take long to apply come last, one by one.
     """
-    found = recoveries()
-    slow = [name for name, recovery in found.items() if slow_last and recovery.slow]
-    free = tuple(name for name, recovery in found.items() if recovery.free and name not in slow)
-    others = (name for name, recovery in found.items() if recovery.searched and not recovery.free)
-    return (free, *((name,) for name in (*others, *slow)))
+    every = recoveries()
+    # Only a repair moves them to the end, because a user waits for it; a search has a budget of its own.
+    slow = [name for name, recovery in every.items() if slow_last and recovery.slow]
+    free = tuple(name for name, recovery in every.items() if recovery.free and name not in slow)
+    costly = (name for name, recovery in every.items() if recovery.searched and not recovery.free)
+    return (free, *((name,) for name in (*costly, *slow)))

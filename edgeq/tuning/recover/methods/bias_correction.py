@@ -33,19 +33,20 @@ from edgeq.data.samples import Sample, Samples
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.layers import PLAIN, Floats, IntegerLayer, QuantizedFile, WeightedLayer, expanded, find_layers
-from edgeq.tuning.recover.nonlinear import Followers, Function, Stepper
+from edgeq.tuning.recover.expansion import PLAIN, expand_integers
+from edgeq.tuning.recover.followers import Followers, Function
+from edgeq.tuning.recover.layers import Floats, WeightedLayer, find_layers
+from edgeq.tuning.recover.quantized_file import IntegerLayer, QuantizedFile
+from edgeq.tuning.recover.stepper import Stepper
 from edgeq.util.display import Progress
 
 SAMPLES = 32
 MEMORY = 2**29
 """Bytes that the activations of all samples may take at once. It limits the number of samples."""
 # Number of tensors of the largest size that are in memory at once, on both sides of a branch and of Q/DQ nodes.
-_ALIVE = 4
+_TENSORS_IN_MEMORY = 4
 # Slopes of the activation function below this count as zero, because the bias of such a channel has no effect.
-_FLAT = 0.02
-
-
+_MIN_SLOPE = 0.02
 # Number of positions of a sample that are evaluated.
 _POSITIONS = 4096
 
@@ -79,11 +80,11 @@ class OutputView:
     def means(self, table: NDArray[np.float32]) -> Floats:
         """Return the means of the output after the activation function: float64 [ends, channels]."""
         with np.errstate(invalid="ignore"):
-            found = self.function(table).reshape(-1, *table.shape)
-            return np.asarray(np.add.reduce(found, axis=1, dtype=np.float64) / len(table), np.float64)
+            outputs = self.function(table).reshape(-1, *table.shape)
+            return np.asarray(np.add.reduce(outputs, axis=1, dtype=np.float64) / len(table), np.float64)
 
 
-def float_means(
+def measure_float_means(
     prepared: PreparedModel, views: Mapping[str, OutputView], samples: Sequence[Sample], *, store: Path | None = None
 ) -> tuple[Mapping[str, Floats], int]:
     """Return the means of each layer in the float model, by the layer's name.
@@ -95,21 +96,23 @@ def float_means(
     Returns:
         (float64 [samples, ends, channels] of each layer, bytes of the largest output).
     """
-    files = {name: _kept_means(store, prepared, view) for name, view in views.items()} if store is not None else {}
-    found: dict[str, tuple[Floats, int]] = {}
+    files = {name: _means_file(store, prepared, view) for name, view in views.items()} if store is not None else {}
+    means_by_layer: dict[str, tuple[Floats, int]] = {}
     for name, file in files.items():
         if file.exists():
             with np.load(file, allow_pickle=False) as arrays:
-                found[name] = arrays["means"], int(arrays["largest"])
-    missing = {name: view for name, view in views.items() if name not in found}
-    for name, (means, largest) in _computed(prepared, missing, samples).items():
-        found[name] = means, largest
+                means_by_layer[name] = arrays["means"], int(arrays["largest"])
+    missing = {name: view for name, view in views.items() if name not in means_by_layer}
+    for name, (means, largest) in _compute_means(prepared, missing, samples).items():
+        means_by_layer[name] = means, largest
         if store is not None:
             np.savez(files[name], means=means, largest=largest)
-    return {name: means for name, (means, _) in found.items()}, max((size for _, size in found.values()), default=1)
+    return {name: means for name, (means, _) in means_by_layer.items()}, max(
+        (size for _, size in means_by_layer.values()), default=1
+    )
 
 
-def _computed(
+def _compute_means(
     prepared: PreparedModel, views: Mapping[str, OutputView], samples: Sequence[Sample]
 ) -> dict[str, tuple[Floats, int]]:
     """Return (means, bytes of the largest output) for each layer."""
@@ -125,7 +128,7 @@ def _computed(
     return {name: (np.stack(rows), largest[name]) for name, rows in means.items()}
 
 
-def _kept_means(store: Path, prepared: PreparedModel, view: OutputView) -> Path:
+def _means_file(store: Path, prepared: PreparedModel, view: OutputView) -> Path:
     text = repr((prepared.digest, view.layer.name, view.limits))
     return store / f"means-{hashlib.sha256(text.encode()).hexdigest()}.npz"
 
@@ -148,22 +151,23 @@ class BiasCorrection(Recovery):
             EdgeqError: a model refuses a sample.
         """
         assert state.artifact is not None
-        file = QuantizedFile.read(state.artifact.model)
+        file = QuantizedFile.load(state.artifact.model)
         layers = find_layers(state.prepared.model)
-        integers = [i for i in file.integer_layers(layers) if i.bias is not None and not i.shared]
+        # A bias that two layers share cannot be right for both.
+        integers = [i for i in file.integer_layers(layers) if i.bias is not None and not i.has_other_readers]
         if not integers:
             return state.note(f"{self.name}: no layer has an int32 bias of its own")
-        taken = list(spread(samples, SAMPLES))
-        shifts = correct(state.prepared, file, integers, taken, progress, store=workdir.parent)
+        subset = list(spread(samples, SAMPLES))
+        shifts = correct_biases(state.prepared, file, integers, subset, progress, store=workdir.parent)
         path = workdir / state.artifact.model.name
         file.save(path)
-        done = sum(bool(np.any(shift)) for shift in shifts.values())
+        changed_count = sum(bool(np.any(shift)) for shift in shifts.values())
         return state.replace(artifact=replace(state.artifact, model=path)).note(
-            f"{self.name}: the means of {done} of {len(integers)} layers corrected"
+            f"{self.name}: the means of {changed_count} of {len(integers)} layers corrected"
         )
 
 
-def correct(
+def correct_biases(
     prepared: PreparedModel,
     file: QuantizedFile,
     integers: Sequence[IntegerLayer],
@@ -177,7 +181,7 @@ def correct(
     Args:
         prepared: the float model.
         samples: calibration samples; `MEMORY` limits how many are used.
-        store: see `float_means`.
+        store: see `measure_float_means`.
 
     Returns:
         The change of each layer's bias, float64 [outputs], by the layer's name.
@@ -188,23 +192,24 @@ def correct(
     followers = Followers(prepared.model)
     views = {
         i.layer.name: OutputView(
-            i.layer, followers.function(followers.of(i.layer.output), np.float32), file.output_range(i)
+            i.layer, followers.function(followers.find(i.layer.output), np.float32), file.output_range(i)
         )
         for i in integers
     }
-    wanted, largest = float_means(prepared, views, samples, store=store)
-    count = int(np.clip(MEMORY // (_ALIVE * largest), 1, len(samples)))
-    plain = expanded(file.model)
-    tensors = GraphIndex(plain).values
+    targets, largest = measure_float_means(prepared, views, samples, store=store)
+    # Large activations leave room for fewer samples, but one is always used.
+    count = int(np.clip(MEMORY // (_TENSORS_IN_MEMORY * largest), 1, len(samples)))
+    expanded_model = expand_integers(file.model)
+    tensors = GraphIndex(expanded_model).values
     order = GraphIndex(file.model).order
-    steps = Stepper(plain, [sample.inputs for sample in samples[:count]])
+    steps = Stepper(expanded_model, [sample.inputs for sample in samples[:count]])
     shifts: dict[str, Floats] = {}
     with progress.stage("correcting biases", len(integers)) as advance:
         for integer in sorted(integers, key=lambda i: order[i.node.name or ""]):
             layer, output = integer.layer, name_of(integer.node.outputs[0])
             tensor = output + PLAIN if output + PLAIN in tensors else output
             values = steps.advance(tensor)
-            added = file.add_to_bias(integer, shift_of(views[layer.name], wanted[layer.name][:count], values))
+            added = file.add_to_bias(integer, find_shift(views[layer.name], targets[layer.name][:count], values))
             shape = [1, -1] + [1] * (len(layer.shape) - 2) if layer.op_type == "Conv" else [-1]
             steps.add(tensor, added.astype(np.float32).reshape(shape))
             shifts[layer.name] = added
@@ -212,17 +217,18 @@ def correct(
     return shifts
 
 
-def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
+def find_shift(view: OutputView, targets: Floats, values: Sequence[NDArray[Any]]) -> Floats:
     """Return the bias to add, float64 [channels]. The bias is 0 if the function that follows is not finite (a
     logarithm, a reciprocal).
 
     Args:
-        wanted: the float model's means, float64 [samples, ends, channels].
+        targets: the float model's means, float64 [samples, ends, channels].
         values: the quantized model's output for each sample.
     """
     differences, slopes = [], []
-    for target, value in zip(wanted, values, strict=True):
+    for target, value in zip(targets, values, strict=True):
         table = view.table(value)
+        # The slope is a difference over this step. A smaller one would be lost in float32's rounding.
         step = np.float32(max(1e-3, 1e-2 * float(np.abs(table).mean())))
         with np.errstate(invalid="ignore"):
             differences.append(target - view.means(table))
@@ -230,11 +236,11 @@ def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -
     difference, slope = np.stack(differences), np.mean(slopes, axis=0)
     usable = np.isfinite(difference).all((0, 1)) & np.isfinite(slope).all(0)
     difference, slope = (np.where(usable, values, 0.0) for values in (difference, slope))
-    steps = (difference * slope).sum(1) / np.maximum((slope**2).sum(0), _FLAT**2)
-    return shrunk(np.where((slope**2).sum(0) > _FLAT**2, steps, 0.0))
+    steps = (difference * slope).sum(1) / np.maximum((slope**2).sum(0), _MIN_SLOPE**2)
+    return shrink(np.where((slope**2).sum(0) > _MIN_SLOPE**2, steps, 0.0))
 
 
-def shrunk(differences: Floats) -> Floats:
+def shrink(differences: Floats) -> Floats:
     """Return the mean of differences [samples, channels] over samples. Each channel's mean is shrunk by its
     uncertainty.
     """

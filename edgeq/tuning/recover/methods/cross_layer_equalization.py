@@ -48,9 +48,11 @@ _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Le
 # Exponents of the channels' magnitudes in k: (of A's weights, of the tensor). The exponent of B's weights is their sum
 # minus 1.
 _POWERS = ((0.5, 0.0), (0.0, 0.5), (0.0, 0.75), (0.0, 1.0))
+# Scaling one pair changes the range that the next pair sees, so the first pairs are visited again.
 _SWEEPS = 2
-_LEAST_GAIN = 10 ** (-1 / 10)
+_MIN_GAIN = 10 ** (-1 / 10)
 """A gain of one decibel multiplies the noise by this factor. A smaller gain is not worth building another model."""
+# It bounds the factor of a channel that is almost always zero.
 _WIDEST = 1e3
 # A channel counts as cut if it reaches this share of the Clip's bound.
 _CUT = 1 - 1e-6
@@ -73,9 +75,10 @@ class CrossLayerEqualization(Recovery):
             EdgeqError: the model refuses a sample.
         """
         del progress
-        kept = set(state.scheme.exclude)
-        found = find_pairs(state.prepared.model)
-        pairs = [p for p in found if not kept.issuperset((p.first.name, *(r.name for r in p.readers)))]
+        float_nodes = set(state.scheme.exclude)
+        every = find_pairs(state.prepared.model)
+        # A pair that stays in float as a whole gains nothing from another scale.
+        pairs = [p for p in every if not float_nodes.issuperset((p.maker.name, *(r.name for r in p.readers)))]
         if not pairs:
             return state.note(f"{self.name}: no layer's output is read only by layers")
         model = state.prepared.model.clone()
@@ -84,8 +87,8 @@ class CrossLayerEqualization(Recovery):
             return state.note(f"{self.name}: none of {len(pairs)} pairs of layers gains")
         prepared = save_rewritten(state.prepared, model, workdir / "equalized.onnx")
         scaled = [pair for pair in pairs if pair.tensor in factors]
-        changed = {layer.name for pair in scaled for layer in (pair.first, *pair.readers)}
-        names = ", ".join(pair.first.name for pair in scaled)
+        changed = {layer.name for pair in scaled for layer in (pair.maker, *pair.readers)}
+        names = ", ".join(pair.maker.name for pair in scaled)
         return state.replace(prepared=prepared, changed=state.changed | changed).note(
             f"{self.name}: channels after {len(factors)} of {len(pairs)} layers scaled: {names}"
         )
@@ -96,13 +99,13 @@ class ScaledPair:
     """Describe layers between which channels can be scaled.
 
     Attributes:
-        first: the layer that computes the channels.
+        maker: the layer that computes the channels.
         tensor: the tensor that the readers read, after the operators that commute with factors.
         readers: the layers that read the tensor.
         bound: the upper bound of a Clip between them; infinity without a Clip.
     """
 
-    first: WeightedLayer
+    maker: WeightedLayer
     tensor: str
     readers: tuple[WeightedLayer, ...]
     bound: float = math.inf
@@ -127,19 +130,19 @@ def find_pairs(model: ir.Model) -> tuple[ScaledPair, ...]:
     """Return all pairs of the main graph, in the order of the graph."""
     layers = {layer.name: layer for layer in find_layers(model)}
     weights, values = Weights(model), GraphIndex(model).values
-    found = []
-    for first in layers.values():
-        tensor, bound = values[first.output], math.inf
+    pairs = []
+    for maker in layers.values():
+        tensor, bound = values[maker.output], math.inf
         while (node := only_reader(tensor)) is not None and len(node.outputs) == 1:
-            cut = math.inf if is_op(node, *_COMMUTING) else _clipped_above(node)
+            cut = math.inf if is_op(node, *_COMMUTING) else _find_clip(node)
             if cut is None:
                 break
             tensor, bound = node.outputs[0], min(bound, cut)
         name = name_of(tensor)
-        behind = () if tensor.is_graph_output() else only_layers(readers(tensor), name, first, layers)
-        if behind and weights.alone(first.weight, first.bias, *(reader.weight for reader in behind)):
-            found.append(ScaledPair(first, name, behind, bound))
-    return tuple(found)
+        behind = () if tensor.is_graph_output() else only_layers(readers(tensor), name, maker, layers)
+        if behind and weights.are_read_once(maker.weight, maker.bias, *(reader.weight for reader in behind)):
+            pairs.append(ScaledPair(maker, name, behind, bound))
+    return tuple(pairs)
 
 
 def equalize(
@@ -154,19 +157,19 @@ def equalize(
     Returns:
         The factors by which tensors were divided, float64 [channels], by name. Unchanged tensors are left out.
     """
-    seen = observe(prepared, pairs, samples)
-    clipped = {pair.tensor: pair.first.channel_axis for pair in pairs if math.isfinite(pair.bound)}
+    figures = observe(prepared, pairs, samples)
+    clipped = {pair.tensor: pair.maker.channel_axis for pair in pairs if math.isfinite(pair.bound)}
     reached = channel_extrema(prepared, clipped, samples, SILENT) if clipped else {}
     weights = Weights(model)
     total: dict[str, Floats] = {}
     for _ in range(_SWEEPS):
         for pair in pairs:
-            read = seen[pair.first.source].over(total.get(pair.first.source, np.ones(1)))
-            made = seen[pair.tensor].over(total.get(pair.tensor, np.ones(1)))
+            input_figures = figures[pair.maker.source].over(total.get(pair.maker.source, np.ones(1)))
+            tensor_figures = figures[pair.tensor].over(total.get(pair.tensor, np.ones(1)))
             share: Floats | float = 0.0
             if pair.tensor in reached:
                 share = reached[pair.tensor].maximum / total.get(pair.tensor, np.ones(1)) / pair.bound
-            factor = best_factor(weights, pair, read, made, scheme, share)
+            factor = find_best_factor(weights, pair, input_figures, tensor_figures, scheme, share)
             if factor is not None:
                 scale_pair(weights, pair, factor)
                 total[pair.tensor] = total.get(pair.tensor, np.ones(1)) * factor
@@ -175,10 +178,10 @@ def equalize(
 
 def scale_pair(weights: Weights, pair: ScaledPair, factor: Floats) -> None:
     """Divide the channels of a pair's tensor by `factor`, and multiply the weights of the readers by it."""
-    weight, bias = weights.scaled_outputs(pair.first, 1 / factor)
-    weights.replace(pair.first.weight, weight)
+    weight, bias = weights.scaled_outputs(pair.maker, 1 / factor)
+    weights.replace(pair.maker.weight, weight)
     if bias is not None:
-        weights.replace(pair.first.bias, bias)
+        weights.replace(pair.maker.bias, bias)
     for reader in pair.readers:
         weights.scale_inputs(reader, factor)
 
@@ -187,19 +190,19 @@ def observe(prepared: PreparedModel, pairs: Sequence[ScaledPair], samples: Sampl
     """Return figures of channels on some samples, by the name of the tensor, for the tensors of `pairs` and the inputs
     of the pairs' first layers.
     """
-    axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
-    axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
+    axes = {pair.maker.source: pair.maker.channel_axis for pair in pairs}
+    axes |= {pair.tensor: pair.maker.channel_axis for pair in pairs}
     return {
         name: ChannelFigures(np.maximum(-rows.min(0), 0.0), np.maximum(rows.max(0), 0.0), (rows**2).mean(0))
         for name, rows in drawn_rows(prepared, axes, samples).items()
     }
 
 
-def best_factor(
+def find_best_factor(
     weights: Weights,
     pair: ScaledPair,
-    read: ChannelFigures,
-    made: ChannelFigures,
+    input_figures: ChannelFigures,
+    tensor_figures: ChannelFigures,
     scheme: Scheme,
     reached: Floats | float = 0.0,
 ) -> Floats | None:
@@ -208,43 +211,52 @@ def best_factor(
     Args:
         reached: largest value of each channel, divided by the pair's bound.
     """
-    reach = _reach(pair.first, weights), np.maximum(made.below, made.above)
+    reach = _reach(pair.maker, weights), np.maximum(tensor_figures.below, tensor_figures.above)
     behind = np.max([_reach_of_inputs(reader, weights) for reader in pair.readers], axis=0)
-    one = np.ones(pair.first.outputs)
-    best, bar = None, _LEAST_GAIN * noise(weights, pair, read, made, one, scheme)
-    for first, between in _POWERS:
+    ones = np.ones(pair.maker.outputs)
+    # The unscaled pair sets the bar, less the gain that makes another model worthwhile.
+    best, bar = None, _MIN_GAIN * estimate_noise(weights, pair, input_figures, tensor_figures, ones, scheme)
+    for maker_power, tensor_power in _POWERS:
         with np.errstate(divide="ignore", invalid="ignore"):
-            factor = _normalised(reach[0] ** first * reach[1] ** between * behind ** -(1 - first - between))
-        factor = _within(factor, np.asarray(reached))
-        found = noise(weights, pair, read, made, factor, scheme)
-        if found < bar:
-            best, bar = factor, found
+            factor = _normalise(
+                reach[0] ** maker_power * reach[1] ** tensor_power * behind ** -(1 - maker_power - tensor_power)
+            )
+        factor = _limit_factor(factor, np.asarray(reached))
+        error = estimate_noise(weights, pair, input_figures, tensor_figures, factor, scheme)
+        if error < bar:
+            best, bar = factor, error
     return best
 
 
-def noise(
-    weights: Weights, pair: ScaledPair, read: ChannelFigures, made: ChannelFigures, factor: Floats, scheme: Scheme
+def estimate_noise(
+    weights: Weights,
+    pair: ScaledPair,
+    input_figures: ChannelFigures,
+    tensor_figures: ChannelFigures,
+    factor: Floats,
+    scheme: Scheme,
 ) -> float:
     """Return the expected squared error at the readers' outputs, summed over channels, if the tensor is divided by
     `factor`.
     """
-    scaled = made.over(factor)
+    scaled = tensor_figures.over(factor)
     if scheme.activation_symmetric:
         step = 2 * float(np.maximum(scaled.below, scaled.above).max()) / 255
     else:
         step = float(scaled.below.max() + scaled.above.max()) / 255
-    least, most = weight_limits(scheme.weight_type, scheme.reduce_range)
-    importance = sum((weights.input_importance(reader) for reader in pair.readers), np.zeros(pair.first.outputs))
+    lowest, highest = weight_limits(scheme.weight_type, scheme.reduce_range)
+    importance = sum((weights.input_importance(reader) for reader in pair.readers), np.zeros(pair.maker.outputs))
     # Values below half a step become zero, so their whole power is lost.
-    total = float((importance * np.minimum((step * factor) ** 2 / 12, made.power)).sum())
+    total = float((importance * np.minimum((step * factor) ** 2 / 12, tensor_figures.power)).sum())
     for reader in pair.readers:
         rows = weights.rows(reader) * spread_over_taps(reader, factor)
-        errors = _rounding_errors(rows, scheme.per_channel, most - least)
+        errors = _rounding_errors(rows, scheme.per_channel, highest - lowest)
         total += float((errors**2 * spread_over_taps(reader, scaled.power)).sum())
+    # With one scale for each output, dividing a row changes its scale but not its relative errors.
     if not scheme.per_channel:
-        rows = weights.rows(pair.first) / factor.reshape(pair.first.groups, -1, 1)
-        errors = _rounding_errors(rows, False, most - least)
-        lost = (errors**2 * spread_over_taps(pair.first, read.power)).sum(2).reshape(-1)
+        rows = weights.rows(pair.maker) / factor.reshape(pair.maker.groups, -1, 1)
+        errors = _rounding_errors(rows, False, highest - lowest)
+        lost = (errors**2 * spread_over_taps(pair.maker, input_figures.power)).sum(2).reshape(-1)
         total += float((importance * factor**2 * lost).sum())
     return total
 
@@ -258,7 +270,7 @@ def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
     return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
 
 
-def _clipped_above(node: ir.Node) -> float | None:
+def _find_clip(node: ir.Node) -> float | None:
     """Return the constant upper bound of a Clip from 0; None for any other node."""
     low, high = clamp_bounds(node) or (-math.inf, math.inf)
     return high if low == 0 < high < math.inf else None
@@ -274,17 +286,18 @@ def _reach_of_inputs(layer: WeightedLayer, weights: Weights) -> Floats:
     return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
 
 
-def _within(factor: Floats, reached: Floats) -> Floats:
+def _limit_factor(factor: Floats, reached: Floats) -> Floats:
     """Return the factor, limited to what a Clip allows: channels that the Clip cuts are not scaled, and after the
     scaling it cuts no other channel.
     """
     cut = reached >= _CUT
+    # A cut channel has its value at the bound, so the bound must not move for it.
     if cut.any():
         factor = np.where(cut, 1.0, factor / factor[cut].max())
     return np.maximum(factor, reached)
 
 
-def _normalised(factor: Floats) -> Floats:
+def _normalise(factor: Floats) -> Floats:
     """Return the factor scaled to a geometric mean of 1. Channels that are zero on either side get 1."""
     alive = np.isfinite(factor) & (factor > 0)
     if not alive.any():

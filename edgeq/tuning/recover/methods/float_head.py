@@ -23,7 +23,7 @@ from edgeq.data.samples import Samples
 from edgeq.model.graph import DATA_MOVEMENT, GraphIndex, name_of, readers
 from edgeq.model.int8_prediction import hazardous_nodes
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.nonlinear import Followers
+from edgeq.tuning.recover.followers import Followers
 from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0
@@ -49,9 +49,9 @@ class FloatHead(Recovery):
     def apply(self, state: RecoveryState, samples: Samples, workdir: Path, progress: Progress) -> RecoveryState:
         """See `Recovery.apply`."""
         del samples, workdir, progress
-        found = find_heads(state.prepared.model, state.ranges)
-        kept = {*state.scheme.exclude, *hazardous_nodes(state.prepared.model, state.prepared.hazards)}
-        new = sorted(set(found) - kept)
+        tail = find_heads(state.prepared.model, state.ranges)
+        float_nodes = {*state.scheme.exclude, *hazardous_nodes(state.prepared.model, state.prepared.hazards)}
+        new = sorted(set(tail) - float_nodes)
         if not new:
             return state.note(f"{self.name}: no further tail joins ranges that differ {HETEROGENEOUS:g} times")
         scheme = state.scheme.keep_in_float(new, f"kept in float by {self.name}: it follows a join of unlike ranges")
@@ -68,8 +68,8 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
     index = GraphIndex(model)
     tail: set[ir.Node] = set()
     for output in model.graph.outputs:
-        moved = _moved_into(output)
-        if any(node.op_type == "Concat" and heterogeneous(node, ranges) for node in moved):
+        moved = _find_moves(output)
+        if any(node.op_type == "Concat" and is_heterogeneous(node, ranges) for node in moved):
             tail |= moved
     if not tail:
         return ()
@@ -77,33 +77,33 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
     for tensor in (name_of(value) for node in model.graph for value in node.outputs if value.name):
         # Include an activation function that only the tail reads. In integers, a score would be rounded before and
         # after it.
-        follower = followers.of(tensor)
-        own = tail | set(follower.nodes)
+        follower = followers.find(tensor)
+        extended = tail | set(follower.nodes)
         reading = {node for end in follower.ends for node in readers(index.values[end])}
-        if follower.nodes and reading <= own and reading & tail:
-            inside |= own
+        if follower.nodes and reading <= extended and reading & tail:
+            inside |= extended
     return tuple(node.name or "" for node in model.graph if node in inside)
 
 
-def heterogeneous(node: ir.Node, ranges: Mapping[str, Range]) -> bool:
+def is_heterogeneous(node: ir.Node, ranges: Mapping[str, Range]) -> bool:
     """Return whether the widest input of a Concat is at least `HETEROGENEOUS` times as wide as the narrowest."""
-    found = [ranges.get(name_of(value)) for value in node.inputs]
-    widths = [r.high - r.low for r in found if r is not None and r.high > r.low]
+    input_ranges = [ranges.get(name_of(value)) for value in node.inputs]
+    widths = [r.high - r.low for r in input_ranges if r is not None and r.high > r.low]
     return len(widths) > 1 and max(widths) >= HETEROGENEOUS * min(widths)
 
 
-def _moved_into(output: ir.Value) -> set[ir.Node]:
+def _find_moves(output: ir.Value) -> set[ir.Node]:
     """Return the data-movement operators upstream of a value, up to the first operators that compute."""
-    found: set[ir.Node] = set()
+    moves: set[ir.Node] = set()
     waiting: list[ir.Value | None] = [output]
     while waiting:
         value = waiting.pop()
         node = value.producer() if value is not None else None
-        if node is not None and node.op_type in _MOVES and node not in found:
-            found.add(node)
+        if node is not None and node.op_type in _MOVES and node not in moves:
+            moves.add(node)
             # In all nodes but a Concat, the inputs after the first are shapes and indices.
             waiting.extend(node.inputs if node.op_type == "Concat" else node.inputs[:1])
-    return found
+    return moves
 
 
 RECOVERY = FloatHead()

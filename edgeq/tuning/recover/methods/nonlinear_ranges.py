@@ -11,7 +11,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import OutputError
 from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.nonlinear import Followers, range_behind
+from edgeq.tuning.recover.followers import Followers
+from edgeq.tuning.recover.nonlinear import find_range_before
 from edgeq.util.display import Progress
 from edgeq.util.records import json_object, parse
 
@@ -33,32 +34,34 @@ class NonlinearRanges(Recovery):
         del samples
         scheme = state.scheme
         kind = f"{scheme.activation_type}-{'symmetric' if scheme.activation_symmetric else 'asymmetric'}"
-        kept = workdir.parent / f"ranges-{kind}-{state.prepared.digest}.json"
-        if not kept.exists():
-            found = _chosen(state, grid_of(scheme.activation_type, scheme.activation_symmetric), progress)
-            kept.write_text(json.dumps({name: [r.low, r.high] for name, r in found.items()}), "utf-8")
-        ends = parse(json_object(kept, OutputError, "Remove it"), dict[str, tuple[float, float]], kept, OutputError)
-        chosen = {name: Range(*pair) for name, pair in ends.items()}
-        if not chosen:
+        path = workdir.parent / f"ranges-{kind}-{state.prepared.digest}.json"
+        # Write the choice once: a search builds dozens of candidates from one float model.
+        if not path.exists():
+            choices = _choose_ranges(state, grid_of(scheme.activation_type, scheme.activation_symmetric), progress)
+            path.write_text(json.dumps({name: [r.low, r.high] for name, r in choices.items()}), "utf-8")
+        ends = parse(json_object(path, OutputError, "Remove it"), dict[str, tuple[float, float]], path, OutputError)
+        ranges = {name: Range(*pair) for name, pair in ends.items()}
+        if not ranges:
             return state.note(f"{self.name}: no activation function follows a quantized tensor")
-        return state.replace(ranges={**state.ranges, **chosen}).note(
-            f"{self.name}: {len(chosen)} ranges chosen for the least error after the function that follows"
+        return state.replace(ranges={**state.ranges, **ranges}).note(
+            f"{self.name}: {len(ranges)} ranges chosen for the least error after the function that follows"
         )
 
 
-def _chosen(state: RecoveryState, grid: Grid, progress: Progress) -> dict[str, Range]:
+def _choose_ranges(state: RecoveryState, grid: Grid, progress: Progress) -> dict[str, Range]:
     assert state.statistics is not None
     followers = Followers(state.prepared.model)
-    chosen: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     with progress.stage("ranges before activation functions", len(state.ranges)) as advance:
         for name in state.ranges:
             advance(1)
-            follower = followers.of(name)
+            follower = followers.find(name)
+            # If anything else reads the tensor directly, its error before the function matters too.
             if follower.nodes and name not in follower.ends and name in state.statistics.tensors:
-                found = range_behind(state.statistics.tensors[name], followers.function(follower), grid)
-                if found is not None:
-                    chosen[name] = found
-    return chosen
+                best = find_range_before(state.statistics.tensors[name], followers.function(follower), grid)
+                if best is not None:
+                    ranges[name] = best
+    return ranges
 
 
 RECOVERY = NonlinearRanges()

@@ -32,11 +32,13 @@ from edgeq.tuning.recover.layers import initializer
 from edgeq.util.display import SILENT, Progress
 
 ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
-LEAST_GAIN_DB = 1.0
+MIN_GAIN_DB = 1.0
 """A smaller gain is not worth the time of another Mul."""
-MOST_SAMPLES = 64
+# Each sample costs a run of the float model.
+MAX_SAMPLES = 64
 ROWS = 256
 """Number of rows of each input on which alpha is chosen. Each sample gives the same number of rows."""
+# With more outputs, every alpha would take longer to try.
 _COLUMNS = 512
 Floats = NDArray[np.float32]
 
@@ -65,7 +67,8 @@ class SmoothQuant(Recovery):
         )
         if not changed:
             return state.note(f"{self.name}: no product with a constant matrix gains from it")
-        groups = product_groups(state.prepared.model)
+        # Name the products of the model before the change, because users exclude nodes by these names.
+        groups = find_product_groups(state.prepared.model)
         nodes = {name for group in groups if group.tensor in changed for name in group.products}
         return state.replace(prepared=prepared, changed=state.changed | nodes).note(
             f"{self.name}: {len(changed)} inputs of matrix products scaled"
@@ -86,7 +89,7 @@ class ProductGroup:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedInput:
     """Hold figures of one tensor: the range of each channel, always with zero in it, and rows [rows, channels] on which
     factors are evaluated.
 
@@ -130,16 +133,17 @@ def smooth(
     Raises:
         DataError: ONNX Runtime refuses a sample.
     """
-    groups = product_groups(prepared.model, exclude)
+    groups = find_product_groups(prepared.model, exclude)
     if not groups:
         return prepared, ()
-    seen = observe(prepared, groups, samples, progress)
+    figures = observe(prepared, groups, samples, progress)
     nodes = GraphIndex(prepared.model).nodes
     factors: dict[str, Floats] = {}
     with progress.stage("Smoothing", len(groups)) as advance:
         for group in groups:
+            # Products that read one tensor share its factor, so their matrices are judged as one.
             matrix = np.concatenate([_matrix(nodes[name]) for name in group.products], axis=1)
-            factor = best_factor(seen[group.tensor], matrix, symmetric=symmetric)
+            factor = find_best_factor(figures[group.tensor], matrix, symmetric=symmetric)
             if factor is not None:
                 factors[group.tensor] = factor
             advance(1)
@@ -151,65 +155,67 @@ def smooth(
     return save_rewritten(prepared, model, destination, note), tuple(factors)
 
 
-def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[ProductGroup, ...]:
+def find_product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[ProductGroup, ...]:
     """Return the MatMul, Gemm and fused Attention nodes of the main graph that have a constant matrix. They are grouped
     by the tensor that they multiply with the matrix.
 
     Args:
         exclude: names of nodes to leave out.
     """
-    found: dict[str, list[str]] = {}
+    products_by_tensor: dict[str, list[str]] = {}
     for node in model.graph:
+        # A fused Attention reads a constant matrix like a product, and its input has outliers as well.
         fused = node.op_type == "Attention" and node.domain == MICROSOFT
         if not (fused or is_op(node, "MatMul", "Gemm")) or node.name in exclude:
             continue
         x, weight = node.inputs[0], initializer(node.inputs[1])
         matrix = weight is not None and weight.dtype == ir.DataType.FLOAT and len(weight.shape) == 2
         if matrix and initializer(x) is None and not node.attributes.get_int("transA", 0):
-            found.setdefault(name_of(x), []).append(node.name or "")
-    return tuple(ProductGroup(tensor, tuple(products)) for tensor, products in found.items())
+            products_by_tensor.setdefault(name_of(x), []).append(node.name or "")
+    return tuple(ProductGroup(tensor, tuple(products)) for tensor, products in products_by_tensor.items())
 
 
 def observe(
     prepared: PreparedModel, groups: Sequence[ProductGroup], samples: Samples, progress: Progress
-) -> dict[str, Observed]:
-    """Return the values of the groups' tensors on at most `MOST_SAMPLES` samples, spread evenly over all samples."""
+) -> dict[str, ObservedInput]:
+    """Return the values of the groups' tensors on at most `MAX_SAMPLES` samples, spread evenly over all samples."""
     names = [group.tensor for group in groups]
-    stride = max(1, len(samples) // MOST_SAMPLES)
-    chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
-    each = -(-ROWS // len(chosen))
+    stride = max(1, len(samples) // MAX_SAMPLES)
+    picks = range(0, len(samples), stride)[:MAX_SAMPLES]
+    row_count = -(-ROWS // len(picks))
     ranges: dict[str, tuple[Floats, Floats]] = {}
     rows: dict[str, list[Floats]] = {name: [] for name in names}
-    taken = (sample for index, sample in enumerate(samples) if index in chosen)
-    with progress.stage("Observing the inputs of matrix products", len(chosen)) as advance:
-        for values in tensor_values(prepared, names, taken):
+    subset = (sample for index, sample in enumerate(samples) if index in picks)
+    with progress.stage("Observing the inputs of matrix products", len(picks)) as advance:
+        for values in tensor_values(prepared, names, subset):
             for name in names:
                 table = np.asarray(values[name], np.float32)
                 table = table.reshape(-1, table.shape[-1])
                 low, high = table.min(axis=0, initial=0), table.max(axis=0, initial=0)
                 lowest, highest = ranges.get(name, (low, high))
                 ranges[name] = np.minimum(low, lowest), np.maximum(high, highest)
-                rows[name].append(table[:: max(1, len(table) // each)][:each].copy())
+                rows[name].append(table[:: max(1, len(table) // row_count)][:row_count].copy())
             advance(1)
-    return {name: Observed(*ranges[name], np.concatenate(rows[name])) for name in names}
+    return {name: ObservedInput(*ranges[name], np.concatenate(rows[name])) for name in names}
 
 
-def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
-    """Return the k, float32 [channels], with the least error of the product; None if no k gains `LEAST_GAIN_DB`.
+def find_best_factor(figures: ObservedInput, matrix: Floats, *, symmetric: bool) -> Floats | None:
+    """Return the k, float32 [channels], with the least error of the product; None if no k gains `MIN_GAIN_DB`.
 
     Args:
         matrix: [channels, outputs].
         symmetric: whether activations will be quantized around zero.
     """
+    # Every n-th column instead of the first ones, so that all parts of the matrix count.
     columns = matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
-    exact = seen.rows @ columns
+    exact = figures.rows @ columns
 
     def noise_of(k: Floats) -> float:
-        return _noise(seen.rows / k, columns * k[:, None], exact, seen.step(k, symmetric=symmetric))
+        return _noise(figures.rows / k, columns * k[:, None], exact, figures.step(k, symmetric=symmetric))
 
-    plain = noise_of(np.ones_like(seen.high))
-    noise, best = min(((noise_of(k), k) for k in _factors(seen.largest, matrix)), key=lambda pair: pair[0])
-    return best if noise * 10 ** (LEAST_GAIN_DB / 10) < plain else None
+    unscaled_noise = noise_of(np.ones_like(figures.high))
+    noise, best = min(((noise_of(k), k) for k in _factors(figures.largest, matrix)), key=lambda pair: pair[0])
+    return best if noise * 10 ** (MIN_GAIN_DB / 10) < unscaled_noise else None
 
 
 def _factors(largest: Floats, matrix: Floats) -> Iterator[Floats]:
@@ -229,8 +235,8 @@ def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
     """
     scale = np.abs(matrix).max(axis=0)
     scale = np.where(scale > 0, scale, 1) / np.float32(127)
-    made = (np.rint(rows / np.float32(step)) * np.float32(step)) @ (np.rint(matrix / scale) * scale)
-    error = (made - exact).astype(np.float64)
+    product = (np.rint(rows / np.float32(step)) * np.float32(step)) @ (np.rint(matrix / scale) * scale)
+    error = (product - exact).astype(np.float64)
     return float(np.einsum("ij,ij->", error, error))
 
 
@@ -245,11 +251,12 @@ def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[st
         k, x = factors[group.tensor], index.values[group.tensor]
         nodes = [index.nodes[name] for name in group.products]
         normalization = x.producer()
-        if normalization is not None and _only_feeds(normalization, nodes):
+        # Fold the division into the normalization's own weights, so that it costs nothing at run time.
+        if normalization is not None and _feeds_only(normalization, nodes):
             for place in (1, 2):
                 weights = constant(node_input(normalization, place))
                 if weights is not None:
-                    _change(editor, normalization, place, weights / k)
+                    _replace_weight(editor, normalization, place, weights / k)
         else:
             inverse = editor.constant(f"{group.tensor}/smoothing", 1 / k)
             smoothed = editor.node("Mul", [x, inverse], f"{group.tensor}/smoothed", before=nodes[0], like=x)
@@ -258,21 +265,21 @@ def rescale(model: ir.Model, groups: Sequence[ProductGroup], factors: Mapping[st
         for node in nodes:
             weights = constant(node.inputs[1])
             assert weights is not None
-            _change(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
+            _replace_weight(editor, node, 1, weights * (k[None, :] if _is_transposed(node) else k[:, None]))
 
 
-def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
+def _feeds_only(node: ir.Node, nodes: Collection[ir.Node]) -> bool:
     """Return whether `node` is a LayerNormalization over the last axis that has constant parameters and that only
-    `wanted` nodes read.
+    `nodes` nodes read.
     """
     output = node.outputs[0]
     constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
-    alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)
+    alone = not output.is_graph_output() and set(readers(output)) <= set(nodes)
     last_axis = node.attributes.get_int("axis", -1) == -1
     return node.op_type == "LayerNormalization" and last_axis and constants and alone
 
 
-def _change(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
+def _replace_weight(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> None:
     """Replace a weight (float32) of a node: in place if only this node reads it, else by a new constant."""
     weights = node.inputs[place]
     assert weights is not None

@@ -14,7 +14,7 @@ In floats the network computes the same.
 `find_gates` finds these convolutions. `plan_gates` chooses which gates to split. For values of y drawn from some
 samples, it computes the errors of x = y g(y) in integers with and without the split. The errors are weighted by the
 layers that read x, and compared to the sum over all gates. `plan_gates` also chooses the range and the channel factors
-of the second y. `split_all` splits the gates.
+of the second y. `split_gates` splits the gates.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from edgeq.model.graph import GraphIndex, is_op, name_of, readers
 from edgeq.model.prepare import PreparedModel, save_rewritten
 from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
+from edgeq.tuning.recover.followers import Follower, Followers, Function
 from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers, only_layers
-from edgeq.tuning.recover.nonlinear import Follower, Followers, Function, range_behind
+from edgeq.tuning.recover.nonlinear import find_range_before
 from edgeq.util.display import Progress
 
 VALUE = "/value"
@@ -67,24 +68,25 @@ def find_gates(model: ir.Model) -> tuple[Gate, ...]:
     layers = {layer.name: layer for layer in find_layers(model)}
     by_output = {layer.output: layer for layer in layers.values()}
     followers, weights = Followers(model), Weights(model)
-    found = []
+    gates = []
     for node in model.graph:
         if not is_op(node, "Mul"):
             continue
         for value, gate in (tuple(node.inputs), tuple(reversed(node.inputs))):
             layer = by_output.get(name_of(value))
-            if layer is None or layer.op_type == "MatMul" or not weights.alone(layer.weight, layer.bias):
+            # A MatMul has no bias, and its channels are not on the second axis, which the plan relies on.
+            if layer is None or layer.op_type == "MatMul" or not weights.are_read_once(layer.weight, layer.bias):
                 continue
-            follower = _up_to(followers.of(layer.output), node)
-            inside = {output for made in follower.nodes for output in made.outputs} if follower else ()
+            follower = _cut_follower(followers.find(layer.output), node)
+            inside = {output for inner in follower.nodes for output in inner.outputs} if follower else ()
             if follower is not None and gate in inside:
-                reading = _reading_layers(node.outputs[0], layer, layers, weights)
-                found.append(Gate(layer, node.name or "", name_of(gate), follower, reading))
+                reading = _find_readers(node.outputs[0], layer, layers, weights)
+                gates.append(Gate(layer, node.name or "", name_of(gate), follower, reading))
                 break
-    return tuple(found)
+    return tuple(gates)
 
 
-def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
+def split_gates(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
     """Split gates of `model`, in place.
 
     Gates are split in the order of the graph. If a layer reads the output of an earlier gate, its weights must be
@@ -104,62 +106,66 @@ def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> Non
     """Split one gate. Nodes keep their names. The second form of the layer gets the layer's name with the suffix
     `VALUE`.
     """
-    layer, first = gate.layer, index.nodes[gate.layer.name]
+    layer, original = gate.layer, index.nodes[gate.layer.name]
     weights = Weights(editor.model)
     weight, bias = weights.scaled_outputs(layer, 1 / factor)
-    inputs = [first.inputs[0], editor.constant(layer.weight + VALUE, weight.astype("float32"))]
+    inputs = [original.inputs[0], editor.constant(layer.weight + VALUE, weight.astype("float32"))]
     if bias is not None:
         inputs.append(editor.constant(layer.bias + VALUE, bias.astype("float32")))
-    output = first.outputs[0]
+    output = original.outputs[0]
     second = editor.node(
         layer.op_type,
         inputs,
         layer.name + VALUE,
         output=layer.output + VALUE,
-        after=first,
+        after=original,
         like=output,
-        attributes=first.attributes,
-        domain=first.domain,
+        attributes=original.attributes,
+        domain=original.domain,
     )
+    # Only the product reads the second form. The gate keeps the first, whose range suits it.
     product = index.nodes[gate.product]
     product.replace_input_with(product.inputs.index(output), second)
     for reader in gate.readers:
         weights.scale_inputs(reader, factor)
 
 
-def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
+def _cut_follower(follower: Follower, end: ir.Node) -> Follower | None:
     """Return the part of a follower on which the output of `end` depends.
 
     Return None if `end` is not in the follower, or if anything outside that part reads one of its inner tensors.
     """
     inside = set(follower.nodes)
-    needed: set[ir.Node] = set()
+    ancestors: set[ir.Node] = set()
     waiting: list[ir.Node | None] = [end]
     while waiting:
         node = waiting.pop()
-        if node in inside and node not in needed:
-            needed.add(node)
+        if node in inside and node not in ancestors:
+            ancestors.add(node)
             waiting.extend(value.producer() for value in node.inputs if value is not None)
-    if end not in needed:
+    if end not in ancestors:
         return None
-    read_outside = {name_of(value) for node in inside - needed for value in node.inputs} | set(follower.ends)
-    inner = {name_of(node.outputs[0]) for node in needed - {end}} | {follower.tensor}
+    read_outside = {name_of(value) for node in inside - ancestors for value in node.inputs} | set(follower.ends)
+    inner = {name_of(node.outputs[0]) for node in ancestors - {end}} | {follower.tensor}
+    # A tensor that something else reads must keep its values, so the gate cannot be cut out.
     if inner & read_outside:
         return None
-    return Follower(follower.tensor, tuple(n for n in follower.nodes if n in needed), (name_of(end.outputs[0]),))
+    return Follower(follower.tensor, tuple(n for n in follower.nodes if n in ancestors), (name_of(end.outputs[0]),))
 
 
-def _reading_layers(
+def _find_readers(
     value: ir.Value, maker: WeightedLayer, layers: Mapping[str, WeightedLayer], weights: Weights
 ) -> tuple[WeightedLayer, ...]:
     if value.is_graph_output():
         return ()
-    found = only_layers(readers(value), name_of(value), maker, layers)
-    return found if all(weights.alone(layer.weight) for layer in found) else ()
+    matches = only_layers(readers(value), name_of(value), maker, layers)
+    return matches if all(weights.are_read_once(layer.weight) for layer in matches) else ()
 
 
 # Candidates for the ratio of the range of y' below zero to its range above zero.
+# The gate is nearly closed below zero, so it may pay to give that side fewer or more of the steps.
 _BALANCES = (0.25, 0.5, 1.0, 2.0)
+# A channel of zeros would have the factor 0, and dividing by it would make its weights infinite.
 _SMALLEST = 1e-3
 
 
@@ -168,15 +174,15 @@ class GateSplit:
     """Describe the effect of splitting a gate.
 
     Attributes:
-        now, then: expected squared error of x before and after the split, weighted by its readers, divided by the
-            expected square of x.
+        error_before, error_after: expected squared error of x before and after the split, weighted by its readers,
+            divided by the expected square of x.
         factor: k, float64 [channels].
         value: range of y'.
     """
 
     gate: Gate
-    now: float
-    then: float
+    error_before: float
+    error_after: float
     factor: Floats
     value: Range
 
@@ -210,29 +216,31 @@ def plan_gates(
         product = followers.function(gate.follower)
         head = Follower(gate.layer.output, gate.follower.nodes[:-1], (gate.gate,))
         opening = followers.function(head)
+        # An error counts as much as the layers that read it amplify it.
         weight = sum((weights.input_importance(r) for r in gate.readers), np.zeros(gate.layer.outputs))
         if not gate.readers:
             weight = np.ones(gate.layer.outputs)
         y = gate.layer.output
-        now = range_behind(statistics.tensors[y], product, grid)
+        now = find_range_before(statistics.tensors[y], product, grid)
         if now is not None:
             plans.append(_simulate(gate, drawn[y], extrema[y], weight, opening, now, grid))
     return tuple(plans)
 
 
-def worth_it(plans: Sequence[GateSplit], share: float) -> tuple[GateSplit, ...]:
+def select_splits(plans: Sequence[GateSplit], share: float) -> tuple[GateSplit, ...]:
     """Return the plans with the greatest gains. Each gain is more than `share` of the errors that remain before that
     split.
     """
-    left = sum(plan.now for plan in plans)
-    chosen = []
-    for plan in sorted(plans, key=lambda p: p.then - p.now):
-        gain = plan.now - plan.then
-        if gain <= share * left:
+    remaining = sum(plan.error_before for plan in plans)
+    worthwhile = []
+    # The largest gain first, so that the loop may end at the first gain that is too small.
+    for plan in sorted(plans, key=lambda p: p.error_after - p.error_before):
+        gain = plan.error_before - plan.error_after
+        if gain <= share * remaining:
             break
-        chosen.append(plan)
-        left -= gain
-    return tuple(chosen)
+        worthwhile.append(plan)
+        remaining -= gain
+    return tuple(worthwhile)
 
 
 def _simulate(
@@ -242,11 +250,13 @@ def _simulate(
     x = y * g
     power = float(((x**2) @ weight).mean())
     span = Range(min(float(g.min()), 0.0), max(float(g.max()), 0.0))
-    rounded_gate = _rounded(g, span, grid)
-    product = _rounded(y, now, grid) * _rounded(opening(_rounded(y, now, grid)).reshape(y.shape), span, grid)
-    error_now = float(((_rounded(product, _span(x), grid) - x) ** 2 @ weight).mean())
+    rounded_gate = _round_values(g, span, grid)
+    product = _round_values(y, now, grid) * _round_values(
+        opening(_round_values(y, now, grid)).reshape(y.shape), span, grid
+    )
+    error_now = float(((_round_values(product, _range_of(x), grid) - x) ** 2 @ weight).mean())
     above = np.maximum(extrema.maximum.astype(np.float64), 0.0)
-    below = np.minimum(np.maximum(-extrema.minimum.astype(np.float64), 0.0), _closed_below(opening, extrema, span))
+    below = np.minimum(np.maximum(-extrema.minimum.astype(np.float64), 0.0), _find_closed_below(opening, extrema, span))
     best: GateSplit | None = None
     for balance in _BALANCES:
         factor = np.maximum(above, below / balance)
@@ -256,22 +266,22 @@ def _simulate(
         high = float((above / factor).max())
         low = float(min(balance * high if gate.readers else np.inf, (below / factor).max()))
         value = Range(-low, high)
-        made = _rounded(y / factor, value, grid) * rounded_gate
-        error = float((((_rounded(made, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
-        plan = GateSplit(gate, _over(error_now, power), _over(error, power), factor, value)
-        if best is None or plan.then < best.then:
+        split_product = _round_values(y / factor, value, grid) * rounded_gate
+        error = float((((_round_values(split_product, _range_of(x / factor), grid) * factor - x) ** 2) @ weight).mean())
+        plan = GateSplit(gate, _relative(error_now, power), _relative(error, power), factor, value)
+        if best is None or plan.error_after < best.error_after:
             best = plan
     assert best is not None
     return best
 
 
-def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
+def _round_values(values: Floats, span: Range, grid: Grid) -> Floats:
     """Return values after quantization over a range and dequantization; zeros for an empty range."""
-    params = grid.params(chosen.low, chosen.high)
+    params = grid.params(span.low, span.high)
     return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
 
 
-def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
+def _find_closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
     """Return how far below zero y still matters. Farther below, g(y) is less than half a step of its own range."""
     lowest = float(extrema.minimum.min())
     if lowest >= 0:
@@ -281,11 +291,11 @@ def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> fl
     return float(-numbers[open_].min()) if open_.any() else 0.0
 
 
-def _span(values: Floats) -> Range:
+def _range_of(values: Floats) -> Range:
     return Range(min(float(values.min()), 0.0), max(float(values.max()), 0.0))
 
 
-def _over(error: float, power: float) -> float:
+def _relative(error: float, power: float) -> float:
     return error / power if power > 0 else 0.0
 
 
@@ -317,18 +327,18 @@ class SplitGates(Recovery):
         assert state.statistics is not None
         grid = grid_of(state.scheme.activation_type, state.scheme.activation_symmetric)
         plans = plan_gates(state.prepared, gates, samples, state.statistics, grid, progress)
-        chosen = worth_it(plans, self.share)
-        if not chosen:
+        splits = select_splits(plans, self.share)
+        if not splits:
             return state.note(f"{self.name}: none of {len(gates)} gates stands out")
         model = state.prepared.model.clone()
-        split_all(model, [(plan.gate, plan.factor) for plan in chosen])
+        split_gates(model, [(plan.gate, plan.factor) for plan in splits])
         prepared = save_rewritten(state.prepared, model, workdir / "split.onnx")
-        ranges = {plan.gate.layer.output + VALUE: plan.value for plan in chosen}
-        names = ", ".join(plan.gate.layer.name for plan in chosen)
-        changed = {plan.gate.layer.name for plan in chosen}
+        ranges = {plan.gate.layer.output + VALUE: plan.value for plan in splits}
+        names = ", ".join(plan.gate.layer.name for plan in splits)
+        changed = {plan.gate.layer.name for plan in splits}
         return state.replace(
             prepared=prepared, ranges={**state.ranges, **ranges}, changed=state.changed | changed
-        ).note(f"{self.name}: {len(chosen)} of {len(gates)} gates split: {names}")
+        ).note(f"{self.name}: {len(splits)} of {len(gates)} gates split: {names}")
 
 
 RECOVERY = SplitGates()

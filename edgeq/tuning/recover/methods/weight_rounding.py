@@ -38,7 +38,8 @@ from edgeq.quantization.block_products import find_blocks, read_blocks, store_bl
 from edgeq.quantization.block_weights import BlockWeights, fit_blocks
 from edgeq.quantization.gptq import damp, round_rows, squared_errors
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
-from edgeq.tuning.recover.layers import Floats, IntegerLayer, QuantizedFile, WeightedLayer, Weights, find_layers
+from edgeq.tuning.recover.layers import Floats, WeightedLayer, Weights, find_layers
+from edgeq.tuning.recover.quantized_file import IntegerLayer, QuantizedFile
 from edgeq.util.display import SILENT, Progress
 
 MEMORY = 2**29
@@ -46,10 +47,11 @@ MEMORY = 2**29
 LARGEST = 2**26
 """Limit of entries in a layer's second moment (groups x taps^2): half a gigabyte. Larger layers are skipped."""
 _SAMPLES = 32  # the largest number of samples, spread evenly over all samples
+# Fewer patches than taps would make the covariance singular.
 _PATCHES_PER_TAP = 4
-_FEWEST, _MOST = 512, 8192
-_STORED = 2**23
-_HELD = 2**20
+_MIN_PATCHES, _MAX_PATCHES = 512, 8192
+_MAX_STORED_BYTES = 2**23
+_PENDING_BYTES = 2**20
 """Bytes of a layer's patches to collect before multiplying them."""
 
 
@@ -68,7 +70,7 @@ class PatchMoments:
     covariance: Floats
 
 
-def layer_moments(
+def measure_moments(
     prepared: PreparedModel,
     layers: Sequence[WeightedLayer],
     samples: Samples,
@@ -92,12 +94,13 @@ def layer_moments(
     """
     if store is not None:
         store.mkdir(exist_ok=True)
-        kept = [layer for layer in layers if _file(store, layer).exists()]
-        for layer in kept:
-            yield layer, _load(_file(store, layer))
-        layers = [layer for layer in layers if layer not in kept]
+        stored = [layer for layer in layers if _moments_file(store, layer).exists()]
+        for layer in stored:
+            yield layer, _load_moments(_moments_file(store, layer))
+        layers = [layer for layer in layers if layer not in stored]
     if not layers:
         return
+    # The moments of a larger layer alone would exceed the memory of a pass.
     fitting = [layer for layer in layers if layer.groups * layer.taps**2 <= LARGEST]
     parts = list(partitions(((layer, 8 * layer.groups * layer.taps**2) for layer in fitting), memory))
     total = min(_SAMPLES, len(samples))
@@ -107,14 +110,21 @@ def layer_moments(
             sources = [layer.source for layer in partition]
             for number, values in enumerate(tensor_values(prepared, sources, spread(samples, _SAMPLES))):
                 for layer in partition:
+                    # Seed by the sample and the layer's size, so that the order of the passes decides nothing.
                     random = np.random.default_rng([number, layer.taps])
                     sums[layer.name].add(values[layer.source], total, random)
                 advance(1)
             for layer in partition:
-                found = sums.pop(layer.name).moments()
-                if store is not None and found.covariance.nbytes <= _STORED:
-                    np.savez(_file(store, layer), count=found.count, mean=found.mean, covariance=found.covariance)
-                yield layer, found
+                moments = sums.pop(layer.name).moments()
+                # Very large moments would fill the folder.
+                if store is not None and moments.covariance.nbytes <= _MAX_STORED_BYTES:
+                    np.savez(
+                        _moments_file(store, layer),
+                        count=moments.count,
+                        mean=moments.mean,
+                        covariance=moments.covariance,
+                    )
+                yield layer, moments
 
 
 class _PatchSums:
@@ -128,43 +138,43 @@ class _PatchSums:
     def __init__(self, layer: WeightedLayer) -> None:
         self._layer = layer
         self._count = 0
-        self._held: list[NDArray[np.float32]] = []
+        self._pending: list[NDArray[np.float32]] = []
         self._origin: NDArray[np.float32] | None = None
-        self._first = np.zeros((layer.groups, layer.taps))
-        self._second = np.zeros((layer.groups, layer.taps, layer.taps))
+        self._sum = np.zeros((layer.groups, layer.taps))
+        self._sum_of_products = np.zeros((layer.groups, layer.taps, layer.taps))
 
     def add(self, values: NDArray[Any], samples: int, random: np.random.Generator) -> None:
         """Add patches of the layer's input in one of `samples` samples. The patches are drawn by `random`."""
-        wanted = min(max(_PATCHES_PER_TAP * self._layer.taps, _FEWEST), _MOST)
-        self._held.append(self._layer.patches(values, -(-wanted // samples), random))
-        if sum(patches.nbytes for patches in self._held) > _HELD:
+        patch_count = min(max(_PATCHES_PER_TAP * self._layer.taps, _MIN_PATCHES), _MAX_PATCHES)
+        self._pending.append(self._layer.patches(values, -(-patch_count // samples), random))
+        if sum(patches.nbytes for patches in self._pending) > _PENDING_BYTES:
             self._multiply()
 
     def _multiply(self) -> None:
-        if self._held:
-            patches = np.concatenate(self._held, axis=1)
-            self._held.clear()
+        if self._pending:
+            patches = np.concatenate(self._pending, axis=1)
+            self._pending.clear()
             if self._origin is None:
                 self._origin = patches.mean(1, keepdims=True)
             patches = patches - self._origin
             self._count += patches.shape[1]
-            self._first += patches.sum(1, dtype=np.float64)
-            self._second += patches.transpose(0, 2, 1) @ patches
+            self._sum += patches.sum(1, dtype=np.float64)
+            self._sum_of_products += patches.transpose(0, 2, 1) @ patches
 
     def moments(self) -> PatchMoments:
         """Return the moments of all patches so far. At least one sample must have been added."""
         self._multiply()
         assert self._origin is not None, "no sample was added"
-        mean = self._first / self._count
-        covariance = self._second / self._count - mean[:, :, None] * mean[:, None, :]
+        mean = self._sum / self._count
+        covariance = self._sum_of_products / self._count - mean[:, :, None] * mean[:, None, :]
         return PatchMoments(self._count, mean + self._origin[:, 0], covariance)
 
 
-def _file(store: Path, layer: WeightedLayer) -> Path:
+def _moments_file(store: Path, layer: WeightedLayer) -> Path:
     return store / (hashlib.sha256(layer.name.encode()).hexdigest() + ".npz")
 
 
-def _load(path: Path) -> PatchMoments:
+def _load_moments(path: Path) -> PatchMoments:
     with np.load(path, allow_pickle=False) as arrays:
         return PatchMoments(int(arrays["count"]), arrays["mean"], arrays["covariance"])
 
@@ -183,10 +193,10 @@ def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Pat
     layers = [layer for layer in find_layers(state.prepared.model) if layer.name in products]
     store = workdir.parent / f"moments-{state.prepared.digest}"
     gains = []
-    for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
+    for layer, moments in measure_moments(state.prepared, layers, samples, store=store, progress=progress):
         moment = moments.covariance + moments.mean[:, :, None] * moments.mean[:, None, :]
         rows = floats.rows(layer)
-        gains.append(_round(products[layer.name], rows, damp(moment, 0.0)))
+        gains.append(_round_product(products[layer.name], rows, damp(moment, 0.0)))
     if not gains:
         return state.note(f"{name}: no product has weights in blocks of its own")
     artifact = replace(state.artifact, model=workdir / state.artifact.model.name)
@@ -199,7 +209,7 @@ def round_blocks(name: str, state: RecoveryState, samples: Samples, workdir: Pat
     )
 
 
-def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
+def _round_product(product: ir.Node, rows: Floats, metric: Floats) -> float:
     """Round the weights of one product again, in place. Return the decibels by which the expected squared error of the
     product falls.
 
@@ -207,37 +217,38 @@ def _round(product: ir.Node, rows: Floats, metric: Floats) -> float:
         rows: float64 [1, n, k], the float weights.
         metric: float64 [1, k, k], the second moment of the product's input.
     """
-    own = read_blocks(product)
+    stored = read_blocks(product)
     importance = np.diagonal(metric[0]).astype(np.float32)
     matrix = np.ascontiguousarray(rows[0].T, np.float32)
-    size = own.integers.shape[-1]
-    fitted = fit_blocks(matrix, own.bits, size, symmetric=own.symmetric, importance=importance)
+    size = stored.integers.shape[-1]
+    fitted = fit_blocks(matrix, stored.bits, size, symmetric=stored.symmetric, importance=importance)
     low, high = fitted.limits
     rounded = fitted.with_differences(
         round_rows(rows, metric, low[None], high[None], scale=fitted.steps.astype(np.float64)[None])[0]
     )
-    tried = (own, fitted, rounded)
-    errors = np.array([squared_errors(rows - b.matrix().T.astype(np.float64), metric)[0] for b in tried])
+    choices = (stored, fitted, rounded)
+    # Each output keeps what it has if neither alternative is better, so the method never does harm.
+    errors = np.array([squared_errors(rows - b.matrix().T.astype(np.float64), metric)[0] for b in choices])
     best = errors.argmin(0)
-    store_blocks(product, _joined(tried, best))
-    before, after = float(errors[0].sum()), float(errors.min(0).sum())
-    return 10 * np.log10(before / after) if before > 0 and after > 0 else 0.0
+    store_blocks(product, _join_blocks(choices, best))
+    old_error, new_error = float(errors[0].sum()), float(errors.min(0).sum())
+    return 10 * np.log10(old_error / new_error) if old_error > 0 and new_error > 0 else 0.0
 
 
-def _joined(tried: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
-    """Return blocks that are put together from `tried`. For each output, `best` is the index in `tried` of the blocks
-    to use.
+def _join_blocks(choices: tuple[BlockWeights, ...], best: np.ndarray) -> BlockWeights:
+    """Return blocks that are put together from `choices`. For each output, `best` is the index in `choices` of the
+    blocks to use.
     """
     outputs = np.arange(len(best))
     return replace(
-        tried[0],
-        integers=np.stack([b.integers for b in tried])[best, outputs],
-        scales=np.stack([b.scales for b in tried])[best, outputs],
-        zero_points=np.stack([b.zero_points for b in tried])[best, outputs],
+        choices[0],
+        integers=np.stack([b.integers for b in choices])[best, outputs],
+        scales=np.stack([b.scales for b in choices])[best, outputs],
+        zero_points=np.stack([b.zero_points for b in choices])[best, outputs],
     )
 
 
-_KEPT = 2**22
+_MAX_STORED_WEIGHTS = 2**22
 """Results are kept only for layers with at most this many weights."""
 
 
@@ -256,20 +267,20 @@ class WeightRounding(Recovery):
         """Round the weights of `state` again.
 
         Raises:
-            EdgeqError: for the same reasons as in `layer_moments`.
+            EdgeqError: for the same reasons as in `measure_moments`.
         """
         assert state.artifact is not None
         if state.scheme.mode == "weight-only":
             return round_blocks(self.name, state, samples, workdir, progress)
         floats = Weights(state.prepared.model)
-        file = QuantizedFile.read(state.artifact.model)
-        found = file.integer_layers(find_layers(state.prepared.model))
-        integers = {integer.layer.name: integer for integer in found if not integer.shared}
+        file = QuantizedFile.load(state.artifact.model)
+        integer_layers = file.integer_layers(find_layers(state.prepared.model))
+        integers = {integer.layer.name: integer for integer in integer_layers if not integer.has_other_readers}
         limits = weight_limits(state.scheme.weight_type, state.scheme.reduce_range)
         gains = []
         layers = [integer.layer for integer in integers.values()]
         store = workdir.parent / f"moments-{state.prepared.digest}"
-        for layer, moments in layer_moments(state.prepared, layers, samples, store=store, progress=progress):
+        for layer, moments in measure_moments(state.prepared, layers, samples, store=store, progress=progress):
             gains.append(round_layer(file, integers[layer.name], floats, moments, limits, store=store))
         if not gains:
             return state.note(f"{self.name}: no layer has integer weights of its own")
@@ -307,38 +318,39 @@ def round_layer(
     zero = integer.per_row(integer.params.zero_point)
     old = file.weight(integer)
     mean = moments.mean[:, None, :]
+    # Without a bias, the mean error stays in the output, so it counts as error as well.
     shape = moments.covariance if integer.bias is not None else moments.covariance + mean.transpose(0, 2, 1) * mean
     metric = damp(shape, integer.input_scale)
-    new = _kept_or_rounded(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
-    before, after = (squared_errors(rows - scale * q, metric) for q in (old, new))
-    chosen = np.where((after < before)[:, :, None], new, old)
-    file.set_weight(integer, chosen)
-    remaining = ((rows - scale * chosen) * mean).sum(2).ravel()
+    new = _load_or_round(rows / scale, metric, limits[0] - zero, limits[1] - zero, store)
+    old_error, new_error = (squared_errors(rows - scale * q, metric) for q in (old, new))
+    integers = np.where((new_error < old_error)[:, :, None], new, old)
+    file.set_weight(integer, integers)
+    remaining = ((rows - scale * integers) * mean).sum(2).ravel()
     if integer.bias is not None:
         # Start from the float bias, not from the file's bias, so that applying the method twice has the same result as
         # once.
-        wanted = floats.array(layer.bias).ravel() if layer.bias else 0.0
-        file.add_to_bias(integer, wanted + remaining - file.bias(integer))
+        target_bias = floats.array(layer.bias).ravel() if layer.bias else 0.0
+        file.add_to_bias(integer, target_bias + remaining - file.bias(integer))
         lost = squared_errors(rows - scale * old, metric) + (((rows - scale * old) * mean).sum(2)) ** 2
     else:
-        lost = before
-    total, left = float(lost.sum()), float(np.minimum(before, after).sum())
-    return 10 * np.log10(total / left) if left > 0 and total > 0 else 0.0
+        lost = old_error
+    total_error, remaining_error = float(lost.sum()), float(np.minimum(old_error, new_error).sum())
+    return 10 * np.log10(total_error / remaining_error) if remaining_error > 0 and total_error > 0 else 0.0
 
 
-def _kept_or_rounded(
+def _load_or_round(
     rows: Floats, metric: Floats, low: NDArray[np.int64], high: NDArray[np.int64], store: Path | None
 ) -> NDArray[np.int64]:
     """Return the result of `round_rows`. If an earlier call had the same arguments, its stored result is returned."""
-    if store is None or rows.size > _KEPT:
+    if store is None or rows.size > _MAX_STORED_WEIGHTS:
         return round_rows(rows, metric, low, high)
     digest = hashlib.sha256(repr(rows.shape).encode())
     for array in (rows, metric, low, high):
         digest.update(np.ascontiguousarray(array).tobytes())
-    kept = store / f"rounded-{digest.hexdigest()}.npy"
-    if not kept.exists():
-        np.save(kept, round_rows(rows, metric, low, high).astype(np.int16), allow_pickle=False)
-    return np.asarray(np.load(kept, allow_pickle=False), np.int64)
+    path = store / f"rounded-{digest.hexdigest()}.npy"
+    if not path.exists():
+        np.save(path, round_rows(rows, metric, low, high).astype(np.int16), allow_pickle=False)
+    return np.asarray(np.load(path, allow_pickle=False), np.int64)
 
 
 def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.layers`: integer operators that are written out give the same outputs."""
+"""Test `edgeq.tuning.recover.expansion`: integer operators that are written out give the same outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import ModelError
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
-from edgeq.tuning.recover.layers import PLAIN, expanded
+from edgeq.tuning.recover.expansion import PLAIN, expand_integers
 from edgeq.tuning.recover.run import Recoverer
 from tests.graphs import model as text_model
 from tests.tuning.recover.graphs import nets
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 def _same(path: Path, feed: dict[str, np.ndarray]) -> set[str]:
     model = read_model(path)
-    plain = expanded(model)
+    plain = expand_integers(model)
     assert not {n.op_type for n in plain.graph} & {"QLinearConv", "QLinearMatMul", "QGemm"}
     for a, b in zip(run(model, feed, optimization="none"), run(plain, feed, optimization="none"), strict=True):
         # Integer and float sums may be rounded to different sides of a half.
@@ -77,7 +77,7 @@ def test_batched_weights_have_their_channels_last() -> None:
      float[3] ws = {{0.1, 0.2, 0.4}}, int8[3] wz = {{0, 0, 0}}, float ys = {{0.5}}, uint8 yz = {{10}}>
     {{ [m] y = QLinearMatMul (x, xs, xz, w, ws, wz, ys, yz) }}""")
     x = np.random.default_rng(0).integers(0, 9, (2, 5, 4)).astype(np.uint8)
-    made = expanded(model)
+    made = expand_integers(model)
     (value,) = run(made, {"x": x}, optimization="none")
     exact = ((x.astype(np.float64) - 3) * 0.1) @ (weights * np.array([0.1, 0.2, 0.4]))
     wanted = np.clip(np.rint(exact / 0.5) + 10, 0, 255)
@@ -94,4 +94,4 @@ def test_bias_counts_in_the_unit_of_a_scaled_product() -> None:
     { [gemm] y = com.microsoft.QGemm <alpha = 2.0> (a, as, az, b, bs, bz, c) }""")
     feed = {"a": np.array([[10, 20]], np.uint8)}
     (wanted,) = run(model, feed)
-    np.testing.assert_allclose(run(expanded(model), feed)[0], wanted, rtol=1e-6)
+    np.testing.assert_allclose(run(expand_integers(model), feed)[0], wanted, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.nonlinear`: nodes after a tensor compute what the model does, and no reader is missed."""
+"""Test `edgeq.tuning.recover.followers`: nodes after a tensor compute what the model does, and no reader is missed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from onnx import helper
 
 from edgeq.model.graph import name_of, reads
-from edgeq.tuning.recover.nonlinear import Followers
+from edgeq.tuning.recover.followers import Followers
 from tests.tuning.recover.graphs import nets, tensors_of
 from tests.tuning.recover.nets import Net
 
@@ -19,7 +19,7 @@ def test_the_function_is_what_the_model_makes(drawn: tuple) -> None:
     tensors = tensors_of(model, feed)
     followers = Followers(model)
     for name, values in tensors.items():
-        follower = followers.of(name)
+        follower = followers.find(name)
         found = followers.function(follower)(values)
         assert len(found) == len(follower.ends)
         for end, made in zip(follower.ends, found, strict=True):
@@ -33,7 +33,7 @@ def test_all_that_others_read_is_an_end(drawn: tuple) -> None:
     model, _ = drawn
     followers = Followers(model)
     for node in model.graph:
-        follower = followers.of(name_of(node.outputs[0]))
+        follower = followers.find(name_of(node.outputs[0]))
         hidden = {name_of(n.outputs[0]) for n in (node, *follower.nodes)} - set(follower.ends)
         for other in model.graph:
             if other not in follower.nodes:
@@ -51,17 +51,17 @@ def _net(*nodes: tuple[str, list[str], str]) -> Followers:
 
 
 def test_only_scalars_and_the_tensor_itself() -> None:
-    assert [n.op_type for n in _net(("Mul", ["x", "half"], "y")).of("x").nodes] == ["Mul"]
-    assert _net(("Mul", ["x", "vector"], "y")).of("x").nodes == ()
-    assert _net(("Mul", ["x", "z"], "y")).of("x").nodes == ()
-    assert _net(("Softmax", ["x"], "y")).of("x").nodes == ()
+    assert [n.op_type for n in _net(("Mul", ["x", "half"], "y")).find("x").nodes] == ["Mul"]
+    assert _net(("Mul", ["x", "vector"], "y")).find("x").nodes == ()
+    assert _net(("Mul", ["x", "z"], "y")).find("x").nodes == ()
+    assert _net(("Softmax", ["x"], "y")).find("x").nodes == ()
 
 
 def test_several_nodes_and_branches() -> None:
     followers = _net(
         ("Sigmoid", ["x"], "g"), ("Mul", ["g", "x"], "y"), ("Add", ["y", "half"], "w"), ("Add", ["y", "z"], "v")
     )
-    found = followers.of("x")
+    found = followers.find("x")
     assert [node.outputs[0].name for node in found.nodes] == ["g", "y", "w"]
     assert found.ends == ("y",), "w is read by nobody"
 
@@ -73,4 +73,4 @@ def test_a_tensor_read_in_a_body_is_an_end() -> None:
         [helper.make_node("Neg", ["x"], ["n"])], "b", [], [helper.make_tensor_value_info("n", 1, None)]
     )
     net.nodes.append(helper.make_node("If", ["c"], ["out"], name="if", then_branch=body, else_branch=body))
-    assert Followers(net.model({"x": [1, 2]}, ["y", "out"])).of("x").ends == ("x", "y")
+    assert Followers(net.model({"x": [1, 2]}, ["y", "out"])).find("x").ends == ("x", "y")

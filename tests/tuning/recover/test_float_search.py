@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.closer`: it keeps layers in float until the outputs are close enough for the proof."""
+"""Test `edgeq.tuning.recover.float_search`: it keeps layers in float until the proof finds the outputs close enough."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from edgeq.hardware.target import Target, resolve
 from edgeq.prove.checks import int8_share
-from edgeq.tuning.recover.closer import FloatSearch
+from edgeq.tuning.recover.float_search import FloatSearch
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, noise_db, target
 
@@ -57,7 +57,7 @@ def _search(
 def test_what_was_judged_is_what_is_built(model: object, tmp_path: Path) -> None:
     assert callable(model)
     search = _search(model(), tmp_path)
-    plain = search.judge((), math.inf)
+    plain = search.measure((), math.inf)
     wanted = max(30.0, plain + 1)
     found = search.reach(wanted)
     assert found is not None
@@ -72,7 +72,7 @@ def test_a_model_left_in_float_is_no_answer(tmp_path: Path) -> None:
     nodes, best = search.best
     assert 30 < best < 300
     assert int8_share(search.job, search.recoverer.build(search.in_float(nodes), (), tmp_path / "best.onnx")) > 0
-    assert search.judge([str(node.name) for node in search.job.prepared.model.graph], 300.0) == -math.inf
+    assert search.measure([str(node.name) for node in search.job.prepared.model.graph], 300.0) == -math.inf
 
 
 def test_a_target_whose_model_has_other_tensors_is_searched_too(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_target_whose_model_has_other_tensors_is_searched_too(tmp_path: Path) 
     x = net.node("Conv", [x, net.constant("w2", weight)], "second")
     net.conv(net.node("Relu", [x], "second_act"), "last", 8, 4, 1)
     search = _search(net.model({"x": [1, 3, 8, 8]}, ["last_out"]), tmp_path, resolve("gemmini"), (1, 3, 8, 8))
-    plain = search.judge((), math.inf)
+    plain = search.measure((), math.inf)
     found = search.reach(plain + 3)
     assert found
-    assert search.known[frozenset(found)] >= plain + 3
+    assert search.sqnr_by_nodes[frozenset(found)] >= plain + 3

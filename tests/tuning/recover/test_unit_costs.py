@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.costs`: the sum by its definition, kernels counted for their unit, and a real profile."""
+"""Test `edgeq.tuning.recover.unit_costs`: the sum by definition, kernels counted for their unit, and a real profile."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.tuning.recover.costs import Costs, find_units, measure_costs, unit_of
 from edgeq.tuning.recover.run import Recoverer
+from edgeq.tuning.recover.unit_costs import Costs, find_unit, measure_costs
+from edgeq.tuning.recover.units import find_units
 from tests.tuning.recover.nets import SCHEME, few, job_of, target, two_gates
 
 UNITS = ("a", "b", "c", "d")
@@ -42,14 +43,14 @@ def total(made: Costs, kept: set[str]) -> float:
 @given(costs(), st.sets(st.sampled_from(UNITS)), st.sampled_from(UNITS))
 def test_what_one_more_adds(made: Costs, kept: set[str], name: str) -> None:
     wanted = total(made, kept | {name}) - total(made, kept - {name})
-    assert made.further(name, kept - {name}) == pytest.approx(wanted, abs=1e-6)
-    assert made.further(name, kept | {name}) == made.further(name, kept - {name})
+    assert made.extra_cost(name, kept - {name}) == pytest.approx(wanted, abs=1e-6)
+    assert made.extra_cost(name, kept | {name}) == made.extra_cost(name, kept - {name})
 
 
 def test_neighbours_in_float_share_their_conversions() -> None:
     made = Costs({"a": 5, "b": 5}, {"a": 2, "b": 2}, {"t": 10}, {"t": "a"}, {"t": ("b",)})
-    assert made.further("a", set()) == made.further("b", set()) == 13
-    assert made.further("b", {"a"}) == -7
+    assert made.extra_cost("a", set()) == made.extra_cost("b", set()) == 13
+    assert made.extra_cost("b", {"a"}) == -7
     assert made.span == 6
 
 
@@ -66,7 +67,7 @@ def test_neighbours_in_float_share_their_conversions() -> None:
     ],
 )
 def test_kernels_belong_to_the_longest_name_that_ends_at_a_word(kernel: str, unit: str | None) -> None:
-    assert unit_of(kernel, {"Conv_1": "one", "Conv_10": "ten", "c": "c"}) == unit
+    assert find_unit(kernel, {"Conv_1": "one", "Conv_10": "ten", "c": "c"}) == unit
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])

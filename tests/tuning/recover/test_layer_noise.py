@@ -1,4 +1,4 @@
-"""Compare `edgeq.tuning.recover.costs` with one model for each layer that quantizes only this layer."""
+"""Compare `edgeq.tuning.recover.layer_noise` with one model for each layer that quantizes only this layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from edgeq.backends.base import Artifact
 from edgeq.model.convert import from_proto, to_proto
 from edgeq.tuning.float_layers import RankedLayer
-from edgeq.tuning.recover.costs import Columns, rank_layers
+from edgeq.tuning.recover.layer_noise import ColumnNoise, rank_layers
 from edgeq.tuning.recover.layers import find_layers
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target, two_gates, uneven
@@ -145,11 +145,11 @@ def test_a_spoiled_layer_comes_first(tmp_path: Path) -> None:
 
 
 def test_columns_weigh_alike_and_sizes_may_change() -> None:
-    columns = Columns()
+    columns = ColumnNoise()
     plain = np.ones((1, 64, 2)) * np.array([100.0, 1.0])
     columns.update({"y": plain}, {"y": plain + np.array([0.0, 0.1])})
     assert columns.noise == pytest.approx(0.5 * 0.01)
-    whole = Columns()
+    whole = ColumnNoise()
     whole.update({"y": np.ones((3, 4))}, {"y": np.ones((2, 4))})
     assert whole.noise == 1
     whole.update({"y": np.ones((2, 5))}, {"y": np.ones((2, 5))})
@@ -157,16 +157,16 @@ def test_columns_weigh_alike_and_sizes_may_change() -> None:
 
 
 def test_what_is_no_number_is_left_out() -> None:
-    columns = Columns()
+    columns = ColumnNoise()
     a = np.array([1.0, np.inf, np.nan, 2.0])
     columns.update({"y": a, "s": np.array(["a"])}, {"y": a * [1.0, 1.0, 1.0, 1.5], "s": np.array(["b"])})
     assert columns.noise == pytest.approx(1 / 5)
-    assert Columns().noise == 0
+    assert ColumnNoise().noise == 0
 
 
 def test_what_is_not_finite_counts_as_worse_than_any_rounding() -> None:
     reference = {"y": np.array([[1.0, 2.0, np.inf]])}
-    rounded, broken = Columns(), Columns()
+    rounded, broken = ColumnNoise(), ColumnNoise()
     rounded.update(reference, {"y": np.array([[1.5, 2.0, np.inf]])})
     broken.update(reference, {"y": np.array([[np.nan, 2.0, np.inf]])})
     assert rounded.noise == pytest.approx(0.25 / 5)

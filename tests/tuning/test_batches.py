@@ -16,7 +16,8 @@ from edgeq.data.samples import open_samples
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_signature
 from edgeq.run.session import open_session
-from edgeq.tuning.accuracy import AccuracyMeter, answers, run_at_once
+from edgeq.tuning.accuracy import AccuracyMeter
+from edgeq.tuning.batches import find_batch_size, infer_all
 from tests.graphs import proto
 
 RANDOM = np.random.default_rng(0)
@@ -44,18 +45,18 @@ def samples_of(*shapes: tuple[int, ...], **context: Any) -> list[Sample]:
     [(ALONE, True), (BESIDE, False), (DYNAMIC, False), (FIXED, False), (WHOLE, False), (INSIDE, False)],
 )
 def test_only_where_rows_do_not_depend_on_each_other(body: str, at_once: bool) -> None:
-    assert (run_at_once(session_of(body), samples_of((1, 3), (1, 3), (1, 3))) > 1) is at_once
+    assert (find_batch_size(session_of(body), samples_of((1, 3), (1, 3), (1, 3))) > 1) is at_once
 
 
 def test_only_single_rows_of_one_shape_and_few_bytes() -> None:
     session = session_of(ALONE.replace("3", "M"))
-    assert run_at_once(session, samples_of((1, 3), (1, 3))) == 32
-    assert run_at_once(session, samples_of((1, 3), (1, 4))) == 1
-    assert run_at_once(session, samples_of((2, 3), (2, 3))) == 1
-    assert run_at_once(session, samples_of((1, 3))) == 1
-    assert run_at_once(session, samples_of((1, 3), (1, 3), rows=({},))) == 1
-    assert run_at_once(session, samples_of((1, 2**19), (1, 2**19))) == 2
-    assert [a["y"].shape for a in answers(session, samples_of((1, 3), (1, 4)), model="it")] == [(1, 3), (1, 4)]
+    assert find_batch_size(session, samples_of((1, 3), (1, 3))) == 32
+    assert find_batch_size(session, samples_of((1, 3), (1, 4))) == 1
+    assert find_batch_size(session, samples_of((2, 3), (2, 3))) == 1
+    assert find_batch_size(session, samples_of((1, 3))) == 1
+    assert find_batch_size(session, samples_of((1, 3), (1, 3), rows=({},))) == 1
+    assert find_batch_size(session, samples_of((1, 2**19), (1, 2**19))) == 2
+    assert [a["y"].shape for a in infer_all(session, samples_of((1, 3), (1, 4)), model="it")] == [(1, 3), (1, 4)]
 
 
 def test_the_figures_are_those_of_samples_one_by_one(tmp_path: Path) -> None:

@@ -25,9 +25,11 @@ from edgeq.prove.checks import agreements, int8_share
 from edgeq.prove.job import Builder, Built, Job
 from edgeq.scheme import Scheme
 from edgeq.tuning.float_layers import REFINEMENTS, LayerRanking, RankedLayer, rank_by_probing, select_float_layers
-from edgeq.tuning.recover.costs import SAMPLES as FOLLOWED
-from edgeq.tuning.recover.costs import find_units, mac_costs, rank_static
-from edgeq.tuning.recover.run import Recoverer, no_worse
+from edgeq.tuning.recover.layer_noise import SAMPLES as FOLLOWED
+from edgeq.tuning.recover.run import Recoverer, keep_better
+from edgeq.tuning.recover.static_ranking import rank_static
+from edgeq.tuning.recover.unit_costs import mac_costs
+from edgeq.tuning.recover.units import find_units
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import RECOVERIES
 
@@ -47,7 +49,8 @@ class FloatSearch:
         timed: whether the cost of layers in float comes from the runtime's profile. Otherwise, it is their
             multiply-accumulates, which are the same everywhere.
         followed: number of samples on which the noise of each layer is traced to the outputs.
-        known: SQNR in dB of each set tried. A set contains the nodes that are in float in addition to the scheme's own.
+        sqnr_by_nodes: SQNR in dB of each set tried. A set contains the nodes that are in float in addition to the
+            scheme's own.
     """
 
     recoverer: Recoverer
@@ -58,26 +61,27 @@ class FloatSearch:
     timed: bool = True
     followed: int = FOLLOWED
     progress: Progress = SILENT
-    known: dict[frozenset[str], float] = field(default_factory=dict)
+    sqnr_by_nodes: dict[frozenset[str], float] = field(default_factory=dict)
 
-    def reach(self, wanted_db: float, *, refinements: int = REFINEMENTS) -> tuple[str, ...] | None:
-        """Return the nodes to keep in float so that the outputs reach `wanted_db`; None if no such set was found.
+    def reach(self, target_db: float, *, refinements: int = REFINEMENTS) -> tuple[str, ...] | None:
+        """Return the nodes to keep in float so that the outputs reach `target_db`; None if no such set was found.
 
         Raises:
             EdgeqError: the scheme cannot be built even without changes.
         """
-        if self.judge((), wanted_db) >= wanted_db:
+        # The build without changes comes first: it may be good enough, and its errors are the user's to see.
+        if self.measure((), target_db) >= target_db:
             return ()
-        for ranking in self.rankings(wanted_db):
-            found = select_float_layers(
+        for ranking in self.rankings(target_db):
+            sets = select_float_layers(
                 ranking,
-                lambda nodes: -self.judge(nodes, wanted_db),
-                -wanted_db,
+                lambda nodes: -self.measure(nodes, target_db),
+                -target_db,
                 lambda: False,
                 refinements=refinements,
             )
-            if found:
-                return found[-1]
+            if sets:
+                return sets[-1]
         return None
 
     @property
@@ -85,11 +89,11 @@ class FloatSearch:
         """Return the nodes that brought the outputs closest, and the SQNR in dB. If several sets reach the same SQNR,
         return the one with the fewest nodes.
         """
-        nodes = max(self.known, key=lambda nodes: (self.known[nodes], -len(nodes)))
+        nodes = max(self.sqnr_by_nodes, key=lambda nodes: (self.sqnr_by_nodes[nodes], -len(nodes)))
         order = [str(node.name) for node in self.job.prepared.model.graph]
-        return tuple(name for name in order if name in nodes), self.known[nodes]
+        return tuple(name for name in order if name in nodes), self.sqnr_by_nodes[nodes]
 
-    def judge(self, nodes: Sequence[str], wanted_db: float) -> float:
+    def measure(self, nodes: Sequence[str], target_db: float) -> float:
         """Return the SQNR in dB with `nodes` in float. Return minus infinity if that model cannot be built, or its
         outputs are not finite.
 
@@ -97,48 +101,50 @@ class FloatSearch:
             EdgeqError: `nodes` is empty, and the scheme cannot be built.
         """
         key = frozenset(nodes)
-        if key not in self.known:
+        if key not in self.sqnr_by_nodes:
             try:
-                found = self._measured(nodes, wanted_db)
+                sqnr_db = self._measure(nodes, target_db)
             except EdgeqError as error:
                 if not nodes:
                     raise
                 self.progress.note(f"{len(nodes)} nodes cannot stay in float: {error.problem}")
-                found = -math.inf
+                sqnr_db = -math.inf
             else:
-                self.progress.note(f"{len(nodes)} nodes in float: {found:.1f} dB")
-            self.known[key] = found
-        return self.known[key]
+                self.progress.note(f"{len(nodes)} nodes in float: {sqnr_db:.1f} dB")
+            self.sqnr_by_nodes[key] = sqnr_db
+        return self.sqnr_by_nodes[key]
 
     def in_float(self, nodes: Sequence[str]) -> Scheme:
         """Return the scheme with `nodes` excluded as well."""
         return self.scheme.keep_in_float(nodes, "kept in float to reach --min-sqnr")
 
-    def _measured(self, nodes: Sequence[str], wanted_db: float) -> float:
-        """Return the SQNR on calibration samples. If it reaches `wanted_db`, the proof's SQNR is also measured, and the
+    def _measure(self, nodes: Sequence[str], target_db: float) -> float:
+        """Return the SQNR on calibration samples. If it reaches `target_db`, the proof's SQNR is also measured, and the
         lower of the two is returned.
         """
         job, calibration = self.job, self.job.calibration
         assert calibration is not None
         built = self.recoverer.build(self.in_float(nodes), self.names, self.recoverer.place() / "tried.onnx")
+        # A model without int8 would reach any SQNR, but then nothing is quantized.
         if nodes and not int8_share(job, built):
             return -math.inf
-        few = spread_over(calibration, self.count)
-        found = worst_db(agreements(job, {"": built.artifact}, few)[""])
-        if found < wanted_db or few is job.validation:
-            return found
-        return min(found, worst_db(agreements(job, {"": built.artifact}, job.validation)[""]))
+        subset = spread_over(calibration, self.count)
+        sqnr_db = worst_db(agreements(job, {"": built.artifact}, subset)[""])
+        # The proof's samples cost more, so only a set that passes on the few samples is judged on them.
+        if sqnr_db < target_db or subset is job.validation:
+            return sqnr_db
+        return min(sqnr_db, worst_db(agreements(job, {"": built.artifact}, job.validation)[""]))
 
-    def rankings(self, wanted_db: float) -> Iterator[LayerRanking]:
+    def rankings(self, target_db: float) -> Iterator[LayerRanking]:
         """Yield orders in which layers go to float. The order that should need the fewest layers comes first."""
-        yield self._by_noise(wanted_db)
+        yield self._rank_by_noise(target_db)
         units = [unit for unit in find_units(self.job.prepared.model) if not {*unit.nodes} <= {*self.scheme.exclude}]
         costs = mac_costs(units, self.job.prepared.model)
         layers = tuple(RankedLayer(unit.name, unit.nodes, 0.0) for unit in units)
         yield LayerRanking(layers, costs)
         yield LayerRanking(layers[::-1], costs)
 
-    def _by_noise(self, wanted_db: float) -> LayerRanking:
+    def _rank_by_noise(self, target_db: float) -> LayerRanking:
         """Return the ranking by each layer's own noise. If the quantized model's tensors match the float model's, the
         noise is computed from them. Otherwise it is measured on builds with all other layers in float.
         """
@@ -163,8 +169,9 @@ class FloatSearch:
 
         def noise(names: Sequence[str]) -> float:
             """Return the noise power over the signal power if only these layers are quantized."""
-            others = [node for name in macs if name not in names for node in units[name].nodes]
-            return 10 ** (-max(_LEAST_DB, self.judge(others, wanted_db)) / 10)
+            float_nodes = [node for name in macs if name not in names for node in units[name].nodes]
+            # Minus infinity decibels would be infinite noise, which a ranking cannot add up.
+            return 10 ** (-max(_LEAST_DB, self.measure(float_nodes, target_db)) / 10)
 
         return rank_by_probing(macs, noise, lambda: False)
 
@@ -199,31 +206,32 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         if min_sqnr_db is not None:
             if scheme.mode != "static":
                 raise UsageError("--min-sqnr needs a static scheme", "Leave it out, or choose another scheme")
-            closer = _closer(recoverer, job, scheme, names, min_sqnr_db, progress)
+            closer = _find_closer_scheme(recoverer, job, scheme, names, min_sqnr_db, progress)
         recovered = recoverer.build(closer, names, destination, progress=progress)
-        return no_worse(job, recovered, scheme, names, workdir, progress) if names else recovered
+        return keep_better(job, recovered, scheme, names, workdir, progress) if names else recovered
 
     return build
 
 
-def _closer(
+def _find_closer_scheme(
     recoverer: Recoverer, job: Job, scheme: Scheme, names: tuple[str, ...], min_sqnr_db: float, progress: Progress
 ) -> Scheme:
     """Return the scheme with the layers in float that reach `min_sqnr_db` at the least cost."""
     search = FloatSearch(recoverer, job, scheme, names, progress=progress)
-    found = search.reach(min_sqnr_db)
-    if found is not None:
-        return search.in_float(found)
+    float_nodes = search.reach(min_sqnr_db)
+    if float_nodes is not None:
+        return search.in_float(float_nodes)
     nodes, best = search.best
     if best == -math.inf:
         raise CheckFailedError(
             f"{job.source}: the outputs are not finite, whichever layers stay in float",
             "Leave --min-sqnr out, and choose another scheme or `--exclude` nodes by hand",
         )
-    shown = ", ".join(nodes[:_LISTED]) + (f" and {len(nodes) - _LISTED} more" if len(nodes) > _LISTED else "")
-    kept = f"{len(nodes)} in float: {shown}" if nodes else "none in float"
+    listed = ", ".join(nodes[:_LISTED]) + (f" and {len(nodes) - _LISTED} more" if len(nodes) > _LISTED else "")
+    summary = f"{len(nodes)} in float: {listed}" if nodes else "none in float"
+    # Round down, because the message offers this number as a limit that can be reached.
     reached = math.floor(10 * best) / 10
     raise CheckFailedError(
-        f"{job.source}: layers in float bring the outputs to {reached:.1f} dB, not to {min_sqnr_db:g} ({kept})",
+        f"{job.source}: layers in float bring the outputs to {reached:.1f} dB, not to {min_sqnr_db:g} ({summary})",
         f"Type --min-sqnr {reached:.1f}, add --recover, or choose another scheme",
     )

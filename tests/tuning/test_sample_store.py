@@ -7,7 +7,7 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.signature import Signature, TensorSpec
-from edgeq.tuning.accuracy import ArrayStore, SampleStore
+from edgeq.tuning.sample_store import ArrayStore, SampleStore
 
 SIGNATURE = Signature((TensorSpec("x:0/a", np.dtype(np.float32), (None, 3)),), ())
 
@@ -37,7 +37,7 @@ def test_the_order_is_mixed_and_always_the_same(tmp_path: Path) -> None:
 
 def test_arrays_on_disk_keep_dtype_and_shape(tmp_path: Path) -> None:
     store = ArrayStore(tmp_path, 0)
-    store.put(3, {"a/b": np.array([[1, 2]], np.int8), "c": np.array(2.5)})
+    store.add(3, {"a/b": np.array([[1, 2]], np.int8), "c": np.array(2.5)})
     assert 3 in store
     assert 4 not in store
     found = store.get(3)

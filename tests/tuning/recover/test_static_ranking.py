@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.costs`: the order of layers, and that layers kept in float run in float."""
+"""Test `edgeq.tuning.recover.static_ranking`: the order of layers, and that layers kept in float run in float."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from edgeq.measure.kernel_times import kernel_times
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
-from edgeq.tuning.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
-from edgeq.tuning.recover.costs import Costs, Unit, by_worth, merged, rank_static
+from edgeq.tuning.float_layers import MacCosts, RankedLayer, find_affordable, select_float_layers
 from edgeq.tuning.recover.run import Recoverer
+from edgeq.tuning.recover.static_ranking import merge_units, rank_static, sort_by_worth
+from edgeq.tuning.recover.unit_costs import Costs
+from edgeq.tuning.recover.units import Unit
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, noise_db, target, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]
@@ -30,7 +32,7 @@ def _unit(name: str, *nodes: str) -> Unit:
 @given(FIGURES, FIGURES)
 def test_most_noise_for_each_microsecond_first(noise: dict[str, int], cost: dict[str, int]) -> None:
     layers = [RankedLayer(name, (name,), float(value)) for name, value in noise.items()]
-    order = by_worth(layers, MacCosts(cost))
+    order = sort_by_worth(layers, MacCosts(cost))
     worth = [layer.noise / cost[layer.name] for layer in order]
     assert worth == sorted(worth, reverse=True)
     assert {layer.name for layer in order} == set(NAMES)
@@ -40,10 +42,10 @@ def test_neighbours_are_worth_more_together() -> None:
     """Two neighbours in float are worth more together, because nothing between them has to be converted."""
     costs = Costs(dict.fromkeys("abc", 2.0), dict.fromkeys("abc", 1.0), {"t": 100.0}, {"t": "a"}, {"t": ("b",)})
     ranked = [RankedLayer(name, (name,), noise) for name, noise in (("a", 2.0), ("b", 1.0), ("c", 1.5))]
-    assert [layer.name for layer in by_worth(ranked, costs)] == ["c", "a", "b"]
+    assert [layer.name for layer in sort_by_worth(ranked, costs)] == ["c", "a", "b"]
     costs = Costs(dict.fromkeys("abc", 20.0), dict.fromkeys("abc", 1.0), {"t": 10.0}, {"t": "a"}, {"t": ("b",)})
     ranked = [RankedLayer(name, (name,), noise) for name, noise in (("a", 3.0), ("b", 1.0), ("c", 1.5))]
-    assert [layer.name for layer in by_worth(ranked, costs)] == ["a", "b", "c"]
+    assert [layer.name for layer in sort_by_worth(ranked, costs)] == ["a", "b", "c"]
 
 
 def test_noise_of_a_rewritten_model_is_that_of_the_users_units() -> None:
@@ -54,8 +56,8 @@ def test_noise_of_a_rewritten_model_is_that_of_the_users_units() -> None:
         RankedLayer("added", ("added", "second"), 4.0),
         RankedLayer("unknown", ("unknown",), 8.0),
     ]
-    assert {r.name: r.noise for r in merged(found, units)} == {"second": 4.0, "first": 3.0}
-    assert [r.name for r in merged(found, units)] == ["second", "first"]
+    assert {r.name: r.noise for r in merge_units(found, units)} == {"second": 4.0, "first": 3.0}
+    assert [r.name for r in merge_units(found, units)] == ["second", "first"]
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
@@ -104,7 +106,7 @@ def test_what_is_excluded_already_is_not_ranked(tmp_path: Path) -> None:
     assert isinstance(ranking.costs, Costs)
     assert set(ranking.costs.float_us) == {"first", "second", "depthwise", "last"}
     assert ranking.costs.span == sum(ranking.costs.float_us.values()) - sum(ranking.costs.int8_us.values())
-    assert len(affordable(ranking, math.inf)) == 2, "one layer stays in integers"
+    assert len(find_affordable(ranking, math.inf)) == 2, "one layer stays in integers"
 
 
 def test_in_another_engine_the_multiply_accumulates_limit_what_goes_to_float(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_in_another_engine_the_multiply_accumulates_limit_what_goes_to_float(tmp
     whole = sum(macs.values())
     assert ranking.costs.span == whole
     for headroom in (0.1, 0.3, 0.6):
-        share = sum(macs[node] for layer in affordable(ranking, headroom) for node in layer.nodes) / whole
+        share = sum(macs[node] for layer in find_affordable(ranking, headroom) for node in layer.nodes) / whole
         assert share <= 1.5 * headroom
     profiled = rank_static(recoverer, job, SCHEME, ())
     assert {layer.name for layer in ranking.layers} == {layer.name for layer in profiled.layers}

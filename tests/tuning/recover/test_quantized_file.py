@@ -1,4 +1,4 @@
-"""Test `edgeq.tuning.recover.layers`: integers of every format and type are read as real values, and edited."""
+"""Test `edgeq.tuning.recover.quantized_file`: integers of every format and type are read as real values, and edited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.scheme import Scheme
-from edgeq.tuning.recover.layers import QuantizedFile, Weights, find_layers
+from edgeq.tuning.recover.layers import Weights, find_layers
+from edgeq.tuning.recover.quantized_file import QuantizedFile
 from edgeq.tuning.recover.run import Recoverer
 from tests.tuning.recover.nets import SCHEME, Net, few, job_of, run, target
 
@@ -48,7 +49,7 @@ def _built(folder: Path, scheme: Scheme, net: Net | None = None) -> tuple[Quanti
     job = job_of(model, folder, few(4, [1, 4, 6, 6]))
     state = Recoverer(job, target(), folder).state(scheme, [], folder / "q.onnx")
     assert state.artifact is not None
-    return QuantizedFile.read(state.artifact.model), model, state.artifact.model
+    return QuantizedFile.load(state.artifact.model), model, state.artifact.model
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -64,7 +65,7 @@ def test_integers_stand_for_the_weights_and_biases(tmp_path: Path, name: str) ->
         if integer.bias is not None:
             wanted = Weights(model).array(integer.layer.bias)
             assert np.all(np.abs(file.bias(integer) - wanted) <= 0.5001 * integer.bias_scale)
-        assert not integer.shared
+        assert not integer.has_other_readers
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -117,7 +118,7 @@ def test_what_is_shared_is_reported(tmp_path: Path, form: str) -> None:
     net.node("Relu", ["third_out"], "y")
     del net.weights[2]
     file, model, _ = _built(tmp_path, SCHEME.replace(format=form), net)
-    found = {f.layer.name: f.shared for f in file.integer_layers(find_layers(model))}
+    found = {f.layer.name: f.has_other_readers for f in file.integer_layers(find_layers(model))}
     assert found == {"first": True, "second": True, "third": False}
 
 

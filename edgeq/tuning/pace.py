@@ -1,0 +1,116 @@
+"""Set how early a search dismisses candidates: the thresholds of each effort, and differences that count as equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from edgeq.errors import UsageError
+
+EQUAL = 0.02
+"""Costs that differ by a smaller share than this count as equal, and then the more accurate candidate wins. A race is
+too short to settle a smaller difference.
+"""
+BEHIND = 0.1
+"""A candidate that takes longer by this share is behind. On a quiet machine, races minutes apart differ by less."""
+SQNR_BEHIND_DB = 6.0
+"""A candidate is less accurate if the SQNR of its outputs is lower by this many decibels, which is one bit of every
+value.
+"""
+# Larger than any model has layers, methods or structures, so a limit of this size never limits.
+_ALL = 1_000_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Set how early a search dismisses candidates that are unlikely to win.
+
+    Attributes:
+        halvings: number of rounds that measure accuracy on part of the samples. Each round uses twice as many samples
+            as the one before.
+        equal: share by which two speeds must differ to count as different. A race need not settle a smaller difference.
+        first_races: duration of each of the first races, as a share of the last race's duration.
+        behind: a candidate that takes longer by this share is behind.
+        twin: if a file is faster in one engine than in the others by this share, other calibration methods are built
+            only for that engine.
+        threads: if one number of threads is faster than all others by this share in onnxruntime's own kernels, a
+            plug-in gets that number without a race, because opening a plug-in may take seconds.
+        gain: a second candidate must be faster by this share to be recovered in addition to the first.
+        sqnr_db: a candidate is dropped if another one is as fast and has outputs whose SQNR is higher by this many
+            decibels.
+        alike_db: like `sqnr_db`, but for candidates that one plug-in runs about equally fast. The limit is separate
+            because a plug-in may take seconds to compile each calibration method.
+        methods: number of calibration methods to try in a plug-in. The same number is tried for a candidate that
+            recoveries do not repair.
+        recovered: number of structures that are recovered.
+        finalists: number of structures in the last race.
+        hopeless: multiple of the allowed loss. A candidate is given up if it loses more than that even with as many
+            layers in float as it may have.
+        prunes: whether recoveries that are not needed are removed again.
+        float_sets: largest number of sets of layers in float for which a candidate is built.
+        most_float: largest cost of a set of layers in float, as a share of the cost of all layers in float.
+    """
+
+    halvings: int = 3
+    equal: float = EQUAL
+    first_races: float = 0.25
+    behind: float = BEHIND
+    twin: float = 0.0
+    threads: float = 0.5
+    gain: float = BEHIND
+    sqnr_db: float = SQNR_BEHIND_DB
+    alike_db: float = 0.0
+    methods: int = 2
+    recovered: int = 2
+    finalists: int = 4
+    hopeless: float = 3.0
+    prunes: bool = True
+    float_sets: int = _ALL
+    most_float: float = 1.0
+
+    @property
+    def few_sets(self) -> bool:
+        """Return whether the number of sets of layers in float is limited."""
+        return self.float_sets < _ALL
+
+
+# Infinite shares and decibels switch a rule off: no candidate is ever that far behind.
+THOROUGH = Pace(
+    halvings=0,
+    equal=0.0,
+    first_races=1.0,
+    behind=math.inf,
+    twin=math.inf,
+    threads=math.inf,
+    gain=0.0,
+    sqnr_db=math.inf,
+    alike_db=math.inf,
+    methods=_ALL,
+    recovered=_ALL,
+    finalists=_ALL,
+    hopeless=math.inf,
+)
+"""Nothing is dismissed early."""
+Effort = Literal["quick", "default", "thorough"]
+# A repair counts speed instead of timing it, so no effort below changes the limits on races.
+EFFORTS: Mapping[Effort, Pace] = {
+    "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
+    "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
+    "thorough": Pace(hopeless=math.inf, most_float=0.9),
+}
+"""How much work edgeq may do to repair a poor result. "quick" keeps no layers in float, "default" builds a few sets of
+layers in float, and "thorough" compares more of everything. None of them puts almost all layers in float, because such
+a model is hardly quantized.
+"""
+
+
+def check_effort(effort: str | None) -> None:
+    """Refuse an unknown effort. None is allowed and means no repair.
+
+    Raises:
+        UsageError: the effort is unknown. The message lists the known ones.
+    """
+    if effort is not None and effort not in EFFORTS:
+        raise UsageError(f"effort is {effort!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")

@@ -1,0 +1,114 @@
+"""Read samples once and keep them: in memory up to a limit, on disk beyond it.
+
+Their order is a shuffle with a fixed seed, so any prefix represents all of them. Data folders are often sorted by
+class. Without the shuffle, the first tenth would be a single class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeq.data.sample import Sample
+from edgeq.data.samples import Samples
+from edgeq.errors import DataError
+from edgeq.tuning.sessions import MEMORY
+from edgeq.util.display import SILENT, Progress
+
+# Files of the builds need space beside the samples.
+_DISK_SHARE = 0.8
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+class ArrayStore:
+    """Store dicts of arrays under integer keys.
+
+    Args:
+        folder: folder for arrays that exceed `memory`; it is created if necessary.
+        memory: bytes of arrays to keep in memory.
+    """
+
+    def __init__(self, folder: Path, memory: int) -> None:
+        self._folder = folder
+        self._free_bytes = memory
+        self._in_memory: dict[int, Arrays] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._in_memory or self._file(key).exists()
+
+    def add(self, key: int, arrays: Arrays) -> None:
+        """Store the arrays. They must not be changed afterwards."""
+        size = sum(array.nbytes for array in arrays.values())
+        if size <= self._free_bytes:
+            self._free_bytes -= size
+            self._in_memory[key] = arrays
+            return
+        # Names of tensors may contain any character, and numpy uses the names of arrays as file names.
+        names = list(arrays)
+        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
+        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
+
+    def get(self, key: int) -> Arrays:
+        """Return the arrays under `key`, which must exist."""
+        if key in self._in_memory:
+            return self._in_memory[key]
+        with np.load(self._file(key), allow_pickle=False) as archive:
+            return {str(name): archive[f"a{i}"] for i, name in enumerate(archive["names"])}
+
+    def _file(self, key: int) -> Path:
+        return self._folder / f"{key}.npz"
+
+
+class SampleStore:
+    """Store samples by their position in the shuffled order. The iterator returns them in the order of the source."""
+
+    def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
+        self.source, self.digest = samples.source, samples.digest
+        self._arrays = ArrayStore(folder, memory)
+        self._without_inputs: list[Sample] = []
+        with progress.stage("reading samples", len(samples)) as advance:
+            for index, sample in enumerate(samples):
+                # The first sample shows how much all need, so a full disk is reported before the reading.
+                if index == 0:
+                    _check_disk_space(sample, len(samples), memory, folder, self.source)
+                self._arrays.add(index, sample.inputs)
+                self._without_inputs.append(dataclasses.replace(sample, inputs={}))
+                advance(1)
+        if not self._without_inputs:
+            raise DataError(f"{samples.source} holds no samples", "Give at least one")
+        self._order = list(range(len(self._without_inputs)))
+        random.Random(0).shuffle(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (
+            dataclasses.replace(bare, inputs=self._arrays.get(index)) for index, bare in enumerate(self._without_inputs)
+        )
+
+    def source_positions(self, count: int) -> tuple[int, ...]:
+        """Return the positions in the source, ascending, of the first `count` samples of the shuffled order."""
+        return tuple(sorted(self._order[:count]))
+
+    def __getitem__(self, position: int) -> Sample:
+        index = self._order[position]
+        return dataclasses.replace(self._without_inputs[index], inputs=self._arrays.get(index))
+
+
+def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
+    """Refuse samples that would fill the disk, assuming that each is as large as the first."""
+    disk_bytes = sum(array.nbytes for array in sample.inputs.values()) * count - memory
+    free = shutil.disk_usage(folder).free
+    if disk_bytes > _DISK_SHARE * free:
+        raise DataError(
+            f"{source}: {count} samples take {disk_bytes / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
+            "Give fewer validation samples, or set TMPDIR to a larger disk",
+        )
