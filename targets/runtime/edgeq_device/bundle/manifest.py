@@ -37,7 +37,7 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
-def check_file_name(name: str, where: str) -> str:
+def check_file_name(name: str, context: str) -> str:
     """Return `name` if it is a relative POSIX path that stays inside the bundle on every operating system.
 
     Raises:
@@ -45,43 +45,45 @@ def check_file_name(name: str, where: str) -> str:
             control character.
     """
     if not name or len(name) > MAX_NAME:
-        raise BundleError(f"{where}: file name {name[:60]!r} is empty or longer than {MAX_NAME} characters", AGAIN)
+        raise BundleError(f"{context}: file name {name[:60]!r} is empty or longer than {MAX_NAME} characters", AGAIN)
     if _CONTROL_OR_RESERVED.search(name):
-        raise BundleError(f"{where}: file name {name!r} has a character that is not allowed", AGAIN)
+        raise BundleError(f"{context}: file name {name!r} has a character that is not allowed", AGAIN)
     if name.startswith("/"):
-        raise BundleError(f"{where}: file name {name!r} is absolute", AGAIN)
+        raise BundleError(f"{context}: file name {name!r} is absolute", AGAIN)
     for part in name.split("/"):
         if part in ("", ".", ".."):
-            raise BundleError(f"{where}: file name {name!r} is not a plain path inside the bundle", AGAIN)
+            raise BundleError(f"{context}: file name {name!r} is not a plain path inside the bundle", AGAIN)
         if part[-1] in ". ":
-            raise BundleError(f"{where}: file name {name!r} ends in a dot or a space, which Windows drops", AGAIN)
+            raise BundleError(f"{context}: file name {name!r} ends in a dot or a space, which Windows drops", AGAIN)
         if _RESERVED.fullmatch(part.partition(".")[0].rstrip()):
-            raise BundleError(f"{where}: file name {name!r} is the name of a device on Windows", AGAIN)
+            raise BundleError(f"{context}: file name {name!r} is the name of a device on Windows", AGAIN)
     return name
 
 
-def check_file_names(names: Iterable[str], where: str) -> None:
+def check_file_names(names: Iterable[str], context: str) -> None:
     """Refuse a set of names if two of them mean the same file, or if one is both a file and a directory.
 
     The comparison ignores case, because Windows and macOS do.
     """
-    seen: Dict[str, str] = {}
+    names_by_folded: Dict[str, str] = {}
     for name in names:
-        folded = check_file_name(name, where).casefold()
-        if folded in seen:
-            raise BundleError(f"{where}: {name!r} occurs twice (the other is {seen[folded]!r})")
-        seen[folded] = name
+        folded = check_file_name(name, context).casefold()
+        if folded in names_by_folded:
+            raise BundleError(f"{context}: {name!r} occurs twice (the other is {names_by_folded[folded]!r})")
+        names_by_folded[folded] = name
     folders: Set[str] = set()
-    for name in seen:
+    for name in names_by_folded:
         parent = name.rpartition("/")[0]
         while parent and parent not in folders:
             folders.add(parent)
             parent = parent.rpartition("/")[0]
         if len(folders) > MAX_FOLDERS:
-            raise BundleError(f"{where}: the files are in more than {MAX_FOLDERS} folders")
-    for name in sorted(folders & seen.keys()):
-        inside = next(seen[other] for other in seen if other.startswith(f"{name}/"))
-        raise BundleError(f"{where}: {seen[name]!r} is both a file and the directory of {inside!r}")
+            raise BundleError(f"{context}: the files are in more than {MAX_FOLDERS} folders")
+    for name in sorted(folders & names_by_folded.keys()):
+        inside = next(
+            names_by_folded[name_below] for name_below in names_by_folded if name_below.startswith(f"{name}/")
+        )
+        raise BundleError(f"{context}: {names_by_folded[name]!r} is both a file and the directory of {inside!r}")
 
 
 def is_plain_name(name: object) -> bool:
@@ -130,66 +132,66 @@ class Manifest:
     files: Mapping[str, FileRecord]
 
 
-def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
-    """Check manifest.json and return its content. Messages call the file `where`.
+def parse_manifest(values: Mapping[str, Any], context: str) -> Manifest:
+    """Check manifest.json and return its content. Messages call the file `context`.
 
     Raises:
         BundleError: the file has an unknown key, another schema version, or a value of the wrong form.
     """
-    check_keys(values, _MANIFEST_KEYS, where)
+    check_keys(values, _MANIFEST_KEYS, context)
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
         raise BundleError(
-            f"{where}: schema_version is {version!r}, this reader takes {SCHEMA_VERSION!r}",
+            f"{context}: schema_version is {version!r}, this reader takes {SCHEMA_VERSION!r}",
             "Use the edgeq version that made the bundle, or a newer one",
         )
     if values.get("layout", "portable") != "portable":
-        raise BundleError(f"{where}: layout is {values['layout']!r}; a bundle is 'portable'")
+        raise BundleError(f"{context}: layout is {values['layout']!r}; a bundle is 'portable'")
     if values.get("shared_assets"):
-        raise BundleError(f"{where}: shared_assets moves assets elsewhere, which a bundle may not")
+        raise BundleError(f"{context}: shared_assets moves assets elsewhere, which a bundle may not")
     for key in ("package_name", "package_version", "description"):
         if key in values and not isinstance(values[key], str):
-            raise BundleError(f"{where}: {key} is not a string")
-    metadata = object_in(values.get("additional_metadata"), f"{where}: additional_metadata")
-    edgeq = object_in(metadata.get("edgeq"), f"{where}: additional_metadata.edgeq")
+            raise BundleError(f"{context}: {key} is not a string")
+    metadata = object_in(values.get("additional_metadata"), f"{context}: additional_metadata")
+    edgeq = object_in(metadata.get("edgeq"), f"{context}: additional_metadata.edgeq")
     if edgeq.get("bundle_schema") not in _BUNDLE_SCHEMAS:
         raise BundleError(
-            f"{where}: bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes up to {BUNDLE_SCHEMA!r}",
+            f"{context}: bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes up to {BUNDLE_SCHEMA!r}",
             "Use the edgeq version that made the bundle, or a newer one",
         )
     components: Dict[str, str] = {}
-    for name, place in object_in(values.get("components"), f"{where}: components").items():
+    for name, place in object_in(values.get("components"), f"{context}: components").items():
         if not is_plain_name(name) or not isinstance(place, str):
-            raise BundleError(f"{where}: component {name!r} is not a plain name with the path of a directory")
-        components[name] = check_file_name(place, where)
+            raise BundleError(f"{context}: component {name!r} is not a plain name with the path of a directory")
+        components[name] = check_file_name(place, context)
     if not components:
-        raise BundleError(f"{where}: there is no component")
+        raise BundleError(f"{context}: there is no component")
     return Manifest(
         name=values.get("package_name", ""),
         components=components,
         edgeq={key: value for key, value in edgeq.items() if key != "files"},
-        files=_parse_files(edgeq.get("files"), where),
+        files=_parse_files(edgeq.get("files"), context),
     )
 
 
-def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
+def _parse_files(values: object, context: str) -> Dict[str, FileRecord]:
     records: Dict[str, FileRecord] = {}
-    entries = object_in(values, f"{where}: additional_metadata.edgeq.files")
+    entries = object_in(values, f"{context}: additional_metadata.edgeq.files")
     if len(entries) > MAX_FILES:
-        raise BundleError(f"{where}: more than {MAX_FILES} files")
-    check_file_names([MANIFEST, SIGNATURE, *entries], where)
+        raise BundleError(f"{context}: more than {MAX_FILES} files")
+    check_file_names([MANIFEST, SIGNATURE, *entries], context)
     for name, entry in entries.items():
-        record = object_in(entry, f"{where}: file {name!r}")
+        record = object_in(entry, f"{context}: file {name!r}")
         sha256, size = record.get("sha256"), record.get("size")
         if set(record) != {"sha256", "size"} or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
-            raise BundleError(f"{where}: file {name!r} has no proper sha256 and size")
+            raise BundleError(f"{context}: file {name!r} has no proper sha256 and size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE:
-            raise BundleError(f"{where}: file {name!r} has no proper size")
+            raise BundleError(f"{context}: file {name!r} has no proper size")
         records[name] = FileRecord(sha256, size)
     return records
 
 
-def resolve_reference(reference: str, directory: str, where: str) -> str:
+def resolve_reference(reference: str, directory: str, context: str) -> str:
     """Return the path inside the bundle to which a payload's `reference` leads.
 
     `sha256:<hex>[/sub/path]` refers to a shared asset. Any other reference is relative to `directory`, the variant's
@@ -198,21 +200,21 @@ def resolve_reference(reference: str, directory: str, where: str) -> str:
     if reference.startswith("sha256:"):
         digest, _, remaining = reference[len("sha256:") :].partition("/")
         if not SHA256.fullmatch(digest):
-            raise BundleError(f"{where}: {reference!r} is not a proper shared-asset reference")
+            raise BundleError(f"{context}: {reference!r} is not a proper shared-asset reference")
         asset = f"shared_assets/sha256-{digest}"
-        return check_file_name(f"{asset}/{remaining}", where) if remaining else asset
-    return check_file_name(f"{directory}/{check_file_name(reference, where)}", where)
+        return check_file_name(f"{asset}/{remaining}", context) if remaining else asset
+    return check_file_name(f"{directory}/{check_file_name(reference, context)}", context)
 
 
-def strings_in(values: Mapping[str, Any], key: str, where: str) -> List[str]:
+def strings_in(values: Mapping[str, Any], key: str, context: str) -> List[str]:
     """Return the list of strings under `key`, or an empty list if the key is absent."""
-    found = values.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise BundleError(f"{where}: {key} is not a list of strings")
-    return list(found)
+    strings = values.get(key, [])
+    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
+        raise BundleError(f"{context}: {key} is not a list of strings")
+    return list(strings)
 
 
-def check_keys(values: Mapping[str, Any], keys: "frozenset[str]", where: str) -> None:
+def check_keys(values: Mapping[str, Any], keys: "frozenset[str]", context: str) -> None:
     """Refuse keys that are not in `keys`.
 
     Raises:
@@ -220,29 +222,29 @@ def check_keys(values: Mapping[str, Any], keys: "frozenset[str]", where: str) ->
     """
     unknown = sorted(set(values) - keys)
     if unknown:
-        raise BundleError(f"{where}: unknown key {unknown[0][:100]!r}")
+        raise BundleError(f"{context}: unknown key {unknown[0][:100]!r}")
 
 
-def object_in(value: object, where: str) -> Dict[str, Any]:
+def object_in(value: object, context: str) -> Dict[str, Any]:
     """Return `value` if it is a JSON object.
 
     Raises:
         BundleError: the value is missing or is not an object.
     """
     if not isinstance(value, dict):
-        raise BundleError(f"{where} is missing or not an object")
+        raise BundleError(f"{context} is missing or not an object")
     return value
 
 
-def texts_in(value: object, where: str) -> Dict[str, str]:
+def texts_in(value: object, context: str) -> Dict[str, str]:
     """Return `value` if it is a JSON object whose values are all strings.
 
     Raises:
         BundleError: the value is not such an object.
     """
-    values = object_in(value, where)
+    values = object_in(value, context)
     if not all(isinstance(item, str) for item in values.values()):
-        raise BundleError(f"{where} contains a value that is not a string")
+        raise BundleError(f"{context} contains a value that is not a string")
     return values
 
 
@@ -269,20 +271,20 @@ class Hashed:
         Raises:
             BundleError: a file or folder differs; the message names the first.
         """
-        for name, before in self.found.items():
+        for name, recorded in self.found.items():
             try:
                 now = identity((self.root / name).lstat())
             except OSError as error:
                 raise BundleError(f"{self.root}: {name} was removed since it was hashed", AGAIN) from error
-            if now[: len(before)] != before:
+            if now[: len(recorded)] != recorded:
                 raise BundleError(f"{self.root}: {name} was changed since it was hashed", AGAIN)
 
 
-def identity(found: os.stat_result) -> Identity:
+def identity(state: os.stat_result) -> Identity:
     """Return numbers that identify the state of a file or folder. They change when a file is written, replaced, linked
     or moved, or when the entries of a folder change.
     """
-    return (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (state.st_dev, state.st_ino, state.st_mode, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 def root_identity(root: Path) -> Identity:
@@ -308,7 +310,7 @@ def list_directory(root: Path) -> Dict[str, int]:
     Raises:
         BundleError: there is a link, a device, a pipe, or a name that a bundle may not contain.
     """
-    found: Dict[str, int] = {}
+    sizes: Dict[str, int] = {}
     pending = [root]
     while pending:
         folder = pending.pop()
@@ -319,15 +321,15 @@ def list_directory(root: Path) -> Dict[str, int]:
                 if stat.S_ISDIR(mode):
                     pending.append(Path(entry.path))
                 elif stat.S_ISREG(mode):
-                    found[name] = entry.stat(follow_symlinks=False).st_size
+                    sizes[name] = entry.stat(follow_symlinks=False).st_size
                 else:
                     kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
                     raise BundleError(f"{root}: {name!r} is {kind}; a bundle contains only files", AGAIN)
-    check_file_names(sorted(found), str(root))
-    return found
+    check_file_names(sorted(sizes), str(root))
+    return sizes
 
 
-def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipInfo]:
+def list_archive(archive: zipfile.ZipFile, context: str) -> Dict[str, zipfile.ZipInfo]:
     """Return the entry of every file in the zip, by name.
 
     Raises:
@@ -335,25 +337,25 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
             is encrypted; or the archive would grow out of proportion.
     """
     entries: Dict[str, zipfile.ZipInfo] = {}
-    check_file_names([info.orig_filename for info in archive.infolist()], where)
+    check_file_names([info.orig_filename for info in archive.infolist()], context)
     for info in archive.infolist():
         mode = info.external_attr >> 16
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle contains only files", AGAIN)
+            raise BundleError(f"{context}: {info.filename!r} is {kind}; a bundle contains only files", AGAIN)
         if info.flag_bits & 0x1:
-            raise BundleError(f"{where}: {info.filename!r} is encrypted")
+            raise BundleError(f"{context}: {info.filename!r} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise BundleError(f"{where}: {info.filename!r} is compressed by a method that a bundle does not use")
+            raise BundleError(f"{context}: {info.filename!r} is compressed by a method that a bundle does not use")
         entries[info.filename] = info
     total = sum(info.file_size for info in entries.values())
-    packed = Path(where).stat().st_size
+    packed = Path(context).stat().st_size
     if total > MAX_TOTAL or (total > SMALL and total > MAX_RATIO * packed):
-        raise BundleError(f"{where} would grow from {packed} to {total} bytes, out of all proportion", AGAIN)
+        raise BundleError(f"{context} would grow from {packed} to {total} bytes, out of all proportion", AGAIN)
     return entries
 
 
-def read_unlisted(stream: IO[bytes], what: str) -> bytes:
+def read_unlisted(stream: IO[bytes], title: str) -> bytes:
     """Return the content of the manifest or of the signature, which may have at most `MAX_BYTES` bytes.
 
     Raises:
@@ -361,7 +363,7 @@ def read_unlisted(stream: IO[bytes], what: str) -> bytes:
     """
     data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise BundleError(f"{what} is larger than {MAX_BYTES} bytes")
+        raise BundleError(f"{title} is larger than {MAX_BYTES} bytes")
     return data
 
 
@@ -375,9 +377,9 @@ def is_harmless(name: str) -> bool:
 
 
 def check_listing(
-    found: Mapping[str, int], records: Mapping[str, FileRecord], where: str, *, in_use: bool = False
+    sizes: Mapping[str, int], records: Mapping[str, FileRecord], context: str, *, in_use: bool = False
 ) -> Tuple[str, ...]:
-    """Compare names and sizes with the manifest before any content is read. `found` maps each name to its size in
+    """Compare names and sizes with the manifest before any content is read. `sizes` maps each name to its size in
     bytes.
 
     Args:
@@ -387,22 +389,22 @@ def check_listing(
         The sorted names of the other, harmless files.
     """
     declared = set(records) | {MANIFEST}
-    missing, others = sorted(declared - set(found)), sorted(set(found) - declared - {SIGNATURE})
+    missing, unlisted = sorted(declared - set(sizes)), sorted(set(sizes) - declared - {SIGNATURE})
     if missing:
-        raise BundleError(f"{where}: {missing[0]} is missing{_and_more(missing)}", AGAIN)
-    extra = [name for name in others if not (in_use and is_harmless(name))]
+        raise BundleError(f"{context}: {missing[0]} is missing{_and_more(missing)}", AGAIN)
+    extra = [name for name in unlisted if not (in_use and is_harmless(name))]
     if extra:
         compiled = "__pycache__/" in extra[0]
         raise BundleError(
-            f"{where}: {extra[0]} is not in the manifest{_and_more(extra)}",
+            f"{context}: {extra[0]} is not in the manifest{_and_more(extra)}",
             "Remove the __pycache__ folders, compiled code that no hash covers"
             if compiled
             else "Remove files that do not belong to the bundle, or get the bundle again",
         )
     for name, record in sorted(records.items()):
-        if found[name] != record.size:
-            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest states {record.size}", AGAIN)
-    return tuple(others)
+        if sizes[name] != record.size:
+            raise BundleError(f"{context}: {name} has {sizes[name]} bytes, the manifest states {record.size}", AGAIN)
+    return tuple(unlisted)
 
 
 def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> Hashed:
@@ -418,17 +420,17 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
     folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
     name = "."
     try:
-        found = {name: identity((root / name).lstat()) for name in sorted(folders)}
-        found["."] = root_identity(root)
+        identities = {name: identity((root / name).lstat()) for name in sorted(folders)}
+        identities["."] = root_identity(root)
         for name, record in sorted(records.items()):
             with open_file(root / name, follow=False) as stream, _sink(to, name) as sink:
-                found[name] = identity(os.fstat(stream.fileno()))
+                identities[name] = identity(os.fstat(stream.fileno()))
                 check_content(stream, record, f"{root}: {name}", sink)
     except OSError as error:
         if to is not None and error.errno in _FULL:
             raise OutputError(f"{root}: {name} cannot be copied into {to} ({error.strerror})", SET_TMPDIR) from error
         raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
-    return Hashed(root, found)
+    return Hashed(root, identities)
 
 
 def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
@@ -449,24 +451,24 @@ def extract(
         BundleError: the archive is damaged, or does not match the manifest.
         OutputError: the disk of `to` is full, or `to` cannot be written.
     """
-    where = str(archive.filename)
-    needed = sum(record.size for record in records.values())
-    if needed > shutil.disk_usage(to).free:
-        raise OutputError(f"{where}: unpacking takes {needed} bytes, more than is free in {to.parent}", SET_TMPDIR)
+    context = str(archive.filename)
+    total = sum(record.size for record in records.values())
+    if total > shutil.disk_usage(to).free:
+        raise OutputError(f"{context}: unpacking takes {total} bytes, more than is free in {to.parent}", SET_TMPDIR)
     for name, record in sorted(records.items()):
         try:
             with archive.open(entries[name]) as stream, _sink(to, name) as sink:
-                check_content(stream, record, f"{where}: {name}", sink)
+                check_content(stream, record, f"{context}: {name}", sink)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
-            raise BundleError(f"{where}: {name} cannot be unpacked ({error})", AGAIN) from error
+            raise BundleError(f"{context}: {name} cannot be unpacked ({error})", AGAIN) from error
         except OSError as error:
-            problem = f"{where}: {name} cannot be unpacked into {to} ({error.strerror})"
+            problem = f"{context}: {name} cannot be unpacked into {to} ({error.strerror})"
             if error.errno in _UNWRITABLE:
                 raise OutputError(problem, SET_TMPDIR) from error
             raise BundleError(problem) from error
 
 
-def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
+def check_assets(records: Mapping[str, FileRecord], context: str) -> None:
     """Check that the directory of each shared asset is named after the hash of its content, as the format requires."""
     assets: Dict[str, Dict[str, str]] = {}
     for name, record in records.items():
@@ -475,7 +477,7 @@ def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
             assets.setdefault(folder, {})[inner] = record.sha256
     for folder, members in sorted(assets.items()):
         if folder != f"sha256-{directory_hash(members)}":
-            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash in its name", AGAIN)
+            raise BundleError(f"{context}: shared asset {folder!r} does not have the hash in its name", AGAIN)
 
 
 def directory_hash(members: Mapping[str, str]) -> str:
@@ -486,7 +488,7 @@ def directory_hash(members: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Optional[IO[bytes]]) -> None:
+def check_content(stream: IO[bytes], record: FileRecord, title: str, sink: Optional[IO[bytes]]) -> None:
     """Read a file to its end, write it to `sink` if there is one, and check it against its record.
 
     Raises:
@@ -497,14 +499,14 @@ def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Option
     for chunk in iter(lambda: stream.read(_CHUNK), b""):
         size += len(chunk)
         if size > record.size:
-            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest states", AGAIN)
+            raise BundleError(f"{title} is larger than the {record.size} bytes that the manifest states", AGAIN)
         digest.update(chunk)
         if sink is not None:
             sink.write(chunk)
     if size != record.size:
-        raise BundleError(f"{what} has {size} bytes, the manifest states {record.size}", AGAIN)
+        raise BundleError(f"{title} has {size} bytes, the manifest states {record.size}", AGAIN)
     if digest.hexdigest() != record.sha256:
-        raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", AGAIN)
+        raise BundleError(f"{title} was changed: its sha256 is not the one in the manifest", AGAIN)
 
 
 def _and_more(names: "list[str]") -> str:

@@ -130,8 +130,8 @@ class OnnxFile:
     context_outside: bool = False
 
 
-def read_onnx(path: Path, where: str) -> OnnxFile:
-    """Read the ONNX file at `path` and return its references. Messages call the file `where`.
+def read_onnx(path: Path, title: str) -> OnnxFile:
+    """Read the ONNX file at `path` and return its references. Messages call the file `title`.
 
     Raises:
         BundleError: it is not an ONNX file that onnxruntime can read, or no ONNX writer would produce it.
@@ -139,16 +139,16 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise BundleError(f"{where} has {size} bytes; an ONNX file has {MAX_BYTES} at most")
+            raise BundleError(f"{title} has {size} bytes; an ONNX file has {MAX_BYTES} at most")
         if size == 0:
-            raise BundleError(f"{where} is empty")
+            raise BundleError(f"{title} is empty")
         with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return walk_onnx(data, where)
+            return walk_onnx(data, title)
     except (OSError, ValueError) as error:
-        raise BundleError(f"{where} cannot be read ({error})") from error
+        raise BundleError(f"{title} cannot be read ({error})") from error
 
 
-def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[bytes]:
+def read_metadata(model: Union[Path, bytes], key: str, title: str) -> Optional[bytes]:
     """Return the value of entry `key` in the metadata of an ONNX file. Nothing else in the file is read.
 
     Return None if there is no such entry, or if the file does not consist of protobuf fields. Such a file causes an
@@ -158,23 +158,23 @@ def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[b
         BundleError: the entry occurs twice.
     """
     if isinstance(model, bytes):
-        found = _entries(model, key.encode())
+        values = _entries(model, key.encode())
     else:
         try:
             with open_file(model) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                found = _entries(data, key.encode())
+                values = _entries(data, key.encode())
         except (OSError, ValueError):  # the file is missing, or is empty and cannot be mapped
             return None
-    if len(found) > 1:
-        raise BundleError(f"{where} has {key!r} twice in its metadata", AGAIN)
-    return found[0] if found else None
+    if len(values) > 1:
+        raise BundleError(f"{title} has {key!r} twice in its metadata", AGAIN)
+    return values[0] if values else None
 
 
 _HELD = b"ep_cache_context"
 _TEXT = 4  # of AttributeProto
 
 
-def read_context(path: Path, where: str) -> bytes:
+def read_context(path: Path, title: str) -> bytes:
     """Return the compiled code in the only node of an ONNX file. An execution provider runs that code.
 
     Raises:
@@ -182,12 +182,12 @@ def read_context(path: Path, where: str) -> bytes:
     """
     try:
         with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = [bytes(data[at:end]) for at, end in _contexts(_Walk(data, where), len(data))]
+            codes = [bytes(data[at:end]) for at, end in _contexts(_Walk(data, title), len(data))]
     except (OSError, ValueError) as error:
-        raise BundleError(f"{where} cannot be read ({error})") from error
-    if len(found) != 1:
-        raise BundleError(f"{where} contains {len(found)} compiled models instead of one", AGAIN)
-    return found[0]
+        raise BundleError(f"{title} cannot be read ({error})") from error
+    if len(codes) != 1:
+        raise BundleError(f"{title} contains {len(codes)} compiled models instead of one", AGAIN)
+    return codes[0]
 
 
 def _contexts(walk: _Walk, size: int) -> Iterator[Tuple[int, int]]:
@@ -206,32 +206,32 @@ def _fields_of(walk: _Walk, number: int, at: int, end: int) -> Iterator[Tuple[in
 
 def _entries(data: Any, key: bytes) -> List[bytes]:
     walk = _Walk(data, "")
-    found = []
+    values = []
     try:
         for number, wire, at, end in walk.fields(0, len(data), _NO_RUNS):
             if number == _METADATA and wire == _BYTES:
                 entry = {n: data[start:stop] for n, w, start, stop in walk.fields(at, end, _NO_RUNS) if w == _BYTES}
                 if entry.get(1) == key:
-                    found.append(bytes(entry.get(2, b"")))
+                    values.append(bytes(entry.get(2, b"")))
     except BundleError:
         return []
-    return found
+    return values
 
 
-def walk_onnx(data: Any, where: str) -> OnnxFile:
+def walk_onnx(data: Any, title: str) -> OnnxFile:
     """Do the work of `read_onnx` on bytes, or on an object that can be indexed, sliced and searched like bytes."""
     # Files in onnxruntime's own format have this mark, and onnxruntime opens them under any file name.
     if data[4:8] == b"ORTM":
-        raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle contains ONNX files")
-    walk = _Walk(data, where)
+        raise BundleError(f"{title} is in ONNX Runtime's own format; a bundle contains ONNX files")
+    walk = _Walk(data, title)
     walk.message("ModelProto", 0, len(data), 1)
     return OnnxFile(tuple(walk.external), walk.has_context, walk.context_outside)
 
 
 class _Walk:
-    def __init__(self, data: Any, where: str) -> None:
+    def __init__(self, data: Any, title: str) -> None:
         self.data = self._data = data
-        self._where = where
+        self._where = title
         self._left = MAX_FIELDS
         self.external: List[ExternalTensor] = []
         self.has_context = False
@@ -247,13 +247,13 @@ class _Walk:
         if depth > MAX_DEPTH:
             raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
         inside, singular = _INSIDE[kind], _SINGULAR.get(kind, frozenset())
-        seen: Set[int] = set()
+        numbers: Set[int] = set()
         for number, wire, value, stop in self.fields(at, end, _RUNS.get(kind, _NO_RUNS)):
             child = inside.get(number)
             if child is not None:
                 self._expect(wire, _BYTES, kind, number)
                 if number in singular:
-                    self._once(seen, number, kind)
+                    self._once(numbers, number, kind)
                 if child == _TENSOR:
                     self._tensor(value, stop, depth + 1)
                 else:
@@ -264,13 +264,13 @@ class _Walk:
 
     def _embedded(self, at: int, end: int) -> bool:
         """Return whether a node states exactly once that its compiled code is inside the model."""
-        found = []
+        modes = []
         for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
             if number == _ATTRIBUTE and wire == _BYTES:
                 fields = [(n, w, v, s) for n, w, v, s in self.fields(value, stop, _NO_RUNS) if n in (_NAME, _INTEGER)]
                 if any(n == _NAME and w == _BYTES and self._data[v:s] == _EMBEDDED for n, w, v, s in fields):
-                    found.append([v for n, w, v, _ in fields if n == _INTEGER and w == _VARINT])
-        return found == [[1]]
+                    modes.append([v for n, w, v, _ in fields if n == _INTEGER and w == _VARINT])
+        return modes == [[1]]
 
     def _tensor(self, at: int, end: int, depth: int) -> None:
         if depth >= MAX_DEPTH:
@@ -280,17 +280,17 @@ class _Walk:
         numbers: Dict[int, int] = {}
         name = ""
         external = False
-        seen: Set[int] = set()
+        numbers_read: Set[int] = set()
         for number, wire, value, stop in self.fields(at, end, _RUNS[_TENSOR]):
             if number == 1:
                 dims.extend(self._dims(wire, value, stop))
             elif number in (2, 14):
                 self._expect(wire, _VARINT, _TENSOR, number)
-                self._once(seen, number, _TENSOR)
+                self._once(numbers_read, number, _TENSOR)
                 numbers[number] = value
             elif number == 8:
                 self._expect(wire, _BYTES, _TENSOR, number)
-                self._once(seen, number, _TENSOR)
+                self._once(numbers_read, number, _TENSOR)
                 name = self._data[value : min(stop, value + _SHOWN)].decode("utf-8", "replace")
             elif number == 13:
                 self._expect(wire, _BYTES, _TENSOR, number)
@@ -322,11 +322,11 @@ class _Walk:
 
     def _entry(self, at: int, end: int) -> Tuple[str, str]:
         texts: Dict[int, str] = {}
-        seen: Set[int] = set()
+        numbers: Set[int] = set()
         for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
             if number in (1, 2):
                 self._expect(wire, _BYTES, "StringStringEntryProto", number)
-                self._once(seen, number, "StringStringEntryProto")
+                self._once(numbers, number, "StringStringEntryProto")
                 if stop - value > _LONGEST_TEXT:
                     raise self._wrong(f"external data have a text of {stop - value} bytes")
                 try:
@@ -340,10 +340,10 @@ class _Walk:
         first byte, and the position after its last byte.
         """
         data = self._data
-        left = self._left
+        remaining = self._left
         while at < end:
-            self._left = left = self._left - 1
-            if left < 0:
+            self._left = remaining = self._left - 1
+            if remaining < 0:
                 raise self._wrong(f"it has more than {MAX_FIELDS} fields")
             start = at
             tag = data[at]
@@ -396,14 +396,14 @@ class _Walk:
             shift += 7
         raise self._wrong(f"the number before byte {at} is cut off or too long")
 
-    def _expect(self, wire: int, wanted: int, kind: str, number: int) -> None:
-        if wire != wanted:
+    def _expect(self, wire: int, expected: int, kind: str, number: int) -> None:
+        if wire != expected:
             raise self._wrong(f"field {number} of {kind} has wire type {wire}")
 
-    def _once(self, seen: Set[int], number: int, kind: str) -> None:
-        if number in seen:
+    def _once(self, numbers: Set[int], number: int, kind: str) -> None:
+        if number in numbers:
             raise self._wrong(f"field {number} of {kind} occurs twice")
-        seen.add(number)
+        numbers.add(number)
 
     def _wrong(self, problem: str) -> BundleError:
         return BundleError(f"{self._where} is not a valid ONNX file: {problem}", AGAIN)

@@ -147,16 +147,16 @@ def check_outputs(
     for outputs, expected, inputs in answers:
         pairs = {pair.name: pair for pair in pair_outputs(basis, expected, outputs, inputs)}
         for name, output in outputs.items():
-            found, wanted, problem = _counted(pairs[name]) if name in pairs else (output, expected[name], "")
-            error, other = compare(found, wanted)
-            one = [OutputCheck(name, error, problem or other, tolerance[name])]
+            actual, target, problem = _counted(pairs[name]) if name in pairs else (output, expected[name], "")
+            error, difference = compare(actual, target)
+            output_checks = [OutputCheck(name, error, problem or difference, tolerance[name])]
             for part in slices.get(name, ()):
-                error, problem = _compare_slice(found, wanted, part)
-                one.append(OutputCheck(f"{name}, {part.where}", error, problem, part.tolerance))
-            for place, check in enumerate(one):
-                before = checks.get((name, place), check)
-                worse = replace(check, max_abs_error=max(check.max_abs_error, before.max_abs_error))
-                checks[name, place] = replace(worse, problem=before.problem or check.problem)
+                error, problem = _compare_slice(actual, target, part)
+                output_checks.append(OutputCheck(f"{name}, {part.where}", error, problem, part.tolerance))
+            for place, check in enumerate(output_checks):
+                earlier = checks.get((name, place), check)
+                worse = replace(check, max_abs_error=max(check.max_abs_error, earlier.max_abs_error))
+                checks[name, place] = replace(worse, problem=earlier.problem or check.problem)
     return tuple(checks[key] for key in sorted(checks))
 
 
@@ -164,50 +164,50 @@ def _counted(pair: OutputPair) -> Tuple["np.ndarray[Any, Any]", "np.ndarray[Any,
     """Return the output and the expected output with zeros in place of the elements that do not count, and a
     description of what cannot be compared ("" if there is nothing).
     """
-    found, expected = pair.candidate, pair.reference
-    if pair.counted is not None and found.shape == expected.shape:
+    actual, expected = pair.candidate, pair.reference
+    if pair.counted is not None and actual.shape == expected.shape:
         zero = expected.dtype.type(0)
         # A NaN or an infinity of one side alone stays, and fails the check.
-        left_out = ~pair.counted & (np.isfinite(found) | ~np.isfinite(expected))
-        found, expected = np.where(left_out, zero, found), np.where(left_out, zero, expected)
+        left_out = ~pair.counted & (np.isfinite(actual) | ~np.isfinite(expected))
+        actual, expected = np.where(left_out, zero, actual), np.where(left_out, zero, expected)
     if pair.strays:
-        return found, expected, f"{pair.strays} elements mean nothing on one side alone"
+        return actual, expected, f"{pair.strays} elements mean nothing on one side alone"
     if pair.rows and pair.rows_found < LEAST_ROWS * pair.rows:
-        return found, expected, f"only {pair.rows_found} of {pair.rows} rows are those expected"
-    return found, expected, ""
+        return actual, expected, f"only {pair.rows_found} of {pair.rows} rows are those expected"
+    return actual, expected, ""
 
 
 def _compare_slice(
-    found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]", part: SliceTolerance
+    actual: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]", part: SliceTolerance
 ) -> Tuple[float, str]:
     if part.axis >= expected.ndim or part.last >= expected.shape[part.axis]:
         return float("inf"), f"there is no such part of shape {expected.shape}"
-    if found.shape != expected.shape:
-        return compare(found, expected)
+    if actual.shape != expected.shape:
+        return compare(actual, expected)
     place = (slice(None),) * part.axis + (slice(part.first, part.last + 1),)
-    return compare(found[place], expected[place])
+    return compare(actual[place], expected[place])
 
 
-def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
+def compare(actual: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
     """Return the largest absolute difference in float64, and a description of any other difference ("" if there is
     none).
     """
-    if found.shape != expected.shape:
-        return float("inf"), f"shape {found.shape} instead of {expected.shape}"
-    if found.dtype.kind == expected.dtype.kind == "U":
-        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts differ")
-    if found.dtype != expected.dtype:
-        return float("inf"), f"dtype {found.dtype} instead of {expected.dtype}"
-    if found.size == 0:
+    if actual.shape != expected.shape:
+        return float("inf"), f"shape {actual.shape} instead of {expected.shape}"
+    if actual.dtype.kind == expected.dtype.kind == "U":
+        return (0.0, "") if (actual == expected).all() else (float("inf"), "its texts differ")
+    if actual.dtype != expected.dtype:
+        return float("inf"), f"dtype {actual.dtype} instead of {expected.dtype}"
+    if actual.size == 0:
         return 0.0, ""
-    if found.dtype.kind not in "biuf":
-        return float("inf"), f"dtype {found.dtype} cannot be compared"
-    left, right = found.astype(np.float64), expected.astype(np.float64)
-    if not np.isfinite(left).all():
+    if actual.dtype.kind not in "biuf":
+        return float("inf"), f"dtype {actual.dtype} cannot be compared"
+    actual_values, expected_values = actual.astype(np.float64), expected.astype(np.float64)
+    if not np.isfinite(actual_values).all():
         return float("inf"), "it is not finite"
-    if not np.isfinite(right).all():
+    if not np.isfinite(expected_values).all():
         return float("inf"), "the expected values are not finite"
-    return float(np.abs(left - right).max()), ""
+    return float(np.abs(actual_values - expected_values).max()), ""
 
 
 Open = Callable[[Variant, int], Any]
@@ -285,9 +285,9 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
 def _refuse_wrong(variant: Variant, session: Any, title: str) -> None:
     if not variant.cases and variant.info.get(DRAWN):  # no output can be compared
         return
-    found = run_selftest(variant, session)
-    if not found.passed:
-        raise CheckFailedError(f"{title} gives wrong results here: {found.reason}")
+    result = run_selftest(variant, session)
+    if not result.passed:
+        raise CheckFailedError(f"{title} gives wrong results here: {result.reason}")
 
 
 def start_variant(variant: Variant, threads: int = 0) -> Any:
@@ -318,16 +318,16 @@ def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any,
     Raises:
         DataError: an input is missing, unknown, given twice, or has the wrong dtype or shape.
     """
-    wanted = [spec.name for spec in session.get_inputs()]
+    input_names = [spec.name for spec in session.get_inputs()]
     feeds: Dict[str, "np.ndarray[Any, Any]"] = {}
     for text in files:
         name, equals, path = text.partition("=")
-        if not equals or name not in wanted:
+        if not equals or name not in input_names:
             name, path = "", text
         for key, array in read_arrays(Path(path)).items():
-            key = key or name or (wanted[0] if len(wanted) == 1 else "")
+            key = key or name or (input_names[0] if len(input_names) == 1 else "")
             if not key:
-                names = ", ".join(wanted)
+                names = ", ".join(input_names)
                 raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, with NAME one of {names}")
             if key in feeds:
                 raise DataError(f"{path}: input {key!r} is given twice")
@@ -362,26 +362,26 @@ def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> No
             raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
 
 
-def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
-    """Return the path for outputs: `wanted`, or one next to the bundle if `wanted` is None.
+def output_place(bundle: Bundle, path: Optional[Path]) -> Path:
+    """Return the path for outputs: `path`, or one next to the bundle if `path` is None.
 
     Raises:
         OutputError: the path is the bundle itself, or is inside the bundle and would replace one of its files or make
             the bundle invalid.
     """
     root = bundle.source.resolve()
-    wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted
-    place = wanted.absolute().parent.resolve() / wanted.name
+    path = beside(bundle.source, ".outputs.npz") if path is None else path
+    place = path.absolute().parent.resolve() / path.name
     if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
-        raise OutputError(f"{wanted} is in the bundle, and would replace or add to its files", "Write it elsewhere")
+        raise OutputError(f"{path} is in the bundle, and would replace or add to its files", "Write it elsewhere")
     return place
 
 
 def _may_join(bundle: Bundle, name: str) -> bool:
     """Return whether a file with this relative name may be in the bundle's directory on every system."""
-    others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
+    names = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
     try:
-        check_file_names([*sorted(others), name], str(bundle.source))
+        check_file_names([*sorted(names), name], str(bundle.source))
     except BundleError:
         return False
     return is_harmless(name) and name not in (MANIFEST, SIGNATURE, *bundle.files)
@@ -393,11 +393,11 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
     Raises:
         OutputError: `path` exists (without `force`), is not a regular file (even with `force`), or cannot be written.
     """
-    taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    exists_error = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
     try:
         if os.path.lexists(path):
             if not force:
-                raise taken
+                raise exists_error
             if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link with a file
                 raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
         with draft_of(path) as draft:
@@ -407,6 +407,6 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
             else:
                 move_new(draft, path)
     except FileExistsError as error:  # another process was faster
-        raise taken from error
+        raise exists_error from error
     except OSError as error:
         raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another output") from error

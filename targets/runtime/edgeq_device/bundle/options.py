@@ -106,7 +106,9 @@ def provider_problem(ep: str, key: str, value: str) -> str:
     return _problem(rules(ep), key, value, f"is not one that a bundle may set of {ep}")
 
 
-def read_session_options(options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]) -> Dict[str, str]:
+def read_session_options(
+    options: Mapping[str, str], context: str, resolve: Callable[[str, str], str]
+) -> Dict[str, str]:
     """Return the checked `options` of a bundle, with references replaced by paths.
 
     Args:
@@ -116,24 +118,24 @@ def read_session_options(options: Mapping[str, str], where: str, resolve: Callab
     Raises:
         BundleError: a bundle may not set the option, or may not set it to that value.
     """
-    found = {}
+    resolved = {}
     for key, value in options.items():
-        _refuse(session_problem(key, value), f"{where}: session option {_quoted(key)}")
+        _refuse(session_problem(key, value), f"{context}: session option {_quoted(key)}")
         place = rules()[key].place
-        found[key] = resolve(value, place) if place else value
-    return found
+        resolved[key] = resolve(value, place) if place else value
+    return resolved
 
 
 def read_provider_options(
-    ep: str, options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]
+    ep: str, options: Mapping[str, str], context: str, resolve: Callable[[str, str], str]
 ) -> Dict[str, str]:
     """Do the work of `read_session_options` for the options of execution provider `ep`."""
-    found = {}
+    resolved = {}
     for key, value in options.items():
-        _refuse(provider_problem(ep, key, value), f"{where}: provider option {_quoted(key)}")
+        _refuse(provider_problem(ep, key, value), f"{context}: provider option {_quoted(key)}")
         rule = rules(ep).get(key)
-        found[key] = resolve(value, rule.place) if rule is not None and rule.place else value
-    return found
+        resolved[key] = resolve(value, rule.place) if rule is not None and rule.place else value
+    return resolved
 
 
 def _engine_values(ep: str, key: str) -> List[str]:
@@ -146,7 +148,7 @@ def _engine_values(ep: str, key: str) -> List[str]:
     engine = plugin_of(ep)
     if engine is None:
         return []
-    return [found[key] for found in (engine_options(engine, name) for name in engine.precisions) if key in found]
+    return [options[key] for options in (engine_options(engine, name) for name in engine.precisions) if key in options]
 
 
 def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> None:
@@ -176,7 +178,7 @@ def ignore_options_in_models() -> None:
         os.environ[_FROM_MODELS] = "0"
 
 
-def check_table_name(name: str, where: str) -> None:
+def check_table_name(name: str, context: str) -> None:
     """Refuse a name that does not have the form of a calibration table's name, because the runner copies the table into
     the folder from which TensorRT reads engines.
 
@@ -184,22 +186,22 @@ def check_table_name(name: str, where: str) -> None:
         BundleError: the name does not have that form.
     """
     ep, key = TABLE_OPTION
-    _refuse(provider_problem(ep, key, name), f"{where}: table {_quoted(name)}")
+    _refuse(provider_problem(ep, key, name), f"{context}: table {_quoted(name)}")
 
 
-def _refuse(problem: str, what: str) -> None:
+def _refuse(problem: str, option: str) -> None:
     if problem:
-        raise BundleError(f"{what} {problem}", _FIX)
+        raise BundleError(f"{option} {problem}", _FIX)
 
 
-def _problem(known: Mapping[str, OptionRule], key: str, value: str, unknown: str) -> str:
+def _problem(rules_by_key: Mapping[str, OptionRule], key: str, value: str, unknown: str) -> str:
     if len(key) > MAX_KEY or not _printable(key):
         return f"is not a name of an option: printable ASCII, at most {MAX_KEY} characters"
-    if key not in known:
+    if key not in rules_by_key:
         return unknown
     if len(value) > MAX_VALUE or not _printable(value):
         return f"has a value that is not printable ASCII of at most {MAX_VALUE} characters"
-    expected = _mismatch(known[key].form, value)
+    expected = _mismatch(rules_by_key[key].form, value)
     return f"is {_quoted(value)}; it can be {expected}" if expected else ""
 
 
@@ -208,32 +210,32 @@ def _mismatch(form: Mapping[str, Any], value: str) -> str:
     if "one_of" in form:
         return "" if value in form["one_of"] else ", ".join(form["one_of"])
     if "whole" in form:
-        least, most = form["whole"]
-        short = re.fullmatch("-?[0-9]+", value) is not None and len(value.lstrip("-")) <= len(str(most))
-        fits = short and str(int(value)) == value and least <= int(value) <= most
-        return "" if fits else f"a whole number from {least} to {most}"
+        low, high = form["whole"]
+        short = re.fullmatch("-?[0-9]+", value) is not None and len(value.lstrip("-")) <= len(str(high))
+        fits = short and str(int(value)) == value and low <= int(value) <= high
+        return "" if fits else f"a whole number from {low} to {high}"
     if "words" in form:
         limits = form["words"]
         return "" if _are_words(value, limits) else _describe_words(limits)
     if "shapes" in form:
-        most = form["shapes"]
-        fits = len(value) <= most and all(map(_is_shape, value.split(",")))
-        return "" if fits else f"NAME:SIZExSIZE, with commas between them, {most} characters at most"
+        high = form["shapes"]
+        fits = len(value) <= high and all(map(_is_shape, value.split(",")))
+        return "" if fits else f"NAME:SIZExSIZE, with commas between them, {high} characters at most"
     return "" if value else f"a {form['place']} of the bundle"
 
 
 def _is_shape(text: str) -> bool:
     name, _, sizes = text.rpartition(":")
-    plain = name != "" and all(character.isalnum() or character in "_.-/:" for character in name)
-    return plain and all(size.isdigit() and len(size) <= _SIZE_DIGITS for size in sizes.split("x"))
+    is_plain = name != "" and all(character.isalnum() or character in "_.-/:" for character in name)
+    return is_plain and all(size.isdigit() and len(size) <= _SIZE_DIGITS for size in sizes.split("x"))
 
 
 def _are_words(value: str, limits: Mapping[str, Any]) -> bool:
-    others = limits["also"] + limits["between"]
+    extra = limits["also"] + limits["between"]
     words = value.split(limits["between"]) if limits["between"] else [value]
     return (
         len(value) <= limits["most"]
-        and all(character.isalnum() or character in others for character in value)
+        and all(character.isalnum() or character in extra for character in value)
         and all(words)
         and value.endswith(limits.get("ending", ""))
     )
@@ -258,24 +260,24 @@ KEY = "edgeq.session_options"
 """Key of the metadata entry. Its value is a JSON object whose values are texts."""
 
 
-def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
+def model_options(model: Union[Path, bytes], context: str) -> Dict[str, str]:
     """Return the session options in the metadata of `model`, which is a path or the bytes of a file. Messages call the
-    model `where`.
+    model `context`.
 
     Raises:
         BundleError: the entry has a wrong form, or sets an option or a value that a model may not set.
     """
-    content = read_metadata(model, KEY, where)
+    content = read_metadata(model, KEY, context)
     if content is None:
         return {}
-    where = f"{where}: {KEY} in its metadata"
-    found = parse_json(content, where)
-    for key, value in found.items():
+    context = f"{context}: {KEY} in its metadata"
+    options = parse_json(content, context)
+    for key, value in options.items():
         problem = session_problem(key, value, references=False) if isinstance(value, str) else "is not a text"
         if problem:
             fix = "The options that a model may set, and their values, are in edgeq_device/bundle/options.json"
-            raise BundleError(f"{where}: session option {key[:60]!a} {problem}", fix)
-    return found
+            raise BundleError(f"{context}: session option {key[:60]!a} {problem}", fix)
+    return options
 
 
 BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})

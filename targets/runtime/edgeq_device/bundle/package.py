@@ -46,7 +46,7 @@ _KEYS = frozenset({"location", "offset", "length", "checksum"})
 _ADDRESS = "_ORT_MEM"
 
 
-def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], where: str) -> None:
+def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], context: str) -> None:
     """Check the model of each variant of the bundle under `root`. `files` contains the records of the bundle's
     manifest.
 
@@ -54,63 +54,65 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
         BundleError: a model is not an ONNX file or contains compiled code; its external data are not entirely inside
             one of the bundle's files; or their size does not match the shape and type of the tensor.
     """
-    found: Dict[Tuple[str, str, bool], None] = {}
+    models: Dict[Tuple[str, str, bool], None] = {}
     for variant in variants:
         if variant.model is not None:
             named = variant.session_options.get(EXTERNAL_FOLDER, variant.model.parent)
             model, folder = (Path(place).relative_to(root).as_posix() for place in (variant.model, named))
             engine = plugin_of(variant.ep)
             if engine is None or not engine.suffix:
-                found[model, folder, engine is not None and engine.compiled] = None
+                models[model, folder, engine is not None and engine.compiled] = None
             elif not model.endswith(engine.suffix):
                 raise BundleError(
-                    f"{where}: {model} does not have the suffix of {engine.name} ({engine.suffix})", AGAIN
+                    f"{context}: {model} does not have the suffix of {engine.name} ({engine.suffix})", AGAIN
                 )
-    for model, folder, compiled in found:
-        _check_model(model, folder, root, files, f"{where}: {model}", compiled)
+    for model, folder, compiled in models:
+        _check_model(model, folder, root, files, f"{context}: {model}", compiled)
 
 
 def _check_model(
-    model: str, folder: str, root: Path, files: Mapping[str, FileRecord], where: str, compiled: bool
+    model: str, folder: str, root: Path, files: Mapping[str, FileRecord], context: str, compiled: bool
 ) -> None:
     if not model.endswith(SUFFIX):
-        raise BundleError(f"{where} does not have the suffix {SUFFIX}, by which onnxruntime knows an ONNX file")
-    beside = PurePosixPath(folder) / PurePosixPath(model).name
-    if str(beside) != model and str(beside) in files:
-        raise BundleError(f"{where} and {beside}, among its external data, would be the same file in one folder", AGAIN)
-    found = read_onnx(root / model, where)
-    if found.has_context and not (compiled and not found.context_outside):
-        raise BundleError(f"{where} contains code compiled for one device (EPContext), which a bundle may not", AGAIN)
-    for tensor in found.external:
-        _check_tensor(tensor, folder, files, f"{where}: external tensor {tensor.name!r}")
+        raise BundleError(f"{context} does not have the suffix {SUFFIX}, by which onnxruntime knows an ONNX file")
+    in_folder = PurePosixPath(folder) / PurePosixPath(model).name
+    if str(in_folder) != model and str(in_folder) in files:
+        raise BundleError(
+            f"{context} and {in_folder}, among its external data, would be the same file in one folder", AGAIN
+        )
+    onnx_file = read_onnx(root / model, context)
+    if onnx_file.has_context and not (compiled and not onnx_file.context_outside):
+        raise BundleError(f"{context} contains code compiled for one device (EPContext), which a bundle may not", AGAIN)
+    for tensor in onnx_file.external:
+        _check_tensor(tensor, folder, files, f"{context}: external tensor {tensor.name!r}")
 
 
-def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], where: str) -> None:
+def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], context: str) -> None:
     unknown = sorted(set(tensor.entries) - _KEYS)
     if unknown:
-        raise BundleError(f"{where} has the unknown key {unknown[0][:60]!r} in its external data", AGAIN)
+        raise BundleError(f"{context} has the unknown key {unknown[0][:60]!r} in its external data", AGAIN)
     location = tensor.entries.get("location", "")
     if _ADDRESS in location.upper():
-        raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", AGAIN)
-    file = f"{folder}/{check_file_name(location, where)}"
+        raise BundleError(f"{context} has the location {location[:60]!r}, an address in memory", AGAIN)
+    file = f"{folder}/{check_file_name(location, context)}"
     if file not in files:
-        raise BundleError(f"{where} needs {location!r}, which is not in the bundle as {file!r}", AGAIN)
+        raise BundleError(f"{context} needs {location!r}, which is not in the bundle as {file!r}", AGAIN)
     if tensor.data_type not in ELEMENT_BITS:
-        raise BundleError(f"{where} has the data type {tensor.data_type}, which cannot be external", AGAIN)
-    needed = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
-    offset = _number(tensor.entries.get("offset", "0"), "offset", where)
-    length = _number(tensor.entries.get("length", str(needed)), "length", where)
-    if length != needed:
-        raise BundleError(f"{where} has {length} bytes, but its shape and type need {needed}", AGAIN)
-    if offset + needed > files[file].size:
+        raise BundleError(f"{context} has the data type {tensor.data_type}, which cannot be external", AGAIN)
+    size = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
+    offset = _number(tensor.entries.get("offset", "0"), "offset", context)
+    length = _number(tensor.entries.get("length", str(size)), "length", context)
+    if length != size:
+        raise BundleError(f"{context} has {length} bytes, but its shape and type need {size}", AGAIN)
+    if offset + size > files[file].size:
         raise BundleError(
-            f"{where} needs bytes {offset} to {offset + needed} of {location!r}, which has {files[file].size}", AGAIN
+            f"{context} needs bytes {offset} to {offset + size} of {location!r}, which has {files[file].size}", AGAIN
         )
 
 
-def _number(text: str, field: str, where: str) -> int:
+def _number(text: str, field: str, context: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise BundleError(f"{where} has the {field} {text[:40]!r}", AGAIN)
+        raise BundleError(f"{context} has the {field} {text[:40]!r}", AGAIN)
     return int(text)
 
 
@@ -219,20 +221,20 @@ def beside(source: Path, suffix: str) -> Path:
 
 def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     try:
-        found = list_directory(root)
-        if MANIFEST not in found:
+        sizes = list_directory(root)
+        if MANIFEST not in sizes:
             raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}", _FIX)
         with open_file(root / MANIFEST, follow=False) as stream:
             data = read_unlisted(stream, f"{root}: {MANIFEST}")
         signature = None
-        if SIGNATURE in found:
+        if SIGNATURE in sizes:
             with open_file(root / SIGNATURE, follow=False) as stream:
                 signature = read_unlisted(stream, f"{root}: {SIGNATURE}")
     except OSError as error:
         raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
     _check_expected(data, expect, root)
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
-    extra = check_listing(found, manifest.files, str(root), in_use=True)
+    extra = check_listing(sizes, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
     copy, cleanup = _place_of_copy(root, sum(record.size for record in manifest.files.values()))
     try:
@@ -273,13 +275,13 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
         with open_file(source) as stream:
             head = stream.read(len(_ZIP))
-        what, fix = "it is not a zip archive" if head else "it is empty", _FIX
+        problem, fix = "it is not a zip archive" if head else "it is empty", _FIX
         if head == _ZIP:
-            what, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
+            problem, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
         elif head[:1] == _IR_VERSION:
-            what = "it looks like an ONNX model"
+            problem = "it looks like an ONNX model"
             fix = f"{_FIX}; `bench`, `eval` and `compare` also take .onnx models"
-        raise BundleError(f"{source} is not a bundle: {what}", fix) from error
+        raise BundleError(f"{source} is not a bundle: {problem}", fix) from error
     except OSError as error:
         raise BundleError(f"{source} cannot be read ({error.strerror or error})") from error
     with archive:
@@ -303,10 +305,10 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
 
 def _check_expected(manifest: bytes, expect: Optional[str], source: Path) -> None:
     """Compare the sha256 of a manifest with `expect`, if that is given."""
-    found = hashlib.sha256(manifest).hexdigest()
-    if expect is not None and found != expect.lower():
+    actual = hashlib.sha256(manifest).hexdigest()
+    if expect is not None and actual != expect.lower():
         raise BundleError(
-            f"{source} is another bundle: its manifest has the sha256 {found}, not {expect.lower()}",
+            f"{source} is another bundle: its manifest has the sha256 {actual}, not {expect.lower()}",
             "Get it again from where it was made",
         )
 
@@ -338,7 +340,9 @@ def _assemble(
         )
         for name, place in manifest.components.items()
     }
-    check_models([variant for found in components.values() for variant in found], root, manifest.files, str(source))
+    check_models(
+        [variant for variants in components.values() for variant in variants], root, manifest.files, str(source)
+    )
     return Bundle(
         source=source,
         root=root,

@@ -130,23 +130,23 @@ def precision_of(variant: Variant, engine: EngineSpec) -> str:
     """
     precision = variant.info.get("precision", FLOAT)
     if not isinstance(precision, str) or precision not in engine.precisions:
-        known = ", ".join(engine.precisions)
-        raise BundleError(f"variant {variant.name}: precision is {precision!r}; it can be {known}")
+        names = ", ".join(engine.precisions)
+        raise BundleError(f"variant {variant.name}: precision is {precision!r}; it can be {names}")
     return precision
 
 
 def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
     """Return what `variant` needs from a GPU and from TensorRT but `device` lacks."""
-    wanted = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
+    limits = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
     reasons: List[str] = []
-    least = wanted["min_compute_capability"]
-    if least and not device.gpus:
+    capability = limits["min_compute_capability"]
+    if capability and not device.gpus:
         reasons.append(device.gpu_problem or "this device has no NVIDIA GPU")
-    elif least and all(gpu.compute_capability < parse_version(least) for gpu in device.gpus):
+    elif capability and all(gpu.compute_capability < parse_version(capability) for gpu in device.gpus):
         best = max(device.gpus, key=lambda gpu: gpu.compute_capability)
         have = capability_text(best.compute_capability)
-        reasons.append(f"it needs compute capability {least}, {best.name} has {have}")
-    oldest, below = wanted["min_tensorrt"], wanted["below_tensorrt"]
+        reasons.append(f"it needs compute capability {capability}, {best.name} has {have}")
+    oldest, below = limits["min_tensorrt"], limits["below_tensorrt"]
     if (oldest or below) and variant.ep in device.providers:
         if not device.tensorrt:
             reasons.append(device.tensorrt_problem or "TensorRT is not installed")
@@ -179,13 +179,13 @@ def select(
     if not variants:
         raise BundleError(f"{bundle.source} has no component {component}")
     verdicts = [judge(variant, device) for variant in variants]
-    tried = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
-    verdicts = [DeviceFit(v.variant, v.reasons + tried.get(v.variant.name, ())) for v in verdicts]
+    failures = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
+    verdicts = [DeviceFit(v.variant, v.reasons + failures.get(v.variant.name, ())) for v in verdicts]
     if name is not None:
         named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
         if named is None:
-            known = ", ".join(variant.name for variant in variants)
-            raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {known}")
+            names = ", ".join(variant.name for variant in variants)
+            raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {names}")
         if not named.fits:
             raise BundleError(f"{bundle.source}: variant {name} does not run here: {'; '.join(named.reasons)}")
         return Choice(named.variant, "it was asked for", tuple(v for v in verdicts if v is not named))
@@ -194,8 +194,8 @@ def select(
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
         fix = f"Package the model for a target of this device's kind ({device.architecture})"
         # Find the variants for which only a newer onnxruntime is missing.
-        wanted = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
-        newer = [version for version in wanted if parse_version(device.runtime) < parse_version(version)]
+        versions = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
+        newer = [version for version in versions if parse_version(device.runtime) < parse_version(version)]
         if newer:
             fix = f"Install onnxruntime {min(newer, key=parse_version)} or newer"
         raise BundleError(f"{bundle.source} has no variant for this device ({why})", fix)

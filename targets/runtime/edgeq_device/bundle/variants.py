@@ -52,9 +52,9 @@ class Case:
     outputs: Path
 
 
-def slice_name(axis: int, first: int, last: int) -> str:
-    """Return a name for the slice of indices `first` to `last` along `axis`."""
-    indices = str(first) if first == last else f"{first}..{last}"
+def slice_name(axis: int, first_index: int, last_index: int) -> str:
+    """Return a name for the slice of indices `first_index` to `last_index` along `axis`."""
+    indices = str(first_index) if first_index == last_index else f"{first_index}..{last_index}"
     return f"{indices} on axis {axis}"
 
 
@@ -166,7 +166,7 @@ class _Files:
 
 
 def load_variants(
-    component: str, place: str, root: Path, files: Mapping[str, FileRecord], where: str
+    component: str, place: str, root: Path, files: Mapping[str, FileRecord], context: str
 ) -> Tuple[Variant, ...]:
     """Read `place`/component.json under `root`. Return its variants in the order of the file, which is their order of
     preference.
@@ -175,65 +175,65 @@ def load_variants(
         BundleError: a key, a value or a path is wrong.
     """
     file = f"{place}/{COMPONENT}"
-    where = f"{where}: {file}"
-    values = _Files(root, files, where).json(file)
-    check_keys(values, _COMPONENT_KEYS, where)
-    variants = object_in(values.get("variants"), f"{where}: variants")
+    context = f"{context}: {file}"
+    values = _Files(root, files, context).json(file)
+    check_keys(values, _COMPONENT_KEYS, context)
+    variants = object_in(values.get("variants"), f"{context}: variants")
     if not variants:
-        raise BundleError(f"{where}: there is no variant")
+        raise BundleError(f"{context}: there is no variant")
     for name in variants:
         if not is_plain_name(name):
-            raise BundleError(f"{where}: variant name {name[:100]!r} is not a plain name")
+            raise BundleError(f"{context}: variant name {name[:100]!r} is not a plain name")
     return tuple(
-        _variant(component, place, name, body, _Files(root, files, f"{where}: variant {name}"))
+        _variant(component, place, name, body, _Files(root, files, f"{context}: variant {name}"))
         for name, body in variants.items()
     )
 
 
 def _variant(component: str, place: str, name: str, values: object, files: _Files) -> Variant:
-    where = files.where
-    body = object_in(values, where)
-    check_keys(body, _VARIANT_KEYS, where)
+    context = files.where
+    body = object_in(values, context)
+    check_keys(body, _VARIANT_KEYS, context)
     folder, ep = body.get("variant_directory", name), body.get("ep")
     if not isinstance(folder, str):
-        raise BundleError(f"{where}: variant_directory is not a string")
+        raise BundleError(f"{context}: variant_directory is not a string")
     if not isinstance(ep, str) or not is_plain_name(ep):
-        raise BundleError(f"{where}: ep does not name an execution provider")
+        raise BundleError(f"{context}: ep does not name an execution provider")
     if "device" in body and body["device"] not in _DEVICES:
-        raise BundleError(f"{where}: device is not one of {', '.join(_DEVICES)}")
-    executors = object_in(body.get("executor_info"), f"{where}: executor_info")
+        raise BundleError(f"{context}: device is not one of {', '.join(_DEVICES)}")
+    executors = object_in(body.get("executor_info"), f"{context}: executor_info")
     edgeq = executors.get("edgeq")
     if not isinstance(edgeq, (dict, str)):
-        raise BundleError(f"{where}: executor_info.edgeq is neither an object nor a file name")
-    ort = object_in(executors.get("ort", {}), f"{where}: executor_info.ort")
-    check_keys(ort, _ORT_KEYS, f"{where}: executor_info.ort")
+        raise BundleError(f"{context}: executor_info.edgeq is neither an object nor a file name")
+    ort = object_in(executors.get("ort", {}), f"{context}: executor_info.ort")
+    check_keys(ort, _ORT_KEYS, f"{context}: executor_info.ort")
     model_file = ort.get("model_file")
     if model_file is not None and not isinstance(model_file, str):
-        raise BundleError(f"{where}: model_file is not a string")
-    session_options = texts_in(ort.get("session_options", {}), f"{where}: session_options")
-    provider_options = texts_in(ort.get("provider_options", {}), f"{where}: provider_options")
-    directory = f"{place}/{check_file_name(folder, where)}"
+        raise BundleError(f"{context}: model_file is not a string")
+    session_options = texts_in(ort.get("session_options", {}), f"{context}: session_options")
+    provider_options = texts_in(ort.get("provider_options", {}), f"{context}: provider_options")
+    directory = f"{place}/{check_file_name(folder, context)}"
     if not any(name.startswith(directory + "/") for name in files.known):
-        raise BundleError(f"{where}: its directory {directory} does not exist")
-    info = files.json(resolve_reference(edgeq, directory, where)) if isinstance(edgeq, str) else dict(edgeq)
-    model = files.existing(resolve_reference(model_file, directory, where)) if model_file is not None else None
+        raise BundleError(f"{context}: its directory {directory} does not exist")
+    info = files.json(resolve_reference(edgeq, directory, context)) if isinstance(edgeq, str) else dict(edgeq)
+    model = files.existing(resolve_reference(model_file, directory, context)) if model_file is not None else None
 
     def resolve(reference: str, kind: str) -> str:
         """Return, as text, the path of the bundle's file that an option names."""
-        return str(files.place(resolve_reference(reference, directory, where), kind))
+        return str(files.place(resolve_reference(reference, directory, context), kind))
 
     rank = info.get("rank", 0)
     if not isinstance(rank, int) or isinstance(rank, bool):
-        raise BundleError(f"{where}: rank is not a whole number")
+        raise BundleError(f"{context}: rank is not a whole number")
     architecture = info.get("architecture", "any")
     if not isinstance(architecture, str) or not is_plain_name(architecture):
-        raise BundleError(f'{where}: architecture is not a name such as "arm64"')
-    features = tuple(strings_in(info, "required_features", where))
+        raise BundleError(f'{context}: architecture is not a name such as "arm64"')
+    features = tuple(strings_in(info, "required_features", context))
     if not all(map(is_plain_name, features)):
-        raise BundleError(f'{where}: required_features are not names such as "avx2"')
+        raise BundleError(f'{context}: required_features are not names such as "avx2"')
     for key in _VERSIONS:
         if not isinstance(info.get(key, ""), str) or not _VERSION.fullmatch(info.get(key, "")):
-            raise BundleError(f'{where}: {key} is not a version such as "1.17"')
+            raise BundleError(f'{context}: {key} is not a version such as "1.17"')
     cases, tolerance = _selftest(info.get("selftest", {}), files)
     return Variant(
         name=name,
@@ -241,18 +241,18 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
         ep=ep,
         model=model,
         session_options={
-            **(model_options(model, where) if model is not None and engine_of_file(model.name) is None else {}),
-            **read_session_options(session_options, where, resolve),
+            **(model_options(model, context) if model is not None and engine_of_file(model.name) is None else {}),
+            **read_session_options(session_options, context, resolve),
         },
-        provider_options=read_provider_options(ep, provider_options, where, resolve),
+        provider_options=read_provider_options(ep, provider_options, context, resolve),
         architecture=architecture,
         required_features=features,
         rank=rank,
         min_onnxruntime=info.get("min_onnxruntime", ""),
         cases=cases,
         tolerance=tolerance,
-        slices=_slices(info.get("selftest_slices", {}), tolerance, where),
-        basis=_basis(info.get("selftest_basis"), tolerance, where),
+        slices=_slices(info.get("selftest_slices", {}), tolerance, context),
+        basis=_basis(info.get("selftest_basis"), tolerance, context),
         info=info,
         table=_table(info, files),
     )
@@ -271,87 +271,87 @@ def _table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
 
 
 def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
-    where = f"{files.where}: selftest"
-    files = replace(files, where=where)
+    context = f"{files.where}: selftest"
+    files = replace(files, where=context)
     if not isinstance(values, dict) or not set(values) <= {"cases", "tolerance"}:
-        raise BundleError(f"{where} is not an object with cases and tolerance")
+        raise BundleError(f"{context} is not an object with cases and tolerance")
     cases, tolerance = values.get("cases", []), values.get("tolerance", {})
     if not isinstance(cases, list) or not isinstance(tolerance, dict):
-        raise BundleError(f"{where} is not an object with cases and tolerance")
-    found = []
+        raise BundleError(f"{context} is not an object with cases and tolerance")
+    parsed = []
     for case in cases:
         named = [case[key] for key in sorted(case)] if isinstance(case, dict) else []
         if not named or set(case) != {"inputs", "outputs"} or not all(isinstance(file, str) for file in named):
-            raise BundleError(f"{where}: a case names its inputs and its outputs, each a file or a group of one")
-        found.append(Case(*map(files.vectors, named)))
-    of = f"{where}: the tolerance of"
-    return tuple(found), {name: _tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
+            raise BundleError(f"{context}: a case names its inputs and its outputs, each a file or a group of one")
+        parsed.append(Case(*map(files.vectors, named)))
+    of = f"{context}: the tolerance of"
+    return tuple(parsed), {name: _tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
 
 
-def _slices(values: object, tolerance: Mapping[str, float], where: str) -> Dict[str, Tuple[SliceTolerance, ...]]:
+def _slices(values: object, tolerance: Mapping[str, float], context: str) -> Dict[str, Tuple[SliceTolerance, ...]]:
     """Read the tolerances of slices. They are stored outside `selftest`, because earlier readers refuse unknown keys
     there.
     """
-    where = f"{where}: selftest_slices"
+    context = f"{context}: selftest_slices"
     if not isinstance(values, dict) or not set(values) <= set(tolerance):
-        raise BundleError(f"{where} is not an object of the self-test's outputs")
-    found = {}
+        raise BundleError(f"{context} is not an object of the self-test's outputs")
+    slices_by_output = {}
     for name, slices in values.items():
         if not isinstance(slices, list) or len(slices) > _MOST_SLICES:
-            raise BundleError(f"{where}: {name!r} is not a list of at most {_MOST_SLICES} slices")
-        found[name] = tuple(_slice(one, f"{where}: {name!r}") for one in slices)
-    return found
+            raise BundleError(f"{context}: {name!r} is not a list of at most {_MOST_SLICES} slices")
+        slices_by_output[name] = tuple(_slice(entry, f"{context}: {name!r}") for entry in slices)
+    return slices_by_output
 
 
-def _slice(value: object, where: str) -> SliceTolerance:
+def _slice(value: object, context: str) -> SliceTolerance:
     if not isinstance(value, dict) or set(value) != {"axis", "first", "last", "tolerance"}:
-        raise BundleError(f"{where}: a slice has an axis, a first and a last index and a tolerance")
+        raise BundleError(f"{context}: a slice has an axis, a first and a last index and a tolerance")
     axis, first, last = (value[key] for key in ("axis", "first", "last"))
-    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (axis, first, last))
-    if not whole or not 0 <= axis < _MOST_AXES or not 0 <= first <= last < _MOST_INDICES:
-        raise BundleError(f"{where}: a slice is not from a first to a last index of an axis")
-    return SliceTolerance(axis, first, last, _tolerance(value["tolerance"], f"{where}: the tolerance of a slice"))
+    integral = all(isinstance(index, int) and not isinstance(index, bool) for index in (axis, first, last))
+    if not integral or not 0 <= axis < _MOST_AXES or not 0 <= first <= last < _MOST_INDICES:
+        raise BundleError(f"{context}: a slice is not from a first to a last index of an axis")
+    return SliceTolerance(axis, first, last, _tolerance(value["tolerance"], f"{context}: the tolerance of a slice"))
 
 
-def _basis(values: object, tolerance: Mapping[str, float], where: str) -> Basis:
+def _basis(values: object, tolerance: Mapping[str, float], context: str) -> Basis:
     """Read what the tolerances apply to. Without an entry, they apply to every element, in place."""
     if values is None:
         return EVERYTHING
-    where = f"{where}: selftest_basis"
-    body = object_in(values, where)
-    check_keys(body, frozenset({"limits", "ranked", "padding"}), where)
-    limits, padding = object_in(body.get("limits", {}), where), object_in(body.get("padding", {}), where)
-    check_keys(padding, frozenset({"masks", "axes"}), where)
-    masks = object_in(padding.get("masks", {}), where)
-    ranked, axes = (_axes(part, where) for part in (body.get("ranked", {}), padding.get("axes", {})))
+    context = f"{context}: selftest_basis"
+    body = object_in(values, context)
+    check_keys(body, frozenset({"limits", "ranked", "padding"}), context)
+    limits, padding = object_in(body.get("limits", {}), context), object_in(body.get("padding", {}), context)
+    check_keys(padding, frozenset({"masks", "axes"}), context)
+    masks = object_in(padding.get("masks", {}), context)
+    ranked, axes = (_axes(part, context) for part in (body.get("ranked", {}), padding.get("axes", {})))
     if not {*limits, *ranked, *axes} <= set(tolerance):
-        raise BundleError(f"{where} names an output that the self-test does not have")
+        raise BundleError(f"{context} names an output that the self-test does not have")
     if not all(isinstance(hidden, bool) for hidden in masks.values()):
-        raise BundleError(f"{where}: masks are not true or false")
+        raise BundleError(f"{context}: masks are not true or false")
     if not {axis.origin for axis in axes.values()} <= set(masks):
-        raise BundleError(f"{where}: positions have no mask")
+        raise BundleError(f"{context}: positions have no mask")
     return Basis(
-        {name: _tolerance(v, f"{where}: the limit of {name!r}") for name, v in limits.items()},
+        {name: _tolerance(v, f"{context}: the limit of {name!r}") for name, v in limits.items()},
         ranked,
         Padding(masks, axes),
     )
 
 
-def _axes(values: object, where: str) -> Dict[str, Axis]:
+def _axes(values: object, context: str) -> Dict[str, Axis]:
     axes = {}
-    for name, value in object_in(values, where).items():
+    for name, value in object_in(values, context).items():
         if not isinstance(value, dict) or set(value) != {"place", "origin"}:
-            raise BundleError(f"{where}: the axis of {name!r} has a place and an origin")
+            raise BundleError(f"{context}: the axis of {name!r} has a place and an origin")
         place, origin = value["place"], value["origin"]
         if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < _MOST_AXES:
-            raise BundleError(f"{where}: the place of {name!r} is not an axis")
+            raise BundleError(f"{context}: the place of {name!r} is not an axis")
         if not isinstance(origin, str):
-            raise BundleError(f"{where}: the origin of {name!r} is not a string")
+            raise BundleError(f"{context}: the origin of {name!r} is not a string")
         axes[name] = Axis(place, origin)
     return axes
 
 
-def _tolerance(value: object, where: str) -> float:
+def _tolerance(value: object, context: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise BundleError(f"{where} is not a number of 0 or more")
+        raise BundleError(f"{context} is not a number of 0 or more")
     return float(value)

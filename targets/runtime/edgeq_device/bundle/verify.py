@@ -65,9 +65,9 @@ class Report:
     def passed(self) -> bool:
         """Return whether no variant failed and a variant of `component` was loaded or passed its self-test."""
         named = self.component
-        needed = (one.status for one in self.variants if named is None or one.variant.component == named)
-        failed = any(one.status == FAILED for one in self.variants)
-        return not failed and any(status in (PASSED, LOADED) for status in needed)
+        statuses = (report.status for report in self.variants if named is None or report.variant.component == named)
+        failed = any(report.status == FAILED for report in self.variants)
+        return not failed and any(status in (PASSED, LOADED) for status in statuses)
 
     def __repr__(self) -> str:
         statuses = [report.status for report in self.variants]
@@ -129,8 +129,8 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
                 dispensable = name is None and plugin_of(variant.ep) is not None
                 reports.append(replace(report, status=UNUSED) if report.status == FAILED and dispensable else report)
     if not reports:
-        known = sorted({variant.name for variants in bundle.components.values() for variant in variants})
-        raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {', '.join(known)}")
+        names = sorted({variant.name for variants in bundle.components.values() for variant in variants})
+        raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {', '.join(names)}")
     return Report(bundle, device, tuple(reports), signer, MAIN if name is None else None)
 
 
@@ -216,11 +216,11 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         lines.append(f"  engine {engine.name}: {state}")
     lines.append("")
     for variant in (variant for group in bundle.components.values() for variant in group):
-        verdict, chosen = judge(variant, device), choice is not None and variant is choice.variant
+        verdict, is_chosen = judge(variant, device), choice is not None and variant is choice.variant
         state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
-        state = f"chosen: {choice.why}" if choice is not None and chosen else state
+        state = f"chosen: {choice.why}" if choice is not None and is_chosen else state
         lines.append(f"  {_name(variant.component, variant.name)}: {state}")
-        if chosen and variant.ep == PROVIDER:
+        if is_chosen and variant.ep == PROVIDER:
             lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
     return lines
 
@@ -255,13 +255,13 @@ def report_lines(report: Report) -> List[str]:
     return [*lines, *(line for entry in report.variants for line in variant_lines(entry.to_dict()))]
 
 
-def variant_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def variant_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines with the status of one variant and of each of its outputs, from the plain values of a
     `VariantReport`.
     """
-    reason = f" ({found['reason']})" if found["reason"] else ""
-    yield f"  {_name(found['component'], found['variant'])}: {found['status']}{reason}"
-    for name, check in found["outputs"].items():
+    reason = f" ({report['reason']})" if report["reason"] else ""
+    yield f"  {_name(report['component'], report['variant'])}: {report['status']}{reason}"
+    for name, check in report["outputs"].items():
         error = check["problem"] or f"max error {check['max_abs_error']:.3g}"
         yield f"    {name}: {error}, allowed {check['tolerance']:.3g}: {'ok' if check['passed'] else 'WRONG'}"
 
