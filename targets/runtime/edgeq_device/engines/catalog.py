@@ -158,8 +158,8 @@ class EngineSpec:
 
     def to_dict(self) -> Dict[str, Any]:
         """Return plain JSON values for `read_engine`."""
-        known = EngineSpec.__dataclass_fields__
-        return {name: value for name, value in asdict(self).items() if name in known}
+        fields = EngineSpec.__dataclass_fields__
+        return {name: value for name, value in asdict(self).items() if name in fields}
 
 
 def read_engine(values: Mapping[str, Any]) -> EngineSpec:
@@ -167,9 +167,11 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
     precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
     names = ("devices", "packages", "libraries", "platforms", "cpu_vendors", "simulated_on")
     lists = {name: tuple(values[name]) for name in names}
-    found: Dict[str, Any] = dict(values["direct"] or {})
-    found = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in found.items()}
-    direct = Direct(**found) if found else None
+    direct_values: Dict[str, Any] = dict(values["direct"] or {})
+    direct_values = {
+        key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in direct_values.items()
+    }
+    direct = Direct(**direct_values) if direct_values else None
     return EngineSpec(**{**values, **lists, "precisions": precisions, "direct": direct})
 
 
@@ -177,10 +179,15 @@ def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
     """Return the engine's plug-in form and, if there is one, the form that runs models without onnxruntime."""
     if engine.direct is None:
         return (engine,)
-    own = replace(engine, direct=None)
-    other: Dict[str, Any] = {"min_onnxruntime": "", "cpu_vendors": (), "cpu_vendors_until": "", "imported": False}
-    other.update(asdict(engine.direct))
-    return own, replace(own, **other)
+    plugin_form = replace(engine, direct=None)
+    direct_values: Dict[str, Any] = {
+        "min_onnxruntime": "",
+        "cpu_vendors": (),
+        "cpu_vendors_until": "",
+        "imported": False,
+    }
+    direct_values.update(asdict(engine.direct))
+    return plugin_form, replace(plugin_form, **direct_values)
 
 
 def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
@@ -188,11 +195,11 @@ def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
     return the first one.
     """
 
-    def taken(form: EngineSpec) -> bool:
-        there = not form.platforms or place in form.platforms
-        return there and (not form.cpu_vendors or vendor in form.cpu_vendors)
+    def supports(form: EngineSpec) -> bool:
+        on_platform = not form.platforms or place in form.platforms
+        return on_platform and (not form.cpu_vendors or vendor in form.cpu_vendors)
 
-    return next(filter(taken, forms(engine)), forms(engine)[0])
+    return next(filter(supports, forms(engine)), forms(engine)[0])
 
 
 def serving(engine: EngineSpec) -> EngineSpec:
@@ -202,8 +209,8 @@ def serving(engine: EngineSpec) -> EngineSpec:
     if engine.direct is None:
         return engine
     best = form_for(engine, this_platform(), read_vendor())
-    found = [form for form in forms(engine) if _package_problem(form) is None]
-    return best if best in found or not found else found[0]
+    usable = [form for form in forms(engine) if _package_problem(form) is None]
+    return best if best in usable or not usable else usable[0]
 
 
 @lru_cache(maxsize=1)
@@ -224,8 +231,8 @@ def engine_of_file(name: str) -> Optional[EngineSpec]:
     """Return the engine whose own file format has the suffix of `name`. Return None for an ONNX file or an unknown
     suffix.
     """
-    own = (engine for engine in engines().values() if engine.suffix)
-    return next((engine for engine in own if name.endswith(engine.suffix)), None)
+    with_suffix = (engine for engine in engines().values() if engine.suffix)
+    return next((engine for engine in with_suffix if name.endswith(engine.suffix)), None)
 
 
 def stated_signature(model: Path) -> Optional[Dict[str, Any]]:
@@ -238,8 +245,8 @@ def stated_signature(model: Path) -> Optional[Dict[str, Any]]:
     engine = engine_of_file(model.name)
     if engine is None:
         return None
-    found = import_module(f"{__package__}.{engine.adapter}").read_signature(read_file(model), str(model))
-    return {key: found.get(key, []) for key in ("inputs", "outputs")}
+    signature = import_module(f"{__package__}.{engine.adapter}").read_signature(read_file(model), str(model))
+    return {key: signature.get(key, []) for key in ("inputs", "outputs")}
 
 
 def this_platform() -> str:
@@ -251,11 +258,11 @@ def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
     """Return the version of each installed package. The versions come from the packages' metadata, so nothing is
     imported.
     """
-    found = {}
+    versions = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def installed_version(engine: EngineSpec) -> str:
@@ -280,8 +287,8 @@ def install_command(engine: EngineSpec) -> str:
     engine = serving(engine)
     if engine.install:
         return engine.install
-    least = f">={engine.oldest}" if engine.oldest else ""
-    return f"python -m pip install --upgrade '{engine.packages[0]}{least}'" if engine.packages else ""
+    minimum = f">={engine.oldest}" if engine.oldest else ""
+    return f"python -m pip install --upgrade '{engine.packages[0]}{minimum}'" if engine.packages else ""
 
 
 def find_library(engine: EngineSpec, runtime: str) -> Path:
@@ -305,18 +312,18 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     else:
         spec = PathFinder.find_spec(engine.module)
         folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
-    if not found:
+    libraries = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
+    if not libraries:
         problem = f"{installed_package(engine)} does not contain any of {', '.join(engine.libraries)}"
         raise RuntimeUnavailableError(problem, f"Install it: {install_command(engine)}")
-    return found[0]
+    return libraries[0]
 
 
 def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
     """Return why this form of the engine cannot be used here, or None if no problem is known."""
-    other = "Choose another engine"
+    alternative = "Choose another engine"
     if engine.platforms and this_platform() not in engine.platforms:
-        return RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", other)
+        return RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", alternative)
     fix = f"Install it: {install_command(engine)}"
     version = installed_version(engine)
     problem = _adapter(engine).package_problem(engine) if engine.foreign else ""
@@ -328,7 +335,7 @@ def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
         problem = f"{engine.packages[0]} {version} is older than {engine.oldest}, the oldest that is known to be right"
         return RuntimeUnavailableError(problem, fix)
     problem = vendor_problem(engine, version, read_vendor() if engine.cpu_vendors else "")
-    return RuntimeUnavailableError(problem, other) if problem else None
+    return RuntimeUnavailableError(problem, alternative) if problem else None
 
 
 def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
@@ -361,8 +368,8 @@ def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0)
         UsageError: the engine does not have that precision.
     """
     if precision not in engine.precisions:
-        known = ", ".join(engine.precisions)
-        raise UsageError(f"{engine.name} has no precision {precision!r}", f"Choose from {known}")
+        names = ", ".join(engine.precisions)
+        raise UsageError(f"{engine.name} has no precision {precision!r}", f"Choose from {names}")
     filled = {_PRECISION: engine.precisions[precision].value, _THREADS: str(threads) if threads else None}
 
     def fill(value: Any) -> Any:
@@ -396,18 +403,18 @@ def open_engine(
         Exception: any error that onnxruntime raises for the model.
     """
     if not engine.module or engine.by_name:
-        given = engine_options(engine, precision, threads)
+        engine_settings = engine_options(engine, precision, threads)
 
         def open_with(providers: List[Any]) -> Any:
             return ort.InferenceSession(model, options, providers=providers)
 
         if not engine.module:
-            return open_with([(engine.provider, given)])
+            return open_with([(engine.provider, engine_settings)])
         # imported here, because `cuda` imports numpy, and nothing may load numpy before a bundle is checked
         from edgeq_device.engines.cuda import open_cuda
 
         find_library(engine, str(ort.__version__))
-        return open_cuda(ort, given, open_with)
+        return open_cuda(ort, engine_settings, open_with)
     form = serving(engine)
     if form.adapter:
         find_library(form, str(ort.__version__))
@@ -443,13 +450,15 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
             text = " ".join(str(error).split())
             problem = f"onnxruntime {ort.__version__} cannot load {library}: {text}"
             raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
-    own = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
-    found = [device for kind in engine.devices for device in own if device.device.type.name == kind]
-    found = found or (own if engine.simulated else [])  # a simulator is listed under the hardware that it runs on
-    if not found:
+    all_devices = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
+    devices = [device for kind in engine.devices for device in all_devices if device.device.type.name == kind]
+    devices = devices or (
+        all_devices if engine.simulated else []
+    )  # a simulator is listed under the hardware that it runs on
+    if not devices:
         kinds = " or ".join(engine.devices)
         raise RuntimeUnavailableError(f"{engine.name} finds no {kinds} that it can use here", engine.driver)
-    return found
+    return devices
 
 
 @dataclass(frozen=True)

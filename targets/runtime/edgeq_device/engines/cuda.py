@@ -80,15 +80,15 @@ class BoundSession:
         for name in bound.opened:
             bound.binding.bind_output(name, self._device, 0)
         self._session.run_with_iobinding(bound.binding, run_options)
-        made = dict(zip((spec.name for spec in self.get_outputs()), bound.binding.copy_outputs_to_cpu()))
-        results = [made[name] for name in names or made]
+        outputs = dict(zip((spec.name for spec in self.get_outputs()), bound.binding.copy_outputs_to_cpu()))
+        results = [outputs[name] for name in names or outputs]
         # On the CPU the results are views of the buffers that the next run writes to.
         return [result.copy() for result in results] if self._device == "cpu" else results
 
     def _bind(self, arrays: Mapping[str, Any]) -> _Bound:
         import numpy as np
 
-        binding, values, opened = self._session.io_binding(), {}, []
+        binding, values, unsized = self._session.io_binding(), {}, []
         for name, array in arrays.items():
             # Copy: on the CPU the value would otherwise be the caller's array, and the next run would write into it.
             values[name] = self._ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, 0)
@@ -102,9 +102,9 @@ class BoundSession:
                 binding.bind_ortvalue_output(spec.name, value)
             else:
                 binding.bind_output(spec.name, self._device, 0)
-                opened.append(spec.name)
-        if self._fixed is None or not opened:
-            return _Bound(binding, values, tuple(opened))
+                unsized.append(spec.name)
+        if self._fixed is None or not unsized:
+            return _Bound(binding, values, tuple(unsized))
         self._session.run_with_iobinding(binding, self._fixed)
         for spec, value in zip(self.get_outputs(), binding.get_outputs()):
             binding.bind_ortvalue_output(spec.name, value)
@@ -127,17 +127,17 @@ class CapturedSession:
 
     Args:
         captured: a session that captures graphs.
-        plain: function that opens the same model without capture, for other shapes and for models that cannot be
-            captured.
+        open_uncaptured: function that opens the same model without capture, for other shapes and for models that cannot
+            be captured.
     """
 
-    def __init__(self, captured: Any, ort: Any, device: str, plain: Callable[[], BoundSession]) -> None:
+    def __init__(self, captured: Any, ort: Any, device: str, open_uncaptured: Callable[[], BoundSession]) -> None:
         uncaptured = ort.RunOptions()
         uncaptured.add_run_config_entry("gpu_graph_id", "-1")
         self.notes: Tuple[str, ...] = ()
         self._captured: Optional[BoundSession] = BoundSession(captured, ort, device, fixed=uncaptured)
         self._opened: Optional[BoundSession] = None
-        self._open_plain = plain
+        self._open_plain = open_uncaptured
         self._shapes: Optional[Key] = None
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
@@ -147,16 +147,16 @@ class CapturedSession:
         if self._captured is None or self._shapes not in (None, shapes):
             return self._plain.run(names, arrays, run_options)
         try:
-            found = self._captured.run(names, arrays, run_options)
+            results = self._captured.run(names, arrays, run_options)
         except Exception as error:  # onnxruntime's exceptions have no common base
             if self._shapes is not None:
                 raise
-            found = self._plain.run(names, arrays, run_options)  # raises if the inputs are wrong
+            results = self._plain.run(names, arrays, run_options)  # raises if the inputs are wrong
             self.notes = (*self.notes, f"this model cannot be captured as a CUDA graph: {' '.join(str(error).split())}")
             self._captured = None
-            return found
+            return results
         self._shapes = shapes
-        return found
+        return results
 
     @property
     def _plain(self) -> BoundSession:
@@ -181,10 +181,10 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
     """
     load_libraries(ort)
 
-    def plain() -> BoundSession:
+    def open_uncaptured() -> BoundSession:
         return BoundSession(started(ort, CUDA, open_with([(CUDA, dict(options)), _CPU])), ort, _MEMORY)
 
-    session = plain()
+    session = open_uncaptured()
     if not sizes_follow(session):
         return session
     try:
@@ -192,7 +192,7 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
     # onnxruntime refuses graphs that are split between providers, and its exceptions have no common base
     except Exception:
         return session
-    return CapturedSession(captured, ort, _MEMORY, plain)
+    return CapturedSession(captured, ort, _MEMORY, open_uncaptured)
 
 
 def load_libraries(ort: Any) -> None:
@@ -234,8 +234,10 @@ def sizes_follow(session: Any) -> bool:
     """Return whether each size of the outputs is a number, or a name that also occurs in the inputs' shapes. Other
     sizes may depend on the input values, and a captured graph would repeat the sizes of its first run.
     """
-    given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)}
-    return all(isinstance(size, int) or size in given for spec in session.get_outputs() for size in spec.shape)
+    input_sizes = {
+        size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)
+    }
+    return all(isinstance(size, int) or size in input_sizes for spec in session.get_outputs() for size in spec.shape)
 
 
 _NVML = ("libnvidia-ml.so.1", "nvml.dll")
@@ -279,9 +281,9 @@ def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
         library = _first(load, names)
         if library is None:
             continue
-        found = query(library)
-        if found:
-            return found, ""
+        gpus = query(library)
+        if gpus:
+            return gpus, ""
         problem = "the NVIDIA driver finds no GPU"
     return (), problem
 
@@ -304,11 +306,11 @@ def _query_nvml(library: Any) -> Tuple[Gpu, ...]:
         return ()
     try:
         driver = ctypes.create_string_buffer(_NAME)
-        known = library.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_NAME)) == 0
+        has_driver = library.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_NAME)) == 0
         count = ctypes.c_uint(0)
         if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return ()
-        found = []
+        gpus = []
         for index in range(count.value):
             handle = ctypes.c_void_p()
             major, minor, name, memory = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME), _Memory()
@@ -319,15 +321,15 @@ def _query_nvml(library: Any) -> Tuple[Gpu, ...]:
                 continue
             library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_NAME))
             measured = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-            found.append(
+            gpus.append(
                 Gpu(
                     name.value.decode("utf-8", "replace"),
                     (major.value, minor.value),
                     memory.total if measured else None,
-                    driver.value.decode("utf-8", "replace") if known else "",
+                    driver.value.decode("utf-8", "replace") if has_driver else "",
                 )
             )
-        return tuple(found)
+        return tuple(gpus)
     finally:
         library.nvmlShutdown()
 
@@ -336,7 +338,7 @@ def _query_cuda(library: Any) -> Tuple[Gpu, ...]:
     count = ctypes.c_int(0)
     if library.cuInit(ctypes.c_uint(0)) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return ()
-    found = []
+    gpus = []
     for index in range(count.value):
         device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(_NAME), ctypes.c_size_t()
         if library.cuDeviceGet(ctypes.byref(device), ctypes.c_int(index)) != 0:
@@ -349,11 +351,11 @@ def _query_cuda(library: Any) -> Tuple[Gpu, ...]:
         library.cuDeviceGetName(name, ctypes.c_int(_NAME), device)
         measured = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
         if len(version) == 2:
-            found.append(
+            gpus.append(
                 Gpu(
                     name.value.decode("utf-8", "replace"),
                     (version[0], version[1]),
                     memory.value if measured else None,
                 )
             )
-    return tuple(found)
+    return tuple(gpus)

@@ -30,7 +30,9 @@ _MOST_AXES = 64
 _MOST_ENTRIES = 64
 
 
-def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
+def open_model(
+    ort: Any, engine: EngineSpec, model: Any, options: Any, engine_settings: Mapping[str, str]
+) -> LiteRtSession:
     """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
 
     Raises:
@@ -48,14 +50,14 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         )
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.interpreter")
-    threads = int(given["num_threads"]) if "num_threads" in given else None
+    threads = int(engine_settings["num_threads"]) if "num_threads" in engine_settings else None
     interpreter = runtime.Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
     profile = options.profile_file_prefix if options.enable_profiling else ""
     return LiteRtSession(interpreter, stated, engine.provider, profile)
 
 
-def read_signature(content: bytes, where: str) -> Dict[str, Any]:
+def read_signature(content: bytes, context: str) -> Dict[str, Any]:
     """Return the description of the model's inputs and outputs in a .tflite file's metadata, or {} if there is no
     description.
 
@@ -63,14 +65,14 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
         BundleError: an offset leads out of the file, or the entry is too large or is not JSON.
     """
     try:
-        found = _FlatTable.root(content).metadata(SIGNATURE)
+        entry = _FlatTable.root(content).metadata(SIGNATURE)
     except (struct.error, IndexError, ValueError) as error:
-        raise BundleError(f"{where} is damaged: an offset of its metadata leads out of the file") from error
-    if found is None:
+        raise BundleError(f"{context} is damaged: an offset of its metadata leads out of the file") from error
+    if entry is None:
         return {}
-    if len(found) > MOST_BYTES:
-        raise BundleError(f"{where}: {SIGNATURE} in its metadata is larger than {MOST_BYTES} bytes")
-    return parse_json(found, f"{where}: {SIGNATURE} in its metadata")
+    if len(entry) > MOST_BYTES:
+        raise BundleError(f"{context}: {SIGNATURE} in its metadata is larger than {MOST_BYTES} bytes")
+    return parse_json(entry, f"{context}: {SIGNATURE} in its metadata")
 
 
 class _FlatTable:
@@ -97,8 +99,8 @@ class _FlatTable:
         return None
 
     def _number(self, place: int) -> int:
-        found: int = struct.unpack_from("<I", self._content, place)[0]
-        return found
+        number: int = struct.unpack_from("<I", self._content, place)[0]
+        return number
 
     def _field(self, number: int) -> int:
         """Return the position of a field, or 0 if the table does not have it."""
@@ -146,7 +148,7 @@ class _Port:
             axis in the model. If `stated` is empty, the input or output is the tensor itself.
     """
 
-    def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, where: str) -> None:
+    def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, context: str) -> None:
         from edgeq_device.engines.serve import (
             TensorInfo,  # imported here, because that module imports the caller of this one
         )
@@ -156,7 +158,7 @@ class _Port:
         if self.dtype.name not in _TYPES:
             raise RuntimeUnavailableError(f"{provider} does not support {self.dtype.name}")
         shape = [int(size) for size in detail["shape"]]
-        self.axes = _axes(stated, len(shape), where)
+        self.axes = _axes(stated, len(shape), context)
         self.own = self.axes == tuple(range(len(shape)))
         self.back = tuple(int(axis) for axis in np.argsort(self.axes))
         self.fixed = tuple(shape[axis] for axis in self.back)
@@ -166,13 +168,13 @@ class _Port:
         name, kind = stated.get("name", detail["name"]), stated.get("type", numbers)
         sizes = stated.get("shape", list(self.fixed))
         if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
-            raise BundleError(f"{where}: name, type or shape does not match the tensor {detail['name']!r}")
+            raise BundleError(f"{context}: name, type or shape does not match the tensor {detail['name']!r}")
         self.info = TensorInfo(name, kind, sizes)
         self.taken = np.dtype(DTYPES[kind])
         integers = self.dtype.kind in "iu"
         self.scaled = bool(scale) and integers and self.taken.kind == "f"
         if self.taken != self.dtype and not self.scaled and not (integers and self.taken.kind in "iu"):
-            raise BundleError(f"{where}: {self.dtype.name} cannot be converted to {self.taken.name}")
+            raise BundleError(f"{context}: {self.dtype.name} cannot be converted to {self.taken.name}")
 
     @property
     def batched(self) -> bool:
@@ -206,15 +208,15 @@ class _Port:
         open_axis = 1 if self.batched else 0
         fits = len(array.shape) == len(self.fixed) and array.shape[open_axis:] == self.fixed[open_axis:]
         if array.dtype != self.taken or not fits:
-            have, wanted = f"{array.dtype} {list(array.shape)}", f"{self.taken} {self.info.shape}"
-            raise ValueError(f"input {self.info.name!r} is {have}, the model takes {wanted}")
+            actual, expected = f"{array.dtype} {list(array.shape)}", f"{self.taken} {self.info.shape}"
+            raise ValueError(f"input {self.info.name!r} is {actual}, the model takes {expected}")
         return array
 
 
-def _axes(stated: Mapping[str, Any], rank: int, where: str) -> Tuple[int, ...]:
+def _axes(stated: Mapping[str, Any], rank: int, context: str) -> Tuple[int, ...]:
     axes = stated.get("order", list(range(rank)))
     if not isinstance(axes, list) or sorted(map(str, axes)) != sorted(map(str, range(rank))) or rank > _MOST_AXES:
-        raise BundleError(f"{where}: its order does not list the tensor's {rank} axes")
+        raise BundleError(f"{context}: its order does not list the tensor's {rank} axes")
     return tuple(int(axis) for axis in axes)
 
 
@@ -222,7 +224,7 @@ def _fits(sizes: Any, fixed: Sequence[int]) -> bool:
     """Return whether `sizes` match those of the tensor. Some of `sizes` may be open and match any number."""
     if not isinstance(sizes, list) or len(sizes) != len(fixed):
         return False
-    return all(size is None or isinstance(size, str) or size == own for size, own in zip(sizes, fixed))
+    return all(size is None or isinstance(size, str) or size == length for size, length in zip(sizes, fixed))
 
 
 class LiteRtSession:
@@ -270,13 +272,13 @@ class LiteRtSession:
             raise ValueError(f"the model takes only {', '.join(port.info.name for port in self._inputs)}")
         count = len(arrays[0]) if self._one_by_one else 1
         if count == 1:
-            found = self._run(arrays)
+            outputs = self._run(arrays)
         else:
             if count == 0 or any(len(array) != count for array in arrays):
                 raise ValueError("the inputs have different numbers of samples, or none")
-            each = [self._run([array[at : at + 1] for array in arrays]) for at in range(count)]
-            found = [np.concatenate(parts) for parts in zip(*each)]
-        return found if output_names is None else [found[self._places[name]] for name in output_names]
+            samples = [self._run([array[at : at + 1] for array in arrays]) for at in range(count)]
+            outputs = [np.concatenate(parts) for parts in zip(*samples)]
+        return outputs if output_names is None else [outputs[self._places[name]] for name in output_names]
 
     def _run(self, arrays: Sequence[Any]) -> List[Any]:
         for port, array in zip(self._inputs, arrays):
@@ -312,8 +314,12 @@ class LiteRtSession:
 
 
 def _ports(details: Sequence[Mapping[str, Any]], stated: Any, provider: str, key: str) -> Tuple[_Port, ...]:
-    where = f"{SIGNATURE} in the file's metadata, {key}"
+    context = f"{SIGNATURE} in the file's metadata, {key}"
     stated = [{}] * len(details) if stated is None else stated
-    if not isinstance(stated, list) or len(stated) != len(details) or not all(isinstance(one, dict) for one in stated):
-        raise BundleError(f"{where}: there is not one entry for each of the {len(details)} tensors")
-    return tuple(_Port(detail, one, provider, where) for detail, one in zip(details, stated))
+    if (
+        not isinstance(stated, list)
+        or len(stated) != len(details)
+        or not all(isinstance(entry, dict) for entry in stated)
+    ):
+        raise BundleError(f"{context}: there is not one entry for each of the {len(details)} tensors")
+    return tuple(_Port(detail, entry, provider, context) for detail, entry in zip(details, stated))

@@ -28,20 +28,22 @@ Described = Tuple[Tuple[Any, ...], ...]
 _PLAIN = {"session.disable_prepacking": "1"}
 
 
-def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> OpenVinoSession:
+def open_model(
+    ort: Any, engine: EngineSpec, model: Any, options: Any, engine_settings: Mapping[str, str]
+) -> OpenVinoSession:
     """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
 
     Args:
-        given: the provider options of the engine's plug-in.
+        engine_settings: the provider options of the engine's plug-in.
 
     Raises:
         Exception: any error that onnxruntime or openvino raises for the model.
     """
     if not isinstance(model, str):
         raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
-    ((device, properties),) = json.loads(given[_CONFIG]).items()
-    plain = session_options(ort, config=_PLAIN, threads=1, optimization="none")
-    described = _described(ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"]))
+    ((device, properties),) = json.loads(engine_settings[_CONFIG]).items()
+    reader_options = session_options(ort, config=_PLAIN, threads=1, optimization="none")
+    described = _described(ort.InferenceSession(model, reader_options, providers=["CPUExecutionProvider"]))
     profile = options.profile_file_prefix if options.enable_profiling else ""
     core = _imported(engine).Core()
     return OpenVinoSession(core, model, (device, properties), described, engine.provider, profile)
@@ -90,9 +92,9 @@ class OpenVinoSession:
         self, core: Any, model: str, compile_for: Tuple[str, Any], described: Described, provider: str, profile: str
     ) -> None:
         self._inputs, self._outputs = described
-        other = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
-        if other is not None:
-            raise RuntimeUnavailableError(f"{provider} does not support {other}")
+        unsupported = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
+        if unsupported is not None:
+            raise RuntimeUnavailableError(f"{provider} does not support {unsupported}")
         self._provider, self._profile = provider, profile
         self._core, self._compile_for = core, compile_for
         self._model = core.read_model(model)
@@ -135,8 +137,8 @@ class OpenVinoSession:
         if len(input_feed) > len(arrays):
             raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
         self._last = self._request(tuple(array.shape for array in arrays))
-        found = self._last.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
-        return list(found) if output_names is None else [found[self._places[name]] for name in output_names]
+        outputs = self._last.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
+        return list(outputs) if output_names is None else [outputs[self._places[name]] for name in output_names]
 
     def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
         """Return the array of one input. Refuse an array of another type, because openvino would convert it."""
@@ -148,8 +150,8 @@ class OpenVinoSession:
         )
         # An input of unknown rank looks like a scalar.
         if array.dtype != np.dtype(DTYPES[info.type]) or not (fits or not info.shape):
-            wanted = f"{DTYPES[info.type]} {list(info.shape)}"
-            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {wanted}")
+            expected = f"{DTYPES[info.type]} {list(info.shape)}"
+            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {expected}")
         return array
 
     def _request(self, sizes: Sizes) -> Any:
@@ -179,7 +181,7 @@ class OpenVinoSession:
         """
         executed = self._last.get_compiled_model().get_runtime_model().get_ordered_ops()
         described = {operation.get_friendly_name(): operation.get_rt_info() for operation in executed}
-        merged = {name: str(found[_MERGED].value) for name, found in described.items() if _MERGED in found}
+        merged = {name: str(info[_MERGED].value) for name, info in described.items() if _MERGED in info}
         events: List[Dict[str, Any]] = [
             {
                 "cat": "Kernel",

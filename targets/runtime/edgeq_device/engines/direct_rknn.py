@@ -31,11 +31,13 @@ _TYPES = {numpy: name for name, numpy in DTYPES.items()}
 _MOST_DIMS = 8
 
 
-def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> RknnSession:
+def open_model(
+    ort: Any, engine: EngineSpec, model: Any, options: Any, engine_settings: Mapping[str, str]
+) -> RknnSession:
     """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
 
     Args:
-        given: the options of the engine: `core_mask`.
+        engine_settings: the options of the engine: `core_mask`.
 
     Raises:
         RuntimeUnavailableError: the board has another chip, or the runtime refuses the file.
@@ -48,7 +50,7 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     if chip and not chip.startswith(described["platform"]):
         raise RuntimeUnavailableError(f"{path.name} was compiled for {described['platform']}, this board has {chip}")
     lite = import_module(f"{engine.module}.api").RKNNLite
-    mask = given.get(_CORES, "NPU_CORE_AUTO")
+    mask = engine_settings.get(_CORES, "NPU_CORE_AUTO")
     with scratch_folder("edgeq-rknn-") as folder:
         file = Path(folder) / "model.rknn"
         file.write_bytes(read_context(path, path.name))
@@ -64,8 +66,8 @@ def chip_here(compatible: Path) -> str:
         names = compatible.read_bytes().split(b"\0")
     except OSError:
         return ""
-    found = (name.decode("ascii", "replace") for name in names)
-    return next((name[len(_VENDOR) :] for name in reversed(list(found)) if name.startswith(_VENDOR)), "")
+    texts = (name.decode("ascii", "replace") for name in names)
+    return next((name[len(_VENDOR) :] for name in reversed(list(texts)) if name.startswith(_VENDOR)), "")
 
 
 def _signature(path: Path) -> Mapping[str, Any]:
@@ -77,15 +79,15 @@ def _signature(path: Path) -> Mapping[str, Any]:
     text = read_metadata(path, SIGNATURE, path.name)
     if text is None:
         raise BundleError(f"{path.name} does not name the inputs and outputs of a compiled model")
-    found = parse_json(text, path.name)
-    texts = [found.get(key) if isinstance(found, dict) else None for key in ("platform", "compiler")]
+    signature = parse_json(text, path.name)
+    texts = [signature.get(key) if isinstance(signature, dict) else None for key in ("platform", "compiler")]
     if not all(isinstance(text, str) and text for text in texts):
         raise BundleError(f"{path.name} does not name a chip and a compiler")
     for key in ("inputs", "outputs"):
-        entries = found.get(key)
+        entries = signature.get(key)
         if not isinstance(entries, list) or not entries or not all(map(_is_tensor, entries)):
             raise BundleError(f"{path.name}: its {key} are not those of a compiled model")
-    return found
+    return signature
 
 
 def _is_tensor(entry: Any) -> bool:
@@ -121,8 +123,8 @@ class RknnSession:
             for key in ("inputs", "outputs")
         )
         runtime, compiler = " ".join(str(lite.get_sdk_version()).split()), described["compiler"]
-        other = "" if compiler in runtime else ", which is not that of the runtime"
-        self._providers = [provider, f"cores {mask}", f"runtime {runtime}", f"compiler {compiler}{other}"]
+        mismatch = "" if compiler in runtime else ", which is not that of the runtime"
+        self._providers = [provider, f"cores {mask}", f"runtime {runtime}", f"compiler {compiler}{mismatch}"]
 
     def get_inputs(self) -> Sequence[Any]:
         """Return the inputs."""
@@ -148,11 +150,11 @@ class RknnSession:
             raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
         # Without data_type, rknnlite would treat the values as uint8 pixels.
         kinds = [str(array.dtype) for array in arrays]
-        found = self._lite.inference(inputs=arrays, data_type=kinds, data_format=["nchw"] * len(arrays))
-        if found is None or len(found) != len(self._outputs):
+        results = self._lite.inference(inputs=arrays, data_type=kinds, data_format=["nchw"] * len(arrays))
+        if results is None or len(results) != len(self._outputs):
             raise RuntimeUnavailableError(f"{self._provider} gives no answer", "See its output")
         named = {}
-        for info, array in zip(self._outputs, found):
+        for info, array in zip(self._outputs, results):
             shape = [n for n in info.shape if isinstance(n, int)]
             size = math.prod(shape)
             if array.size != size:
@@ -166,6 +168,6 @@ class RknnSession:
             raise ValueError(f"input {info.name!r} is missing")
         array = np.ascontiguousarray(feed[info.name]).reshape(np.shape(feed[info.name]))
         if array.dtype != np.dtype(DTYPES[info.type]) or list(array.shape) != info.shape:
-            wanted = f"{DTYPES[info.type]} {info.shape}"
-            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {wanted}")
+            expected = f"{DTYPES[info.type]} {info.shape}"
+            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {expected}")
         return array

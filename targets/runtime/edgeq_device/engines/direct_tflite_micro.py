@@ -19,7 +19,9 @@ _LEAST_ARENA, _MOST_ARENA = 1 << 20, 1 << 30
 _ARENA = "arena_bytes"
 
 
-def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
+def open_model(
+    ort: Any, engine: EngineSpec, model: Any, options: Any, engine_settings: Mapping[str, str]
+) -> LiteRtSession:
     """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
 
     Raises:
@@ -32,25 +34,25 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     content = read_file(Path(model))
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter
-    opened = _opened(runtime, content, model, int(given.get(_ARENA, 0)))
-    return LiteRtSession(_Interpreter(opened), stated, engine.provider, "")
+    interpreter = _opened(runtime, content, model, int(engine_settings.get(_ARENA, 0)))
+    return LiteRtSession(_Interpreter(interpreter), stated, engine.provider, "")
 
 
-def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
+def _opened(runtime: Any, content: bytes, model: str, requested_bytes: int) -> Any:
     """Return an interpreter with enough memory for the activations, which may be larger than the file.
 
     Args:
-        given: bytes of memory to use; 0 uses as much as the model needs.
+        requested_bytes: bytes of memory to use; 0 uses as much as the model needs.
 
     Raises:
-        RuntimeUnavailableError: TFLite Micro refuses the model, or the model needs more memory than `given`.
+        RuntimeUnavailableError: TFLite Micro refuses the model, or the model needs more memory than `requested_bytes`.
     """
-    arena = given or max(_LEAST_ARENA, _ARENA_TIMES * len(content))
+    arena = requested_bytes or max(_LEAST_ARENA, _ARENA_TIMES * len(content))
     while True:
         try:
             return runtime.from_bytes(content, arena_size=arena)
         except RuntimeError as error:
-            if given or arena >= _MOST_ARENA:
+            if requested_bytes or arena >= _MOST_ARENA:
                 raise RuntimeUnavailableError(f"TFLite Micro refuses {model}: {error}") from error
             arena *= 8
 
@@ -87,17 +89,17 @@ class _Interpreter:
 _OUTPUTS = 1 << 16
 
 
-def _details(of: Any, first: int) -> List[Dict[str, Any]]:
-    """Return the descriptions of all inputs or outputs. The interpreter does not report how many there are, so `of` is
-    called until it raises an error.
+def _details(read_detail: Any, base: int) -> List[Dict[str, Any]]:
+    """Return the descriptions of all inputs or outputs. The interpreter does not report how many there are, so
+    `read_detail` is called until it raises an error.
     """
-    found: List[Dict[str, Any]] = []
+    details: List[Dict[str, Any]] = []
     while True:
         try:
-            one = of(len(found))
+            detail = read_detail(len(details))
         except (IndexError, RuntimeError, ValueError):
-            return found
-        scales, zeros = (one["quantization_parameters"][key] for key in ("scales", "zero_points"))
-        whole = (float(scales[0]), int(zeros[0])) if len(scales) else (0.0, 0)
-        own = {"name": f"{first + len(found)}", "index": first + len(found), "shape": np.asarray(one["shape"])}
-        found.append({**own, "dtype": one["dtype"], "quantization": whole})
+            return details
+        scales, zeros = (detail["quantization_parameters"][key] for key in ("scales", "zero_points"))
+        scale_and_zero = (float(scales[0]), int(zeros[0])) if len(scales) else (0.0, 0)
+        entry = {"name": f"{base + len(details)}", "index": base + len(details), "shape": np.asarray(detail["shape"])}
+        details.append({**entry, "dtype": detail["dtype"], "quantization": scale_and_zero})

@@ -28,8 +28,8 @@ engine's install command puts the package."""
 @lru_cache(maxsize=1)
 def pins() -> Mapping[str, Any]:
     """Return web.json: the package, its version, and the files of each runtime in it with their hashes."""
-    found: Mapping[str, Any] = own_table("engines/web.json")
-    return found
+    table: Mapping[str, Any] = own_table("engines/web.json")
+    return table
 
 
 def modules_folder() -> Path:
@@ -52,32 +52,32 @@ def package_version(engine: EngineSpec) -> str:
     """Return the version of the installed package, or "" if it is not installed."""
     try:
         with (package_folder(engine) / "package.json").open(encoding="utf-8") as file:
-            found = json.loads(file.read(1 << 20)).get("version", "")
+            version = json.loads(file.read(1 << 20)).get("version", "")
     except (OSError, ValueError, AttributeError):
         return ""
-    return found if isinstance(found, str) else ""
+    return version if isinstance(version, str) else ""
 
 
 def package_problem(engine: EngineSpec) -> str:
     """Return why an installed package would not run, or "" if nothing prevents it. A missing package is not reported
     here.
     """
-    version, wanted = package_version(engine), pins()["version"]
+    version, pinned = package_version(engine), pins()["version"]
     if find_program("node") is None:
         return f"{engine.name} runs in node, which is not on PATH: install node 20 or newer first"
-    if version and version != wanted:
-        return f"{engine.packages[0]} {version} is not {wanted}, the version whose files are known"
+    if version and version != pinned:
+        return f"{engine.packages[0]} {version} is not {pinned}, the version whose files are known"
     return ""
 
 
-def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> Any:
+def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, engine_settings: Mapping[str, str]) -> Any:
     """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
 
     Raises:
         RuntimeUnavailableError: node cannot be started, or ONNX Runtime Web refuses the model.
         BundleError: external data are outside the model's folder.
     """
-    del given
+    del engine_settings
     if not isinstance(model, str):
         raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
     level = options.graph_optimization_level
@@ -101,20 +101,20 @@ def _entries(options: Any) -> Dict[str, str]:
     """
     from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 
-    found = {}
+    entries = {}
     for key in rules().keys() - {EXTERNAL_FOLDER}:
         with suppress(RuntimeError):  # the entry is not set
-            found[key] = options.get_session_config_entry(key)
-    return found
+            entries[key] = options.get_session_config_entry(key)
+    return entries
 
 
 def _external(model: Path) -> List[Tuple[str, str]]:
     """Return, for each file with external data, its name in the model and its path."""
-    folder, found = model.resolve().parent, {}
+    folder, paths = model.resolve().parent, {}
     for tensor in read_onnx(model, str(model)).external:
         name = tensor.entries.get("location", "")
         file = (folder / name).resolve()
         if folder not in file.parents:
             raise BundleError(f"{model}: tensor {tensor.name!r} has its data outside the model's folder")
-        found[name] = str(file)
-    return list(found.items())
+        paths[name] = str(file)
+    return list(paths.items())

@@ -89,12 +89,16 @@ def import_path() -> List[str]:
     installed there.
     """
     try:
-        here: Optional[str] = os.path.realpath(Path.cwd())
+        working_folder: Optional[str] = os.path.realpath(Path.cwd())
     except OSError:  # the directory was removed, so nothing can be imported from it
-        here = None
-    kept = {_folder_of("numpy"), _folder_of("onnxruntime")}
+        working_folder = None
+    package_folders = {_folder_of("numpy"), _folder_of("onnxruntime")}
     entries = [str(entry) for entry in sys.path]
-    return [e for e in entries if Path(e).is_absolute() and (os.path.realpath(e) != here or here in kept)]
+    return [
+        e
+        for e in entries
+        if Path(e).is_absolute() and (os.path.realpath(e) != working_folder or working_folder in package_folders)
+    ]
 
 
 def _folder_of(package: str) -> Optional[str]:
@@ -328,9 +332,9 @@ def serve(
         request, arrays = frame
         try:
             if more and request["do"] in more:
-                found = more[request["do"]](request)
-                arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
-                write_frame(answers, {name: value for name, value in found.items() if name not in arrays}, arrays)
+                reply = more[request["do"]](request)
+                arrays = {name: value for name, value in reply.items() if isinstance(value, np.ndarray)}
+                write_frame(answers, {name: value for name, value in reply.items() if name not in arrays}, arrays)
             else:
                 write_frame(answers, *_answer(request, arrays, sessions, open_it))
         except Exception as error:  # every error is reported to the other side
@@ -398,8 +402,8 @@ def _answer(
             [[spec.name, spec.type, list(spec.shape)] for spec in specs]
             for specs in (session.get_inputs(), session.get_outputs())
         )
-        made = {"inputs": inputs, "outputs": outputs, "providers": list(session.get_providers())}
-        return {"session": len(sessions) - 1, **made}, {}
+        description = {"inputs": inputs, "outputs": outputs, "providers": list(session.get_providers())}
+        return {"session": len(sessions) - 1, **description}, {}
     session, runners = sessions[request["session"]]
     if request["do"] == "run":
         results = dict(zip(request["outputs"], map(one_array, session.run(request["outputs"], arrays))))
@@ -428,6 +432,6 @@ def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
     turn = Bursts(request["length_s"], request["lead_in_s"]), request["slow"]
     with quiet_collector(), MachineWatch(time.perf_counter) as watch:
         # A runner in another process is timed by that process.
-        taken = runner.burst(*turn) if hasattr(runner, "burst") else burst(runner, *turn, watch)
-    arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}
-    return {"busy_s": taken.busy_s, "cpu_s": taken.cpu_s or time.process_time() - spent}, arrays
+        turn_record = runner.burst(*turn) if hasattr(runner, "burst") else burst(runner, *turn, watch)
+    arrays = {"samples": np.array(turn_record.samples, np.float64), "disturbed": turn_record.disturbed}
+    return {"busy_s": turn_record.busy_s, "cpu_s": turn_record.cpu_s or time.process_time() - spent}, arrays

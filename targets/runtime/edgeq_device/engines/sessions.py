@@ -65,9 +65,9 @@ def linked_version(ort: Any) -> Optional[int]:
     """
     folder = Path(str(ort.__file__)).parent / "capi"
     for library in sorted(folder.glob("*onnxruntime_providers_tensorrt*")):
-        found = _LINKED.search(library.read_bytes())
-        if found is not None:
-            return int(found.group(1) or found.group(2))
+        match = _LINKED.search(library.read_bytes())
+        if match is not None:
+            return int(match.group(1) or match.group(2))
     return None
 
 
@@ -265,10 +265,10 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[c
     did = "loaded from" if engine.cached else "built and kept in"
     seconds = time.perf_counter() - start
     took = f"TensorRT engine {did} {engine.folder} in {seconds:.1f} s; this is not part of any latency"
-    own = [engine.note] if engine.note else []
+    cache_notes = [engine.note] if engine.note else []
     if not engine.cached:
-        print(*map(printable, (took, *own)), sep="\n", file=sys.stderr, flush=True)
-    bound.notes = (took, f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}", *own)
+        print(*map(printable, (took, *cache_notes)), sep="\n", file=sys.stderr, flush=True)
+    bound.notes = (took, f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}", *cache_notes)
     return bound
 
 
@@ -394,8 +394,8 @@ def open_unchecked(
 
     if variant.ep in GPU_PROVIDERS:
         return open_on_gpu(variant, ort, open_with)
-    first = (variant.ep, dict(variant.provider_options))
-    return open_with([first] if variant.ep == CPU else [first, CPU])
+    provider = (variant.ep, dict(variant.provider_options))
+    return open_with([provider] if variant.ep == CPU else [provider, CPU])
 
 
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package: str = "") -> Any:
