@@ -75,9 +75,9 @@ class BenchSettings:
             raise UsageError(f"there is no scenario {name!r}", f"Choose from {', '.join(scenarios.SCENARIOS)}")
         if not 0 <= self.min_duration_s <= 86_400:
             raise UsageError(f"a duration of {self.min_duration_s} s makes no sense", "Give 0 to 86400 seconds")
-        for name, number, most in (("queries", self.min_queries, 10**8), ("batch", self.batch, 65_536)):
-            if not 1 <= number <= most:
-                raise UsageError(f"{name} cannot be {number}", f"Give 1 to {most}")
+        for name, number, limit in (("queries", self.min_queries, 10**8), ("batch", self.batch, 65_536)):
+            if not 1 <= number <= limit:
+                raise UsageError(f"{name} cannot be {number}", f"Give 1 to {limit}")
         if self.threads < 0:
             raise UsageError(f"threads cannot be {self.threads}", "Give 0 (onnxruntime's choice) or more")
         for name, value in (("rate", self.target_qps), ("latency bound", self.latency_bound_ms)):
@@ -88,8 +88,8 @@ class BenchSettings:
         """Return the settings as plain JSON values. Durations are in seconds, the latency bound is in milliseconds, and
         the rate is in queries a second.
         """
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {key: value for key, value in plain.items() if key not in ("baseline", "warm_up")}
+        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {key: value for key, value in fields.items() if key not in ("baseline", "warm_up")}
 
 
 def parse_settings(
@@ -98,7 +98,7 @@ def parse_settings(
     duration: Optional[float] = None,
     official: bool = False,
     pin: Optional[str] = None,
-    **others: Any,
+    **fields: Any,
 ) -> BenchSettings:
     """Return checked settings from the options of a command line.
 
@@ -106,7 +106,7 @@ def parse_settings(
         scenario: name of a scenario, or "all".
         duration, official: minimum seconds, or True for MLPerf's 600; only one of the two may be given.
         pin: cores, as text such as "0,2-3".
-        others: other fields of `BenchSettings`.
+        fields: other fields of `BenchSettings`.
 
     Raises:
         UsageError: a value makes no sense, or an option has no effect in the scenario.
@@ -119,12 +119,12 @@ def parse_settings(
         scenarios=tuple(scenarios.SCENARIOS) if scenario == ALL else (scenario,),
         min_duration_s=duration,
         pin=parse_cores(pin) if pin is not None else (),
-        **others,
+        **fields,
     )
     settings.check()
     for name, (option, takers) in _TAKEN_BY.items():
-        given = getattr(settings, name) != getattr(BenchSettings, name)
-        if given and not set(takers) & set(settings.scenarios):
+        is_set = getattr(settings, name) != getattr(BenchSettings, name)
+        if is_set and not set(takers) & set(settings.scenarios):
             problem = f"{option} has no effect in the {scenario} scenario"
             raise UsageError(problem, f"Leave it out, or choose --scenario {' or '.join(takers)}")
     return settings
@@ -192,8 +192,8 @@ def _scenario(name: str, scenario: Mapping[str, Any], report: Mapping[str, Any],
             f"  {model.ljust(width)}  |{latency.sparkline(result['histogram'])}|" for model, result in models.items()
         ]
         span = len(next(iter(models.values()))["histogram"])
-        left, right = f"{_ms(edges[0])} ms", f"{_ms(edges[-1])} ms"
-        lines.append(f"  {' ' * width}   {left}{right.rjust(span - len(left))}")
+        low_label, high_label = f"{_ms(edges[0])} ms", f"{_ms(edges[-1])} ms"
+        lines.append(f"  {' ' * width}   {low_label}{high_label.rjust(span - len(low_label))}")
     return lines
 
 
@@ -295,36 +295,36 @@ def _range(values: List[float]) -> Optional[Dict[str, float]]:
     return {"first": values[0], "last": values[-1], "min": min(values), "max": max(values)} if values else None
 
 
-def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
-    return None if first is None or last is None else last - first
+def _difference(start: Optional[int], end: Optional[int]) -> Optional[int]:
+    return None if start is None or end is None else end - start
 
 
-def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
-    """Return one sentence for each recorded condition that may have changed the figures. `seen` is the record that
+def environment_notes(readings: Dict[str, Any], cores: int) -> List[str]:
+    """Return one sentence for each recorded condition that may have changed the figures. `readings` is the record that
     `Monitor.finish` returns.
 
     Args:
         cores: number of logical cores that the load is compared with.
     """
     notes = []
-    mhz = seen["clock_mhz"]
+    mhz = readings["clock_mhz"]
     if mhz and mhz["max"] > 0 and (mhz["max"] - mhz["min"]) / mhz["max"] > CLOCK_MOVED:
         notes.append(f"the clock varied between {mhz['min']:.0f} and {mhz['max']:.0f} MHz during the measurement")
-    for zone, celsius in seen["temperature_c"].items():
+    for zone, celsius in readings["temperature_c"].items():
         if celsius["max"] - celsius["first"] >= WARMED_C:
             notes.append(f"{zone} warmed from {celsius['first']:.0f} to {celsius['max']:.0f} degrees C")
-    if seen["thermal_throttles"]:
-        notes.append(f"cores were throttled for heat {seen['thermal_throttles']} times during the measurement")
-    if seen["quota_throttles"]:
-        notes.append(f"the container's CPU quota throttled the process in {seen['quota_throttles']} periods")
-    load = seen["load_before"]
+    if readings["thermal_throttles"]:
+        notes.append(f"cores were throttled for heat {readings['thermal_throttles']} times during the measurement")
+    if readings["quota_throttles"]:
+        notes.append(f"the container's CPU quota throttled the process in {readings['quota_throttles']} periods")
+    load = readings["load_before"]
     if load is not None and load > max(0.5, DISTURBED * cores):
-        where = f"{cores} core{'s' if cores > 1 else ''}"
-        notes.append(f"the machine was loaded before the start (load average {load:.1f} on {where})")
-    if seen["others_share"] is not None and seen["others_share"] > DISTURBED:
-        notes.append(f"other processes used {seen['others_share']:.0%} of the machine during the measurement")
-    if seen["stolen_share"] is not None and seen["stolen_share"] > 0.01:
-        notes.append(f"the virtual machine's host took {seen['stolen_share']:.0%} of the processor time")
+        cores_text = f"{cores} core{'s' if cores > 1 else ''}"
+        notes.append(f"the machine was loaded before the start (load average {load:.1f} on {cores_text})")
+    if readings["others_share"] is not None and readings["others_share"] > DISTURBED:
+        notes.append(f"other processes used {readings['others_share']:.0%} of the machine during the measurement")
+    if readings["stolen_share"] is not None and readings["stolen_share"] > 0.01:
+        notes.append(f"the virtual machine's host took {readings['stolen_share']:.0%} of the processor time")
     return notes
 
 
@@ -382,9 +382,9 @@ def run_bench(
         {name: [scenarios.query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()}
     )
     monitor = bench.monitor = Monitor(root=root, load_before=load_before)
-    found = {name: bench.scenario(scenarios.SCENARIOS[name], notes) for name in settings.scenarios}
-    seen = monitor.finish()
-    notes += environment_notes(seen, len(allowed_cores()))
+    results = {name: bench.scenario(scenarios.SCENARIOS[name], notes) for name in settings.scenarios}
+    readings = monitor.finish()
+    notes += environment_notes(readings, len(allowed_cores()))
     return {
         "schema": SCHEMA,
         "baseline": baseline,
@@ -395,9 +395,9 @@ def run_bench(
             name: {"providers": list(session.get_providers()), "memory": dict((memory or {}).get(name, {})) or None}
             for name, session in sessions.items()
         },
-        "scenarios": found,
+        "scenarios": results,
         "process_peak_rss_bytes": environment.read_memory(root)[1],
-        "environment": seen,
+        "environment": readings,
         "notes": notes,
     }
 
@@ -442,11 +442,11 @@ class _Bench:
         """Warm up each model until its latency is stable or time runs out, and then warm up its further sessions.
         Return the number of runs and the seconds for each model.
         """
-        found = {
+        warmed = {
             name: latency.warm_up(group[0], self.settings.warm_up, clock=self.clock) for name, group in runners.items()
         }
         latency.warm_up_all([group[1:] for group in runners.values() if group[1:]], self.settings.warm_up, self.clock)
-        return found
+        return warmed
 
     def scenario(self, scenario: scenarios.Scenario, notes: List[str]) -> Report:
         """Measure every model in one scenario. Return the scenario's figures as JSON values, with latencies in

@@ -51,8 +51,8 @@ class BenchModel:
 
     def further(self, threads: int) -> List[Any]:
         """Return the sessions after the first one."""
-        apart = self.apart or (lambda threads, process: self.open(threads))
-        return [apart(threads, process) for process in range(1, self.sessions)]
+        open_session = self.apart or (lambda threads, process: self.open(threads))
+        return [open_session(threads, process) for process in range(1, self.sessions)]
 
 
 def bench_models(
@@ -87,45 +87,48 @@ def bench_models(
     runtime = str(onnxruntime().__version__)
     versions = {"python": platform.python_version(), "onnxruntime": runtime, "numpy": np.__version__}
     settings = replace(settings, threads=settings.threads or len(settings.pin))
-    found: List[str] = []
+    remarks: List[str] = []
     with pinned(settings.pin):
         sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
         more = {m.name: m.further(settings.threads) for m in models}
-        found += [note for session in sessions.values() for note in getattr(session, "notes", ())]
+        remarks += [note for session in sessions.values() for note in getattr(session, "notes", ())]
         _check_same_inputs(sessions)
-        first = next(iter(sessions.values()))
-        samples = list(feeds(first) if feeds else random_feeds(first, shapes))
+        session = next(iter(sessions.values()))
+        samples = list(feeds(session) if feeds else random_feeds(session, shapes))
         actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}
         memory: Dict[str, Dict[str, int]] = {}
         for name, measure in ((model.name, model.memory) for model in models if model.memory is not None):
             try:
                 memory[name] = measure(settings.threads, actual).to_dict()
             except RuntimeUnavailableError as error:
-                found.append(str(error))
+                remarks.append(str(error))
         report = run_bench(
             sessions, samples, settings, more=more, memory=memory, versions=versions, on_progress=on_progress
         )
     if feeds is None:
-        found.append(_how_made_up(first, shapes or {}, actual))
-    report["notes"] = [*notes, *report["notes"], *found]
+        remarks.append(_how_made_up(session, shapes or {}, actual))
+    report["notes"] = [*notes, *report["notes"], *remarks]
     return report
 
 
 def _how_made_up(session: Any, shapes: Shapes, actual: Shapes) -> str:
-    opened = [i.name for i in session.get_inputs() if not all(isinstance(size, int) for size in i.shape[1:])]
-    sized = [f"{name} of {','.join(map(str, actual[name]))}" for name in opened if name not in shapes]
-    how = f", with 1 for open sizes ({'; '.join(sized)}; --shape NAME=SIZES sets others)" if sized else ""
-    return f"the inputs were made up (random values{how}); give data to time real ones"
+    open_inputs = [i.name for i in session.get_inputs() if not all(isinstance(size, int) for size in i.shape[1:])]
+    sized = [f"{name} of {','.join(map(str, actual[name]))}" for name in open_inputs if name not in shapes]
+    sizes_note = f", with 1 for open sizes ({'; '.join(sized)}; --shape NAME=SIZES sets others)" if sized else ""
+    return f"the inputs were made up (random values{sizes_note}); give data to time real ones"
 
 
 def _check_same_inputs(sessions: Mapping[str, Any]) -> None:
     described = {name: sorted((i.name, i.type) for i in s.get_inputs()) for name, s in sessions.items()}
-    first = next(iter(described))
+    reference = next(iter(described))
     for name, inputs in described.items():
-        if inputs != described[first]:
-            left, right = (", ".join(f"{n}: {t}" for n, t in described[k]) for k in (first, name))
+        if inputs != described[reference]:
+            reference_inputs, other_inputs = (
+                ", ".join(f"{n}: {t}" for n, t in described[k]) for k in (reference, name)
+            )
             raise DataError(
-                f"{first} takes {left}, and {name} takes {right}", "Compare models that take the same inputs"
+                f"{reference} takes {reference_inputs}, and {name} takes {other_inputs}",
+                "Compare models that take the same inputs",
             )
 
 
@@ -140,11 +143,11 @@ def bundle_variants(
     Raises:
         BundleError: nothing in the bundle runs on this device, or the variant `name` does not.
     """
-    opened = open_best(bundle, device, name=name)
-    variants = [opened.choice.variant]
+    best = open_best(bundle, device, name=name)
+    variants = [best.choice.variant]
     if FLOAT in bundle.components:
         variants.insert(0, open_best(bundle, device, component=FLOAT).choice.variant)
-    return variants, opened.passed_over
+    return variants, best.passed_over
 
 
 def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:

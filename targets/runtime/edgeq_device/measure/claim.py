@@ -77,13 +77,13 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
     """
     rounds = min(len(a.rounds), len(b.rounds))
     times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
-    known = ~np.isnan(times).any(axis=0)
-    times, session = times[:, known], np.flatnonzero(known) % a.sessions
+    measured = ~np.isnan(times).any(axis=0)
+    times, session = times[:, measured], np.flatnonzero(measured) % a.sessions
     quotients = np.divide(*np.maximum(times, 1e-12))
     if quotients.size == 0:
         return Ratio(float("nan"), 0.0, float("inf"), 0.0, 0)
     if by_session and a.sessions == b.sessions >= FEWEST_SESSIONS:
-        medians = np.array([np.median(np.log(quotients[session == each])) for each in np.unique(session)])
+        medians = np.array([np.median(np.log(quotients[session == number])) for number in np.unique(session)])
         pairs = len(medians)
         # The estimate is the ratio of two latencies that were observed together, so take the round next to the mean.
         centre = int(np.abs(np.log(quotients) - medians.mean()).argmin())
@@ -251,18 +251,18 @@ def rank_until_settled(
     allowance = (1 - confidence) / max(1, math.comb(len(runners), 2))
     random_order = random.Random(seed)
 
-    def harmless(first: str, second: str, between: Ratio) -> bool:
-        """Return whether choosing `first` costs no more than the tolerance, according to the interval of the ratio or
+    def harmless(winner: str, rival: str, between: Ratio) -> bool:
+        """Return whether choosing `winner` costs no more than the tolerance, according to the interval of the ratio or
         to `enough`.
         """
         if between.confidence >= sure and between.low >= 1 / (1 + tie):
             return True
-        if enough is None or between.pairs < enough or keep in (first, second):
+        if enough is None or between.pairs < enough or keep in (winner, rival):
             return False
         return 1 / (1 + tie) <= between.estimate <= 1 + tie
 
     rounds, looks, next_look, undisturbed = 0, 0, min_rounds, 0.0
-    beside = keep if keep in runners else next(iter(runners))
+    reference = keep if keep in runners else next(iter(runners))
     with MachineWatch(clock) as watch:
         recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
         while True:
@@ -272,7 +272,7 @@ def rank_until_settled(
                 quiet = {name: recorders[name].turn() for name in turn}
             rounds += 1
             on_round()
-            if quiet.get(beside, True):
+            if quiet.get(reference, True):
                 undisturbed += sum(quiet.values()) / len(quiet)
             spent = clock() - start
             hopeless = out_of_reach(undisturbed, spent, max_duration_s - spent)
@@ -286,9 +286,9 @@ def rank_until_settled(
             ranking = _look(measured, active, places, rounds, sure, harmless)
             if out_of_time or (ranking.settled and _in_each_session(measured, active, keep)):
                 return ranking
-            last = ranking.order[places - 1]
+            slowest = ranking.order[places - 1]
             remaining = {*ranking.order[:places], keep}
-            active = [n for n in active if n in remaining or not _slower(measured[n], measured[last], sure)]
+            active = [n for n in active if n in remaining or not _slower(measured[n], measured[slowest], sure)]
 
 
 _Harmless = Callable[[str, str, Ratio], bool]
@@ -304,10 +304,10 @@ def _look(
     neighbours += [(contest[places - 1], name) for name in contest[places:]]
     settled = True
     ties = []
-    for first, second in neighbours:
-        between = ratio(measured[second], measured[first], confidence=sure)
-        if harmless(first, second, between):
-            ties += [(first, second)] if between.low <= 1 else []
+    for winner, rival in neighbours:
+        between = ratio(measured[rival], measured[winner], confidence=sure)
+        if harmless(winner, rival, between):
+            ties += [(winner, rival)] if between.low <= 1 else []
         else:
             settled = False
     return SpeedRanking(tuple(order), settled, tuple(ties), rounds, measured)
@@ -320,8 +320,8 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
     sessions = {measured[name].sessions for name in active}
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
-    others = [measured[name] for name in active if name != keep]
-    return all(ratio(measured[keep], other, by_session=True).pairs >= max(sessions) for other in others)
+    rivals = [measured[name] for name in active if name != keep]
+    return all(ratio(measured[keep], rival, by_session=True).pairs >= max(sessions) for rival in rivals)
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
@@ -398,24 +398,24 @@ class Claim:
         """
         if self.reason or self.estimate is None or self.low is None or self.high is None:
             return None
-        enough = self.pairs >= FEWEST_SESSIONS and self.confidence >= CONFIDENCE
+        is_sure = self.pairs >= FEWEST_SESSIONS and self.confidence >= CONFIDENCE
         ordered = 0 < self.low <= self.estimate <= self.high < math.inf
-        return (self.estimate, self.low, self.high) if enough and ordered else None
+        return (self.estimate, self.low, self.high) if is_sure and ordered else None
 
     @property
     def verdict(self) -> str:
         """Return `FASTER` or `SLOWER` if the whole interval is on that side of 1, `UNSETTLED` if it includes 1, and
         `UNKNOWN` if there is no interval.
         """
-        found = self.interval
-        if found is None:
+        interval = self.interval
+        if interval is None:
             return UNKNOWN
-        return FASTER if found[1] > 1 else SLOWER if found[2] < 1 else UNSETTLED
+        return FASTER if interval[1] > 1 else SLOWER if interval[2] < 1 else UNSETTLED
 
     def sentence(self, model: str, baseline: str) -> str:
         """Return the claim as a sentence for people."""
-        found, about = self.interval, self.estimated
-        if found is None:
+        interval, about = self.interval, self.estimated
+        if interval is None:
             why = self.reason or f"{self.pairs} pair{'' if self.pairs == 1 else 's'} of runs are too few to be sure"
             if about is None:
                 return f"{model} against {baseline}: the speed is not measurable here: {why}"
@@ -424,19 +424,19 @@ class Claim:
         if self.verdict == UNSETTLED:
             return f"{model} against {baseline}: no difference in speed is settled ({self.figures()})"
         if self.verdict == SLOWER:
-            return f"{model} is SLOWER than {baseline}: {found[0]:.2f} times its speed ({self.figures()})"
-        return f"{model} runs at {found[0]:.2f} times {baseline}'s speed ({self.figures()})"
+            return f"{model} is SLOWER than {baseline}: {interval[0]:.2f} times its speed ({self.figures()})"
+        return f"{model} runs at {interval[0]:.2f} times {baseline}'s speed ({self.figures()})"
 
     def figures(self) -> str:
         """Return the interval and the milliseconds as text, such as "1.90 to 2.30; 12.9 → 6.2 ms". For an estimate,
         return its spread, such as "estimated, 1.80 to 2.40". Return "" if nothing is known.
         """
-        found, about = self.interval, self.estimated
-        if found is None:
+        interval, about = self.interval, self.estimated
+        if interval is None:
             return f"estimated, {about[1]:.2f} to {about[2]:.2f}" if about else ""
         timed = self.baseline_ms is not None and self.ms is not None
         spent = f"; {self.baseline_ms:.3g} → {self.ms:.3g} ms" if timed else ""
-        return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
+        return f"{interval[1]:.2f} to {interval[2]:.2f}{spent}"
 
     def to_dict(self) -> Dict[str, Any]:
         """Return all fields and the verdict, keyed by their names."""
@@ -445,9 +445,9 @@ class Claim:
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Claim":
         """Return the claim that a record of `to_dict` describes."""
-        known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
-        likely = known.get("likely")
-        return cls(**{**known, "likely": None if likely is None else tuple(likely)})
+        fields = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
+        likely = fields.get("likely")
+        return cls(**{**fields, "likely": None if likely is None else tuple(likely)})
 
 
 def claim(baseline: Distribution, model: Distribution) -> Claim:
@@ -457,18 +457,20 @@ def claim(baseline: Distribution, model: Distribution) -> Claim:
     If there are too few for an interval, if they contradict each other, or if the machine was busy, nothing is claimed.
     An estimate is then given instead.
     """
-    found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
-    reason = _reason(found, baseline, model)
+    speedup = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
+    reason = _reason(speedup, baseline, model)
     if reason:
-        rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
-        return Claim(None, None, None, *rests_on, reason, _estimate(found, baseline, model))
-    return Claim(found.estimate, found.low, found.high, found.confidence, found.pairs, found.a_ms, found.b_ms)
+        rests_on = speedup.confidence, speedup.pairs, speedup.a_ms, speedup.b_ms
+        return Claim(None, None, None, *rests_on, reason, _estimate(speedup, baseline, model))
+    return Claim(
+        speedup.estimate, speedup.low, speedup.high, speedup.confidence, speedup.pairs, speedup.a_ms, speedup.b_ms
+    )
 
 
-def _estimate(found: Ratio, baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
+def _estimate(speedup: Ratio, baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
     """Return an estimate and the ends of its spread, or None if there are too few runs.
 
-    If enough runs were undisturbed for an interval, it is their ratio `found`. Otherwise, compute the ratio of mean
+    If enough runs were undisturbed for an interval, it is their ratio `speedup`. Otherwise, compute the ratio of mean
     latencies in each session (or round), and return the geometric mean of these ratios. Both spreads are the interval,
     extended by `ESTIMATE_ALLOWANCE`.
 
@@ -477,14 +479,14 @@ def _estimate(found: Ratio, baseline: Distribution, model: Distribution) -> Opti
     mostly end before another process gets the core, so their median contains no waits, but the median of longer runs
     does. `benchmarks/busy.py` compares means with medians, low percentiles, minima and processor time.
     """
-    if found.confidence >= CONFIDENCE:
-        return found.estimate, found.low / ESTIMATE_ALLOWANCE, found.high * ESTIMATE_ALLOWANCE
+    if speedup.confidence >= CONFIDENCE:
+        return speedup.estimate, speedup.low / ESTIMATE_ALLOWANCE, speedup.high * ESTIMATE_ALLOWANCE
     count = min(len(baseline.rounds), len(model.rounds))
-    shared = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count
+    group_count = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count
     means = []
     for side in (baseline, model):
         rounds = np.split(side.samples_ms, side.rounds[1:])[:count]
-        groups = [rounds[first::shared] for first in range(min(shared, count))]
+        groups = [rounds[offset::group_count] for offset in range(min(group_count, count))]
         means.append(np.maximum([np.concatenate(group).mean() for group in groups], 1e-12))
     logs = np.log(means[0] / means[1])
     if len(logs) < FEWEST_ESTIMATED:
@@ -493,20 +495,22 @@ def _estimate(found: Ratio, baseline: Distribution, model: Distribution) -> Opti
     return math.exp(logs.mean()), low / ESTIMATE_ALLOWANCE, high * ESTIMATE_ALLOWANCE
 
 
-def _reason(found: Ratio, baseline: Distribution, model: Distribution) -> str:
+def _reason(speedup: Ratio, baseline: Distribution, model: Distribution) -> str:
     """Return why nothing can be claimed, or "" if something can."""
     busy, stolen = max(baseline.busy, model.busy), max(baseline.stolen, model.stolen)
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
-    taken = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
-    seen = [f"{who} {share:.0%} of it" for who, share in taken.items() if busy > BUSY and share > BUSY / 2]
+    shares = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
+    causes = [f"{who} {share:.0%} of it" for who, share in shares.items() if busy > BUSY and share > BUSY / 2]
     waited = max(baseline.waiting_share, model.waiting_share)
-    seen += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
-    seen += [f"waits for a core took {waited:.0%} of the runs' time"] if waited > BUSY >= disturbed else []
-    cause = f"the machine was busy ({' and '.join(seen)})" if seen else ""
-    if found.confidence < CONFIDENCE:
-        needed = FEWEST_SESSIONS if baseline.sessions == model.sessions >= FEWEST_SESSIONS else FEWEST_PAIRS
-        few = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of undisturbed runs, at least {needed} needed"
-        return f"{cause}; {few}" if cause else f"{few}: measure longer"
-    if not found.high <= found.low * WIDEST:
-        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {found.low:.2f} to {found.high:.2f}"
+    causes += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
+    causes += [f"waits for a core took {waited:.0%} of the runs' time"] if waited > BUSY >= disturbed else []
+    cause = f"the machine was busy ({' and '.join(causes)})" if causes else ""
+    if speedup.confidence < CONFIDENCE:
+        minimum = FEWEST_SESSIONS if baseline.sessions == model.sessions >= FEWEST_SESSIONS else FEWEST_PAIRS
+        shortage = (
+            f"{speedup.pairs} pair{'' if speedup.pairs == 1 else 's'} of undisturbed runs, at least {minimum} needed"
+        )
+        return f"{cause}; {shortage}" if cause else f"{shortage}: measure longer"
+    if not speedup.high <= speedup.low * WIDEST:
+        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {speedup.low:.2f} to {speedup.high:.2f}"
     return cause if max(busy, waited) > BUSY else ""

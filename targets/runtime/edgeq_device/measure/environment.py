@@ -47,13 +47,13 @@ def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
     """Return the present clock of each logical core in MHz, keyed by core number. The values come from cpufreq, or else
     from /proc/cpuinfo.
     """
-    found = {}
+    mhz_by_core = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
         khz = _number(read_text(path))
         if khz:
-            found[int(path.parent.parent.name[3:])] = khz / 1e3
-    if found:
-        return dict(sorted(found.items()))
+            mhz_by_core[int(path.parent.parent.name[3:])] = khz / 1e3
+    if mhz_by_core:
+        return dict(sorted(mhz_by_core.items()))
     info = read_text(root / "proc/cpuinfo") or ""
     return {i: float(mhz) for i, mhz in enumerate(re.findall(r"^cpu MHz\s*:\s*([0-9.]+)", info, re.M)) if float(mhz)}
 
@@ -67,14 +67,14 @@ def read_governors(root: Path = ROOT) -> Tuple[str, ...]:
 
 def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
     """Return degrees Celsius, keyed by thermal zone. A zone is named like "zone0 (cpu-thermal)"."""
-    found = {}
+    celsius_by_zone = {}
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone[0-9]*")):
         millidegrees = _number(read_text(path / "temp"))
         if millidegrees is None or not -50e3 < millidegrees < 250e3:
             continue
         kind = (read_text(path / "type") or "").strip()
-        found[f"{path.name[len('thermal_') :]}{f' ({kind})' if kind else ''}"] = millidegrees / 1e3
-    return found
+        celsius_by_zone[f"{path.name[len('thermal_') :]}{f' ({kind})' if kind else ''}"] = millidegrees / 1e3
+    return celsius_by_zone
 
 
 def read_throttle_count(root: Path = ROOT) -> Optional[int]:
@@ -184,16 +184,16 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
         return
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError(f"{platform.system()} does not let a process choose its cores", "Leave out --pin")
-    before = os.sched_getaffinity(0)
-    missing = sorted(set(cores) - before)
+    allowed = os.sched_getaffinity(0)
+    missing = sorted(set(cores) - allowed)
     if missing:
-        may = ",".join(map(str, sorted(before)))
+        may = ",".join(map(str, sorted(allowed)))
         raise UsageError(f"core {missing[0]} is not available to this process", f"Choose from {may}")
     os.sched_setaffinity(0, set(cores))
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, allowed)
 
 
 def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
@@ -238,18 +238,18 @@ class Precedence:
         except OSError:
             self._possible = False  # the system is not Linux, or hides the file
             return
-        first = next(iter(self._before.values()), None)
+        original = next(iter(self._before.values()), None)
         for thread in threads:
             if thread in self._before:
                 continue
             try:
-                before = os.getpriority(os.PRIO_PROCESS, thread)
+                niceness = os.getpriority(os.PRIO_PROCESS, thread)
                 # the thread started after an earlier call, and inherited precedence
-                if first is not None and before == self._nice:
-                    before = first
-                if before <= 0:
+                if original is not None and niceness == self._nice:
+                    niceness = original
+                if niceness <= 0:
                     os.setpriority(os.PRIO_PROCESS, thread, self._nice)
-                    self._before[thread] = before
+                    self._before[thread] = niceness
             except ProcessLookupError:
                 continue  # the thread has ended
             except PermissionError:
@@ -258,9 +258,9 @@ class Precedence:
 
     def release(self) -> None:
         """Restore the former niceness of every thread."""
-        for thread, before in self._before.items():
+        for thread, niceness in self._before.items():
             try:
-                os.setpriority(os.PRIO_PROCESS, thread, before)
+                os.setpriority(os.PRIO_PROCESS, thread, niceness)
             except ProcessLookupError:
                 continue
         self._before.clear()
@@ -333,12 +333,12 @@ class Waits:
         """
         if not self.known or now < self._next:
             return
-        before, self._looked = self._looked, now
-        own, workers = self._read()
-        if max(own, workers) > _SHARE * (now - before):
+        previous, self._looked = self._looked, now
+        own_s, workers_s = self._read()
+        if max(own_s, workers_s) > _SHARE * (now - previous):
             # This thread had a core at the last look, but a worker may have been waiting. The wait is counted only when
             # the worker gets its core, and it disturbed all runs in between.
-            self._stretches.append((before - workers, now))
+            self._stretches.append((previous - workers_s, now))
         self._next = now + (self._clock() - now) / _OVERHEAD if len(self._files) > _FEW_THREADS else now
 
     def disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -356,10 +356,10 @@ class Waits:
             return np.ones(len(starts), bool)
         self._next = 0.0
         self.look(self._clock())
-        found = np.zeros(len(starts), bool)
-        for first, last in self._stretches:
-            found |= (starts < last) & (ends > first)
-        return found
+        overlaps = np.zeros(len(starts), bool)
+        for begin, end in self._stretches:
+            overlaps |= (starts < end) & (ends > begin)
+        return overlaps
 
     def close(self) -> None:
         """Close the files."""
@@ -386,16 +386,16 @@ class Waits:
         """Return the seconds that this thread has waited since the last reading, and the seconds of whichever other
         thread waited longest.
         """
-        own = workers = 0
+        own_ns = workers_ns = 0
         for name, file in self._files.items():
             total = self._figures(file)[1]
             waited = total - self._waited.get(name, total)
             self._waited[name] = total
             if name == self._own:
-                own = waited
+                own_ns = waited
             else:
-                workers = max(workers, waited)
-        return own / 1e9, workers / 1e9
+                workers_ns = max(workers_ns, waited)
+        return own_ns / 1e9, workers_ns / 1e9
 
     def _all_asleep(self) -> bool:
         """Pause until no other thread of this process is ready to run, because the kernel counts a wait only after it
@@ -406,11 +406,11 @@ class Waits:
             self._sleep(_PAUSE_S)
             # The state comes after the program's name, which may contain any character, even brackets.
             stats = {name: (read_text(self._tasks / name / "stat") or "").rpartition(")")[2] for name in ran}
-            ran = {name: before for name, before in ran.items() if stats[name].split()[:1] == ["R"]}
+            ran = {name: on_core_ns for name, on_core_ns in ran.items() if stats[name].split()[:1] == ["R"]}
             if not ran:
                 return True
         spun_ns = _PATIENCE * _PAUSE_S * 1e9 / 2
-        return all(self._figures(self._files[name])[0] - before > spun_ns for name, before in ran.items())
+        return all(self._figures(self._files[name])[0] - on_core_ns > spun_ns for name, on_core_ns in ran.items())
 
     @staticmethod
     def _figures(file: int) -> Tuple[int, int]:
@@ -440,8 +440,8 @@ class Others:
         report it.
         """
         ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        found = self._share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
-        return None if found is None else min(1.0, max(0.0, found))
+        work_share = self._share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
+        return None if work_share is None else min(1.0, max(0.0, work_share))
 
     def stolen_share(self) -> Optional[float]:
         """Return the share of the machine's time that a virtual machine's host took, or None if the system does not
@@ -453,11 +453,11 @@ class Others:
         """Return the share of one kind of ticks among all ticks since the start. Subtract `without` ticks from the
         count of that kind.
         """
-        last = read_cpu_times(self._root)
-        if self._first is None or last is None or last.total <= self._first.total:
+        now = read_cpu_times(self._root)
+        if self._first is None or now is None or now.total <= self._first.total:
             return None
-        ticks = getattr(last, kind) - getattr(self._first, kind) - without
-        return float(ticks / (last.total - self._first.total))
+        ticks = getattr(now, kind) - getattr(self._first, kind) - without
+        return float(ticks / (now.total - self._first.total))
 
     def look(self) -> None:
         """Count the threads that want a core now. Call this while no other thread of this process wants one."""
@@ -470,8 +470,8 @@ class Others:
         host took. Others may want a core and not get it, because this process has precedence. Return 0 if the system
         does not report it.
         """
-        wanted = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
-        return min(1.0, max(self.share() or 0.0, wanted) + (self.stolen_share() or 0.0))
+        mean_demand = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
+        return min(1.0, max(self.share() or 0.0, mean_demand) + (self.stolen_share() or 0.0))
 
 
 class MachineWatch:

@@ -90,11 +90,11 @@ def query_cpuid() -> Optional[Answers]:
 def _run_posix() -> Answers:
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(_SYSTEM_V[0].ljust(64, b"\x90") + _SYSTEM_V[1])
-    held = ctypes.c_char.from_buffer(page)
+    first_byte = ctypes.c_char.from_buffer(page)
     try:
-        return _collect(ctypes.addressof(held))
+        return _collect(ctypes.addressof(first_byte))
     finally:
-        del held
+        del first_byte
         page.close()
 
 
@@ -246,14 +246,14 @@ def interpret(evidence: Evidence) -> Reading:
 def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]:
     """Return the features that the operating system lists, and their source. The source is "" if nothing is listed."""
     hwcap = parse_hwcap(*read_hwcap(evidence.auxv)) if architecture == "arm64" else frozenset()
-    for source, found in (
+    for source, features in (
         ("/proc/cpuinfo", parse_cpuinfo(evidence.cpuinfo, architecture)),
         ("HWCAP", hwcap),
         ("sysctl", parse_sysctl(evidence.sysctl)),
         ("Windows", frozenset(name for number in evidence.windows for name in _WINDOWS.get(str(number), ()))),
     ):
-        if found:
-            return found | hwcap, source
+        if features:
+            return features | hwcap, source
     return frozenset(), ""
 
 
@@ -274,17 +274,17 @@ def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
 
     Only the lines of `architecture` are read, because a user-mode emulator shows the host's file.
     """
-    wanted = _CPUINFO_KEYS.get(architecture)
-    found = None
+    features_key = _CPUINFO_KEYS.get(architecture)
+    features = None
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == wanted:
+        if key.strip() == features_key:
             names = normalise(value.split())
-            if wanted == "isa":  # "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}
+            if features_key == "isa":  # "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}
                 base, *extensions = value.strip().lower().split("_")
                 names = frozenset((*base[4:], *extensions))
-            found = names if found is None else found & names
-    return found or frozenset()
+            features = names if features is None else features & names
+    return features or frozenset()
 
 
 def read_hwcap(auxv: bytes) -> Tuple[int, int]:
@@ -304,14 +304,14 @@ def parse_hwcap(hwcap: int, hwcap2: int = 0) -> FrozenSet[str]:
 
 def parse_sysctl(text: str) -> FrozenSet[str]:
     """Return the features in macOS's `sysctl hw machdep.cpu`, ARM64 or x86-64."""
-    found: Set[str] = set()
+    features: Set[str] = set()
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
-            found |= normalise(value.split())
+            features |= normalise(value.split())
         elif value.strip() == "1":
-            found.update(_TABLE["apple"]["keys"].get(key, ()))
-    return frozenset(found)
+            features.update(_TABLE["apple"]["keys"].get(key, ()))
+    return frozenset(features)
 
 
 def parse_identity(text: str) -> Dict[str, str]:

@@ -86,8 +86,8 @@ class Distribution:
         if disturbed.size not in (0, samples.size):
             raise ValueError("there must be as many marks of disturbance as latencies")
         elapsed_s = self.elapsed_s or float(samples.sum()) / 1e3
-        made = {"samples_ms": samples, "rounds": rounds, "elapsed_s": elapsed_s, "disturbed": disturbed}
-        for name, value in {**made, "_ordered": np.sort(samples)}.items():
+        fields = {"samples_ms": samples, "rounds": rounds, "elapsed_s": elapsed_s, "disturbed": disturbed}
+        for name, value in {**fields, "_ordered": np.sort(samples)}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -136,8 +136,8 @@ class Distribution:
         """
         if not 0 < self.disturbed_share < 1:
             return self
-        left = self.samples_ms[~self.disturbed]
-        return Distribution(left, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
+        samples = self.samples_ms[~self.disturbed]
+        return Distribution(samples, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
 
     def round_medians(self) -> np.ndarray:
         """Return float64[r]: the median latency of each round in milliseconds, without disturbed queries. The median is
@@ -147,8 +147,8 @@ class Distribution:
         ends = np.append(self.rounds[1:], self.count)
         if np.all(ends - self.rounds == 1):
             return samples
-        known = [samples[a:b][~np.isnan(samples[a:b])] for a, b in zip(self.rounds, ends)]
-        return np.array([np.median(kept) if kept.size else np.nan for kept in known])
+        rounds = [samples[a:b][~np.isnan(samples[a:b])] for a, b in zip(self.rounds, ends)]
+        return np.array([np.median(latencies) if latencies.size else np.nan for latencies in rounds])
 
     def to_dict(self) -> Dict[str, float]:
         """Return the figures under stable names: latencies in milliseconds, throughput in model samples a second.
@@ -244,9 +244,9 @@ def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: C
         return
     for run in runners:
         sessions = _each(run)
-        least, most = settings.min_s / len(sessions), settings.max_s / len(sessions)
+        min_s, max_s = settings.min_s / len(sessions), settings.max_s / len(sessions)
         for session in sessions:
-            warm_up(session, replace(settings, min_s=least, max_s=most), clock=clock)
+            warm_up(session, replace(settings, min_s=min_s, max_s=max_s), clock=clock)
 
 
 def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = time.perf_counter) -> WarmedUp:
@@ -256,10 +256,10 @@ def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = ti
     start = now = clock()
     with quiet_collector():
         while True:
-            before = now
+            started = now
             run()
             now = clock()
-            latencies.append(now - before)
+            latencies.append(now - started)
             spent = now - start
             window = settings.window
             full = len(latencies) >= 2 * window and len(latencies) % max(1, window // 2) == 0
@@ -274,9 +274,9 @@ def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = ti
 
 
 def _steady(latencies: List[float], window: int, tolerance: float) -> bool:
-    last = float(np.median(latencies[-window:]))
-    before = float(np.median(latencies[-2 * window : -window]))
-    return abs(last - before) <= tolerance * before
+    latest = float(np.median(latencies[-window:]))
+    previous = float(np.median(latencies[-2 * window : -window]))
+    return abs(latest - previous) <= tolerance * previous
 
 
 @dataclass(frozen=True)
@@ -323,10 +323,10 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst
     begin = now = clock()
     end = begin + bursts.length_s
     while now < end or not samples:
-        before = clock()
+        started = clock()
         run()
         now = clock()
-        samples.append(now - before)
+        samples.append(now - started)
         ends.append(now)
         look(now)
     finished = np.array(ends)
@@ -354,8 +354,8 @@ class Recorder:
     """Record the latencies of one runner, turn by turn."""
 
     def __init__(self, run: Runners, bursts: Bursts, watch: MachineWatch) -> None:
-        here = [partial(burst, one, watch=watch) for one in _each(run)]
-        self._turns = [getattr(one, "burst", turn) for one, turn in zip(_each(run), here)]
+        local_turns = [partial(burst, runner, watch=watch) for runner in _each(run)]
+        self._turns = [getattr(runner, "burst", turn) for runner, turn in zip(_each(run), local_turns)]
         self._bursts = bursts
         self._watch = watch
         self._samples = array("d")  # seconds
@@ -377,13 +377,13 @@ class Recorder:
         """Run one burst, and return whether at least one of its runs was not disturbed."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
         self._watch.look_around()
-        taken = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
+        record = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
         self._starts.append(self.count)
-        self._samples.extend(taken.samples)
-        self._disturbed.append(taken.disturbed)
-        self._watch.used_elsewhere(taken.cpu_s)
-        self.busy_s += taken.busy_s
-        return not taken.disturbed.size or not taken.disturbed.all()
+        self._samples.extend(record.samples)
+        self._disturbed.append(record.disturbed)
+        self._watch.used_elsewhere(record.cpu_s)
+        self.busy_s += record.busy_s
+        return not record.disturbed.size or not record.disturbed.all()
 
     def distribution(self, samples_per_query: int = 1) -> Distribution:
         """Return the latencies recorded so far, in milliseconds. Each turn is a round, and the throughput refers to the
@@ -458,10 +458,10 @@ def measure_interleaved(
             if share < 1:
                 continue
             given_up = clock() + patience_s if given_up is None else given_up
-            enough = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
+            rounds_needed = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
             now = clock()
             hopeless = out_of_reach(sum(together), now - start, given_up - now)
-            if now >= given_up or hopeless or min(together) >= enough:
+            if now >= given_up or hopeless or min(together) >= rounds_needed:
                 return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
 
 

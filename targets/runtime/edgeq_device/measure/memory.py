@@ -65,8 +65,8 @@ def measure_memory(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {error}") from error
     if child.returncode != 0:
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {last}")
+        message = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {message}")
     answer = json.loads(child.stdout.strip().splitlines()[-1])
     return MemoryUse(**answer)
 
@@ -75,12 +75,12 @@ def _with_helper(session: Any) -> Tuple[Optional[int], Optional[int]]:
     """Return the sum of `read_memory` over this process and the process in which the session runs, if that is another
     one.
     """
-    own = read_memory(ROOT)
+    own_memory = read_memory(ROOT)
     if not hasattr(session, "guest"):
-        return own
+        return own_memory
     now, peak = (
-        None if here is None or there is None else here + there
-        for here, there in zip(own, read_memory(ROOT, str(session.guest.process)))
+        None if own_bytes is None or guest_bytes is None else own_bytes + guest_bytes
+        for own_bytes, guest_bytes in zip(own_memory, read_memory(ROOT, str(session.guest.process)))
     )
     return now, peak
 
@@ -90,15 +90,15 @@ def main() -> int:
     try:
         order = json.load(sys.stdin)
         onnxruntime()
-        first, _ = read_memory(ROOT)
+        baseline, _ = read_memory(ROOT)
         session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
         loaded, _ = _with_helper(session)
         for feed in random_feeds(session, order["shapes"], count=1) * 5:
             session.run(None, feed)
         _, peak = _with_helper(session)
-        if first is None or loaded is None or peak is None:
+        if baseline is None or loaded is None or peak is None:
             raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
-        print(json.dumps(MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()))
+        print(json.dumps(MemoryUse(max(0, loaded - baseline), max(0, peak - baseline), peak).to_dict()))
     except Exception as error:  # the parent shows only this line to the user; a traceback would hide it
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -96,22 +96,27 @@ def visible_elements(padding: Padding, tensor: str, shape: Sequence[int], inputs
     real: Array = mask.astype(bool) != padding.masks[axis.origin]
     if real.all() or not real.any() or shape[axis.place] != real.shape[1]:
         return None
-    after = (1,) * (len(shape) - axis.place - 1)
+    trailing = (1,) * (len(shape) - axis.place - 1)
     if axis.place and shape[0] == len(real):
-        return real.reshape(len(real), *(1,) * (axis.place - 1), real.shape[1], *after)
+        return real.reshape(len(real), *(1,) * (axis.place - 1), real.shape[1], *trailing)
     # Without a batch axis, the positions are those of a batch of one.
-    return real.reshape(-1, *after) if len(real) == 1 else None
+    return real.reshape(-1, *trailing) if len(real) == 1 else None
 
 
 def _matched(basis: Basis, names: Sequence[str], reference: Arrays, candidate: Arrays) -> Iterator[OutputPair]:
     """Yield the outputs whose rows have one order, with only the rows that both models found, in one order."""
-    before, after = ([_rows(o[n], basis.ranked[n].place) for n in names] for o in (reference, candidate))
-    counts = {array.shape[:2] for array in before}, {array.shape[:2] for array in after}
+    reference_rows, candidate_rows = (
+        [_rows(o[n], basis.ranked[n].place) for n in names] for o in (reference, candidate)
+    )
+    counts = {array.shape[:2] for array in reference_rows}, {array.shape[:2] for array in candidate_rows}
     batches = {shape[0] for shapes in counts for shape in shapes}
     if any(len(shapes) > 1 for shapes in counts) or len(batches) > 1:
         return  # The outputs do not share rows after all.
-    pairs = [match_rows([a[item] for a in before], [a[item] for a in after]) for item in range(batches.pop())]
-    rows = sum(max(len(before[0][item]), len(after[0][item])) for item in range(len(pairs)))
+    pairs = [
+        match_rows([a[item] for a in reference_rows], [a[item] for a in candidate_rows])
+        for item in range(batches.pop())
+    ]
+    rows = sum(max(len(reference_rows[0][item]), len(candidate_rows[0][item])) for item in range(len(pairs)))
     for name in names:
         place, arrays = basis.ranked[name].place, (reference[name], candidate[name])
         r, c = (_chosen(array, place, [pair[side] for pair in pairs]) for side, array in enumerate(arrays))
@@ -134,16 +139,16 @@ def _counted(basis: Basis, pair: OutputPair, inputs: Arrays) -> OutputPair:
         return pair
     real = np.ones(reference.shape, bool) if real is None else real
     both = real & empty_r & empty_c & ((np.sign(r) == np.sign(c)) | (np.isnan(r) & np.isnan(c)))
-    counted = real & ~empty_r & ~empty_c
-    apart = real & ~both & ~counted
+    mask = real & ~empty_r & ~empty_c
+    one_sided = real & ~both & ~mask
     # Without a limit, no number means nothing: a NaN or an infinity in one model alone is an error of that model.
-    wrong = apart & ((~np.isfinite(c) & ~empty_r) | np.isnan(c)) if limit < math.inf else apart
+    wrong = one_sided & ((~np.isfinite(c) & ~empty_r) | np.isnan(c)) if limit < math.inf else one_sided
     return replace(
         pair,
-        counted=counted,
+        counted=mask,
         hidden=hidden,
         nothing=int(both.sum()),
-        strays=int((apart & ~wrong).sum()),
+        strays=int((one_sided & ~wrong).sum()),
         nonfinite=int(wrong.sum()),
     )
 
@@ -157,5 +162,5 @@ def _rows(array: Array, place: int) -> Array:
 def _chosen(array: Array, place: int, rows: Sequence[Array]) -> Array:
     """Return the chosen rows of all items of the batch, joined along axis `place`. The axes before it have length 1."""
     items = array.reshape(len(rows), array.shape[place], *array.shape[place + 1 :])
-    chosen = np.concatenate([item[places] for item, places in zip(items, rows)])
-    return chosen.reshape((1,) * place + chosen.shape)
+    picked = np.concatenate([item[places] for item, places in zip(items, rows)])
+    return picked.reshape((1,) * place + picked.shape)

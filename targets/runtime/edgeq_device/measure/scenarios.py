@@ -142,8 +142,8 @@ def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int
     while times[-1] < min_duration_s:
         more = random.exponential(1 / rate_qps, max(16, min(1 << 20, int(rate_qps * min_duration_s))))
         times = np.concatenate([times, times[-1] + np.cumsum(more)])
-    enough = max(min_queries, int(np.searchsorted(times, min_duration_s)) + 1)
-    return times[:enough]
+    count = max(min_queries, int(np.searchsorted(times, min_duration_s)) + 1)
+    return times[:count]
 
 
 def serve(
@@ -168,7 +168,7 @@ def serve(
     fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many queries over the bound, p99 is over it too
     latencies = np.empty(len(due))
     over = 0
-    done = 0
+    completed = 0
     reported = time_zero = clock()
     finished = time_zero
     with quiet_collector():
@@ -178,19 +178,19 @@ def serve(
                 sleep(remaining - 5e-4 if remaining > 1e-3 else 0.0)
             run()
             finished = clock()
-            latencies[done] = finished - arrival
-            over += latencies[done] * 1e3 > latency_bound_ms
-            done += 1
+            latencies[completed] = finished - arrival
+            over += latencies[completed] * 1e3 > latency_bound_ms
+            completed += 1
             if over >= fatal:
                 break
             if finished - reported > 0.2:
-                on_progress(done / len(due))
+                on_progress(completed / len(due))
                 reported = finished
     on_progress(1.0)
     elapsed = finished - time_zero
-    latency = Distribution(latencies[:done] * 1e3, elapsed_s=elapsed)
-    achieved = done / elapsed if elapsed > 0 else 0.0
-    return ServerResult(latency, rate_qps, achieved, latency_bound_ms, over / done, done == len(due))
+    latency = Distribution(latencies[:completed] * 1e3, elapsed_s=elapsed)
+    achieved = completed / elapsed if elapsed > 0 else 0.0
+    return ServerResult(latency, rate_qps, achieved, latency_bound_ms, over / completed, completed == len(due))
 
 
 def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int = 0, queries: int = 20_000) -> float:
@@ -206,12 +206,12 @@ def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int 
     service = random.choice(np.asarray(service_s, np.float64), queries)
     gaps = np.cumsum(random.exponential(1.0, queries))
     total = np.cumsum(service)
-    before = total - service
+    waited_from = total - service
 
     def p99_ms(rate: float) -> float:
         """Return the 99th percentile of the simulated latencies at `rate` queries a second, in milliseconds."""
         arrival = gaps / rate
-        completion = total + np.maximum.accumulate(arrival - before)
+        completion = total + np.maximum.accumulate(arrival - waited_from)
         return float(np.sort(completion - arrival)[int(0.99 * queries)]) * 1e3
 
     low, high = 0.0, 1 / float(service.mean())
