@@ -113,9 +113,9 @@ def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarra
             if group and not members:
                 raise DataError(f"{path} has no group {group[:-1]!r}")
             total = sum(info.file_size for info in members)
-            most = min(MAX_ARRAY_BYTES, path.stat().st_size + largest_sample())
-            if total > most:
-                raise DataError(f"{path} unpacks to {total} bytes, more than {most}", f"{VARIABLE} sets the limit")
+            limit = min(MAX_ARRAY_BYTES, path.stat().st_size + largest_sample())
+            if total > limit:
+                raise DataError(f"{path} unpacks to {total} bytes, more than {limit}", f"{VARIABLE} sets the limit")
             for info in members:
                 name = info.filename[len(group) : -4]
                 if not info.filename.endswith(".npy") or name in arrays:
@@ -154,25 +154,25 @@ def npy_header(stream: IO[bytes]) -> "Tuple[Tuple[int, ...], bool, np.dtype[Any]
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]":
+def _read_npy(stream: IO[bytes], size: int, context: str) -> "np.ndarray[Any, Any]":
     fix = "Write it with numpy.save(..., allow_pickle=False)"
     if size > MAX_ARRAY_BYTES:
-        raise DataError(f"{where} is larger than {MAX_ARRAY_BYTES} bytes")
+        raise DataError(f"{context} is larger than {MAX_ARRAY_BYTES} bytes")
     try:
         shape, fortran, dtype = npy_header(stream)
     except ValueError as error:
-        raise DataError(f"{where} is not an .npy array ({error})", fix) from error
+        raise DataError(f"{context} is not an .npy array ({error})", fix) from error
     if dtype.hasobject:
-        raise DataError(f"{where} contains pickled Python objects", fix)
+        raise DataError(f"{context} contains pickled Python objects", fix)
     data = stream.read(size)
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected or min(shape, default=0) < 0:
-        raise DataError(f"{where}: its header states {expected} bytes, but {len(data)} follow", fix)
+        raise DataError(f"{context}: its header states {expected} bytes, but {len(data)} follow", fix)
     try:
         array = np.frombuffer(data, dtype=dtype)
         return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
     except (ValueError, OverflowError) as error:  # elements of zero bytes, or more dimensions than numpy supports
-        raise DataError(f"{where} is not an .npy array ({error})", fix) from error
+        raise DataError(f"{context} is not an .npy array ({error})", fix) from error
 
 
 _MAX_BYTES = 1 << 31
@@ -211,16 +211,18 @@ def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, 
     for name in shapes:
         if name not in names:
             raise UsageError(f"the model has no input {name!r}", f"Its inputs are {', '.join(names)}")
-    for given in inputs:
-        if given.type not in _MADE_UP:
-            raise DataError(f"values for the input {given.name!r} of type {given.type} cannot be made up", "Give data")
-        own: List[Optional[int]] = [d if isinstance(d, int) and d > 0 else None for d in given.shape]
-        shape = tuple(shapes.get(given.name, [d or 1 for d in own]))
+    for tensor in inputs:
+        if tensor.type not in _MADE_UP:
+            raise DataError(
+                f"values for the input {tensor.name!r} of type {tensor.type} cannot be made up", "Give data"
+            )
+        sizes: List[Optional[int]] = [d if isinstance(d, int) and d > 0 else None for d in tensor.shape]
+        shape = tuple(shapes.get(tensor.name, [d or 1 for d in sizes]))
         # An input of unknown rank looks like a scalar here, so any shape is accepted for an input without sizes.
-        if own and (len(shape) != len(own) or any(o is not None and o != s for o, s in zip(own, shape))):
-            wants = ", ".join("?" if d is None else str(d) for d in own)
-            raise UsageError(f"the input {given.name!r} has the shape [{wants}], not {list(shape)}", "Correct --shape")
-        specs[given.name] = (np.dtype(_MADE_UP[given.type]), shape)
+        if sizes and (len(shape) != len(sizes) or any(o is not None and o != s for o, s in zip(sizes, shape))):
+            wants = ", ".join("?" if d is None else str(d) for d in sizes)
+            raise UsageError(f"the input {tensor.name!r} has the shape [{wants}], not {list(shape)}", "Correct --shape")
+        specs[tensor.name] = (np.dtype(_MADE_UP[tensor.type]), shape)
     return specs
 
 
@@ -345,8 +347,8 @@ def _spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
     """Return the name, dtype and shape of an array that a frame lists."""
     try:
         name, text, shape = entry
-        known = isinstance(name, str) and isinstance(shape, list) and _DTYPE.fullmatch(text)
-        if not known or len(shape) > _MOST_DIMENSIONS:
+        is_spec = isinstance(name, str) and isinstance(shape, list) and _DTYPE.fullmatch(text)
+        if not is_spec or len(shape) > _MOST_DIMENSIONS:
             raise ValueError
         dtype = np.dtype(text)
         fits = all(type(length) is int and 0 <= length < 1 << 62 for length in shape)

@@ -93,20 +93,20 @@ class Prepare:
         rounding = _ROUNDINGS[step.get("rounding", "floor")]
         height, width = pixels.shape[:2]
         if name == "crop":
-            left, top = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
-            if left < 0 or top < 0:
+            x_offset, y_offset = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
+            if x_offset < 0 or y_offset < 0:
                 raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}")
-            return state.with_pixels(pixels[top : top + size[1], left : left + size[0]])
+            return state.with_pixels(pixels[y_offset : y_offset + size[1], x_offset : x_offset + size[0]])
         rule = "fit" if name == "letterbox" else step.get("rule", "exact")
         pixels = _resized(pixels, _planned(width, height, size, rule, rounding), step.get("filter", "bilinear"))
         if name == "resize":
             return state.with_pixels(pixels)
         height, width = pixels.shape[:2]
         centred = step.get("position", "top-left") == "center"
-        left, top = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
+        x_offset, y_offset = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
         canvas = np.empty((size[1], size[0], pixels.shape[2]), pixels.dtype)
         canvas[:] = step.get("value", [114])
-        canvas[top : top + height, left : left + width] = pixels
+        canvas[y_offset : y_offset + height, x_offset : x_offset + width] = pixels
         return state.with_pixels(canvas)
 
     def _axes(self, have: str) -> str:
@@ -152,20 +152,20 @@ class _State:
         if not set("HW") <= set(self.axes):
             raise DataError(f"shape {list(self.array.shape)} is not known to be an image", "Give uint8 [H, W, 3]")
         array = self.array.squeeze(tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC"))
-        kept = "".join(axis for axis in self.axes if axis in "HWC")
-        if "C" not in kept:
-            return array.transpose([kept.index(axis) for axis in "HW"])[:, :, None]
-        return array.transpose([kept.index(axis) for axis in "HWC"])
+        pixel_axes = "".join(axis for axis in self.axes if axis in "HWC")
+        if "C" not in pixel_axes:
+            return array.transpose([pixel_axes.index(axis) for axis in "HW"])[:, :, None]
+        return array.transpose([pixel_axes.index(axis) for axis in "HWC"])
 
     def with_pixels(self, pixels: Array) -> "_State":
         """Return an item with the same axes and other pixels, given as [H, W, C]."""
-        kept = "".join(axis for axis in self.axes if axis in "HWC")
-        order = kept if "C" in kept else kept + "C"
+        pixel_axes = "".join(axis for axis in self.axes if axis in "HWC")
+        order = pixel_axes if "C" in pixel_axes else pixel_axes + "C"
         array = pixels.transpose(["HWC".index(axis) for axis in order])
-        if "C" not in kept:
+        if "C" not in pixel_axes:
             array = array[..., 0]
-        others = tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC")
-        return _State(np.expand_dims(array, others) if others else array, self.axes, self.channels)
+        leading = tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC")
+        return _State(np.expand_dims(array, leading) if leading else array, self.axes, self.channels)
 
 
 def read_image(item: Any) -> Array:
@@ -208,8 +208,8 @@ def _planned(
     if rule == "fit":
         scale = min(size[0] / width, size[1] / height)
         return rounding(width * scale), rounding(height * scale)
-    known = min(width, height) if rule == "short" else max(width, height)
-    return rounding(size[0] * width / known), rounding(size[0] * height / known)
+    short_or_long = min(width, height) if rule == "short" else max(width, height)
+    return rounding(size[0] * width / short_or_long), rounding(size[0] * height / short_or_long)
 
 
 def _resized(pixels: Array, size: Tuple[int, int], name: str) -> Array:
