@@ -148,10 +148,10 @@ class Deadline:
         Raises:
             Broken: no time is left.
         """
-        left = self._started + self._total_s - time.monotonic()
-        if left <= 0:
+        remaining = self._started + self._total_s - time.monotonic()
+        if remaining <= 0:
             raise Broken(f"it took over {self._total_s:.0f} s in all")
-        return left
+        return remaining
 
 
 class Connection(io.RawIOBase):
@@ -182,10 +182,12 @@ class Connection(io.RawIOBase):
         """Prepare to wait for the status and the headers. They have no minimum rate."""
         self._patience, self._paced, self._bytes_left = self._deadline.limits.answer_s, False, _MAX_HEAD
 
-    def expect_body(self, most: int) -> None:
-        """Prepare to send or receive a body at `least_rate` or more. A received body may have at most `most` bytes."""
+    def expect_body(self, max_bytes: int) -> None:
+        """Prepare to send or receive a body at `least_rate` or more. A received body may have at most `max_bytes`
+        bytes.
+        """
         self._patience, self._paced = self._deadline.limits.answer_s, True
-        self._bytes_left = 2 * most + _MAX_OVERHEAD  # the framing of chunks counts too
+        self._bytes_left = 2 * max_bytes + _MAX_OVERHEAD  # the framing of chunks counts too
 
     def readinto(self, buffer: Any) -> int:
         """Receive the bytes that have arrived."""
@@ -250,11 +252,11 @@ class Connection(io.RawIOBase):
         return count
 
     def _left(self) -> float:
-        left, limits = min(self._patience, self._deadline.left()), self._deadline.limits
-        if left <= 0:
+        remaining, limits = min(self._patience, self._deadline.left()), self._deadline.limits
+        if remaining <= 0:
             slow = f"under {limits.least_rate:g} bytes a second for {limits.answer_s:g} s"
             raise Broken(slow if self._paced else f"no answer within {limits.answer_s:g} s")
-        return left
+        return remaining
 
 
 def connect(address: Address, deadline: Deadline) -> Connection:
@@ -277,13 +279,13 @@ def connect(address: Address, deadline: Deadline) -> Connection:
 def _dial(host: str, port: int, seconds: float) -> socket.socket:
     """Connect to the first address of `host` that accepts a connection, within `seconds` for all attempts together."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
     except (OSError, UnicodeError) as error:
         raise Broken(str(error)) from error
     failure: Optional[OSError] = None
-    for *_, place in found:
+    for *_, place in addresses:
         try:
-            sock = socket.create_connection((str(place[0]), int(place[1])), timeout=seconds / len(found))
+            sock = socket.create_connection((str(place[0]), int(place[1])), timeout=seconds / len(addresses))
         except OSError as error:
             failure = error
         else:
@@ -314,11 +316,11 @@ Body = Union[bytes, Path, None]
 
 
 class _Content(io.RawIOBase):
-    """Read the body of an answer. An error is reported in one line that names `where`."""
+    """Read the body of an answer. An error is reported in one line that names `title`."""
 
-    def __init__(self, response: HTTPResponse, where: str) -> None:
+    def __init__(self, response: HTTPResponse, title: str) -> None:
         self._response = response
-        self._where = where
+        self._where = title
 
     def readable(self) -> bool:
         return True
@@ -373,14 +375,14 @@ class Answer:
 
 
 @contextmanager
-def connected(where: str) -> Iterator[None]:
+def connected(title: str) -> Iterator[None]:
     """Turn errors of a connection into RuntimeUnavailableError."""
     try:
         yield
     except (HTTPException, ValueError) as error:
         # The text of the error may quote the server.
         text = printable(str(error))[:200]
-        raise RuntimeUnavailableError(f"{where}: the connection failed ({text})", "Check the network") from error
+        raise RuntimeUnavailableError(f"{title}: the connection failed ({text})", "Check the network") from error
 
 
 def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Broken]:
@@ -399,8 +401,8 @@ def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Bro
     return None
 
 
-def exchange(request: ServerRequest, address: Address, deadline: Deadline, where: str) -> Answer:
-    """Send `request` to `address` and return its answer. Messages call the server `where`.
+def exchange(request: ServerRequest, address: Address, deadline: Deadline, title: str) -> Answer:
+    """Send `request` to `address` and return its answer. Messages call the server `title`.
 
     Raises:
         HTTPException: the connection failed, was too slow, or carried too many bytes.
@@ -429,7 +431,7 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, where
         connection.close()
         raise
     connection.expect_body(request.most)
-    return Answer(address, response.status, response.headers, io.BufferedReader(_Content(response, where), CHUNK))
+    return Answer(address, response.status, response.headers, io.BufferedReader(_Content(response, title), CHUNK))
 
 
 _MAX_CHALLENGES = 8192
@@ -443,22 +445,22 @@ def challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
     Args:
         headers: the values of all WWW-Authenticate headers; each may contain several challenges.
     """
-    found: List[Tuple[str, Dict[str, str]]] = []
-    for name, quoted, plain in _PART.findall(",".join(headers)[:_MAX_CHALLENGES]):
-        value = _ESCAPED.sub(r"\1", quoted) or plain
+    schemes: List[Tuple[str, Dict[str, str]]] = []
+    for name, quoted, unquoted in _PART.findall(",".join(headers)[:_MAX_CHALLENGES]):
+        value = _ESCAPED.sub(r"\1", quoted) or unquoted
         if not value:
-            found.append((name.lower(), {}))
-        elif found:
-            found[-1][1].setdefault(name.lower(), value)
-    return found
+            schemes.append((name.lower(), {}))
+        elif schemes:
+            schemes[-1][1].setdefault(name.lower(), value)
+    return schemes
 
 
 def credentials(host: str) -> str:
     """Return the base64 of USER:PASSWORD that `docker login` or `oras login` stored for exactly `host`, or ""."""
     try:
         folder = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
-        known: Any = json.loads(read_file(folder / "config.json"))
-        login = known["auths"][host]["auth"]
+        config: Any = json.loads(read_file(folder / "config.json"))
+        login = config["auths"][host]["auth"]
         return base64.b64encode(base64.b64decode(login)).decode("ascii")
     except (OSError, ValueError, LookupError, TypeError, RuntimeError):
         return ""

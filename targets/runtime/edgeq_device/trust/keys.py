@@ -81,16 +81,16 @@ class Signer:
         return {"key": self.key, "trusted_by": self.name}
 
 
-def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
-    """Return the trusted keys in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there are
+def trust_for(path: Optional[Path], *, required: bool) -> Optional[Trust]:
+    """Return the trusted keys in `path`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there are
     none.
 
     Raises:
         UsageError: the path cannot be read, or `required` is set and there are no trusted keys.
     """
     named = os.environ.get(VARIABLE)
-    if given is not None or named or _is_there(PLACE):
-        return read_trust(given if given is not None else Path(named or PLACE))
+    if path is not None or named or _is_there(PLACE):
+        return read_trust(path if path is not None else Path(named or PLACE))
     if required:
         raise UsageError("no key is trusted here", f"Name one with --trust, or put one into {PLACE}")
     return None
@@ -140,9 +140,9 @@ def read_trust(path: Path) -> Trust:
 
 
 def verify_signature(
-    data: Optional[bytes], found: Mapping[str, str], trust: Trust, where: str, chain: Optional[Chain] = None
+    data: Optional[bytes], digests: Mapping[str, str], trust: Trust, context: str, chain: Optional[Chain] = None
 ) -> Signer:
-    """Return the signer of the files `found` (sha256 in hex by relative path).
+    """Return the signer of the files `digests` (sha256 in hex by relative path).
 
     Args:
         data: content of the signature file; None if it is missing.
@@ -152,10 +152,10 @@ def verify_signature(
         BundleError: there is no signature, the key is not trusted (any more), or other files were signed.
     """
     if data is None:
-        raise BundleError(f"{where} is not signed", f"It needs a signature by a key of {trust.source}")
-    signature = parse_signature(data, f"{where}: signature")
-    signer = _signer(signature, trust, where, chain)
-    check_files(signed_files(signature.payload, where), found, where)
+        raise BundleError(f"{context} is not signed", f"It needs a signature by a key of {trust.source}")
+    signature = parse_signature(data, f"{context}: signature")
+    signer = _signer(signature, trust, context, chain)
+    check_files(signed_files(signature.payload, context), digests, context)
     return signer
 
 
@@ -172,37 +172,39 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
             f"{bundle.source}: {bundle.extra[0]!a} is not signed, and {trust.source} requires signed files",
             "Move files that are not part of the bundle out of it",
         )
-    found = {name: record.sha256 for name, record in bundle.files.items()}
-    found[MANIFEST] = bundle.manifest_sha256
-    return verify_signature(bundle.signature, found, trust, str(bundle.source), chain)
+    digests = {name: record.sha256 for name, record in bundle.files.items()}
+    digests[MANIFEST] = bundle.manifest_sha256
+    return verify_signature(bundle.signature, digests, trust, str(bundle.source), chain)
 
 
-def _signer(signature: BundleSignature, trust: Trust, where: str, chain: Optional[Chain]) -> Signer:
+def _signer(signature: BundleSignature, trust: Trust, context: str, chain: Optional[Chain]) -> Signer:
     fix = f"Do not use it, unless the key belongs in {trust.source}"
     today = datetime.now(timezone.utc).date()
     for trusted in trust.keys:
         if signature.hint not in ("", trusted.key.id) or not signature.is_by(trusted.key):
             continue
         if trusted.not_after is not None and today > trusted.not_after:
-            raise BundleError(f"{where} is signed by {trusted.name}, which is trusted until {trusted.not_after}", fix)
-        return _unrevoked(Signer(trusted.key.id, trusted.name), trust, where)
+            raise BundleError(f"{context} is signed by {trusted.name}, which is trusted until {trusted.not_after}", fix)
+        return _unrevoked(Signer(trusted.key.id, trusted.name), trust, context)
     if not signature.chain or not trust.certificates:
         by = f" ({signature.hint})" if signature.hint else " (a certificate's)" if signature.chain else ""
-        raise BundleError(f"{where} is not signed by a key of {trust.source}{by}", fix)
+        raise BundleError(f"{context} is not signed by a key of {trust.source}{by}", fix)
     if chain is None:
         raise BundleError(
-            f"{where} is signed with a certificate, which edgeq verifies on a workstation only",
+            f"{context} is signed with a certificate, which edgeq verifies on a workstation only",
             "Trust the public key of the certificate on this device",
         )
     key = chain(signature.chain, trust.certificates)
     if not signature.is_by(key):
-        raise BundleError(f"{where}: its certificate did not make the signature", fix)
-    return _unrevoked(Signer(key.id, Path(trust.source).name), trust, where)
+        raise BundleError(f"{context}: its certificate did not make the signature", fix)
+    return _unrevoked(Signer(key.id, Path(trust.source).name), trust, context)
 
 
-def _unrevoked(signer: Signer, trust: Trust, where: str) -> Signer:
+def _unrevoked(signer: Signer, trust: Trust, context: str) -> Signer:
     if signer.key in trust.revoked:
-        raise BundleError(f"{where} is signed by {signer.key}, a key that was revoked", "Have it signed by another key")
+        raise BundleError(
+            f"{context} is signed by {signer.key}, a key that was revoked", "Have it signed by another key"
+        )
     return signer
 
 
@@ -214,34 +216,34 @@ def _read(file: Path) -> bytes:
     return data
 
 
-def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
+def _lines(data: bytes, context: str) -> List[Tuple[str, str]]:
     """Return the place (`where:number`) and the text of each line. Refuse characters that an editor would show
     differently from what is read here.
     """
     try:
         lines = [line[:-1] if line.endswith("\r") else line for line in data.decode("utf-8").split("\n")]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{where} is neither DER nor text in UTF-8", "Write the file again") from error
+        raise UsageError(f"{context} is neither DER nor text in UTF-8", "Write the file again") from error
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
-            raise UsageError(f"{where}:{number}: {line[:80]!a} contains a control character", "Remove it")
-    return [(f"{where}:{number}", line.strip(" \t")) for number, line in enumerate(lines, 1)]
+            raise UsageError(f"{context}:{number}: {line[:80]!a} contains a control character", "Remove it")
+    return [(f"{context}:{number}", line.strip(" \t")) for number, line in enumerate(lines, 1)]
 
 
-def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
+def _read_revoked(data: bytes, context: str) -> FrozenSet[str]:
     """Return the ids of revoked keys. The file has one id a line, and remarks begin with #."""
-    found = set()
-    for place, line in _lines(data, where):
+    keys = set()
+    for place, line in _lines(data, context):
         key = line.partition("#")[0].strip(" \t")
         if key and not SHA256.fullmatch(key):
             raise UsageError(
                 f"{place}: {key[:80]!a} is not the id of a key", "Write the 64 hex digits that `verify` prints"
             )
-        found.add(key)
-    return frozenset(found - {""})
+        keys.add(key)
+    return frozenset(keys - {""})
 
 
-def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
+def _blocks(data: bytes, context: str) -> List[Tuple[str, bytes, Optional[date]]]:
     """Return the label, content and last day of each key and certificate. DER data contain only one of them; PEM text
     may contain several.
 
@@ -252,32 +254,32 @@ def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
     if b"-----BEGIN" not in data:
         # The first element of a certificate is a sequence with a two-byte length. In a key, the length is shorter.
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
-    found: List[Tuple[str, bytes, Optional[date]]] = []
-    last: Optional[Tuple[str, date]] = None
-    lines = iter(_lines(data, where))
+    blocks: List[Tuple[str, bytes, Optional[date]]] = []
+    last_day: Optional[Tuple[str, date]] = None
+    lines = iter(_lines(data, context))
     for place, line in lines:
         begin = _BEGIN.fullmatch(line)
         if begin:
             label = begin.group(1)
             if label not in ("PUBLIC KEY", "CERTIFICATE"):
                 raise UsageError(
-                    f"{place}: {where} contains a {label}", "Only public keys and certificates belong there"
+                    f"{place}: {context} contains a {label}", "Only public keys and certificates belong there"
                 )
-            if last is not None and label == "CERTIFICATE":
+            if last_day is not None and label == "CERTIFICATE":
                 raise UsageError(
-                    f"{last[0]}: a certificate has its own last day", "Remove the line not-after before it"
+                    f"{last_day[0]}: a certificate has its own last day", "Remove the line not-after before it"
                 )
-            found.append((label, _content(lines, label, place), last[1] if last is not None else None))
-            last = None
+            blocks.append((label, _content(lines, label, place), last_day[1] if last_day is not None else None))
+            last_day = None
         elif _KEY_TEXT.fullmatch(line):
             continue
         elif line and (not line.startswith("#") or _A_LAST_DAY.search(line)):
-            if last is not None:
+            if last_day is not None:
                 raise UsageError(f"{place}: {line[:80]!a} follows a not-after", "Put the key's block right after that")
-            last = (place, _last_day(line, place))
-    if last is not None:
-        raise UsageError(f"{last[0]}: no key follows this not-after", "Write it before the key that it is for")
-    return found
+            last_day = (place, _last_day(line, place))
+    if last_day is not None:
+        raise UsageError(f"{last_day[0]}: no key follows this not-after", "Write it before the key that it is for")
+    return blocks
 
 
 def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
@@ -298,10 +300,10 @@ def _last_day(line: str, place: str) -> date:
         f"{place}: {line[:80]!a} is not understood, so nothing is trusted",
         "Between keys, write only `not-after: 2027-06-30` and remarks that begin with #",
     )
-    found = _NOT_AFTER.fullmatch(line)
-    if not found:
+    match = _NOT_AFTER.fullmatch(line)
+    if not match:
         raise fault
     try:
-        return date.fromisoformat(found.group(1))
+        return date.fromisoformat(match.group(1))
     except ValueError as error:  # there is no such day
         raise fault from error

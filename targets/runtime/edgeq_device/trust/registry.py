@@ -154,17 +154,17 @@ class OciRepository:
         Raises:
             RuntimeUnavailableError: a redirect led to another origin, which demands a login.
         """
-        own = True
+        at_owner = True
         for _ in range(MAX_REDIRECTS + 1):
             if address.scheme != "https" and not (self._home.local and address.local):
                 raise ValueError(AWAY)
-            own = own and address.origin == owner.origin
-            login = {"Authorization": authorization} if own and authorization else {}
+            at_owner = at_owner and address.origin == owner.origin
+            login = {"Authorization": authorization} if at_owner and authorization else {}
             sent = replace(request, headers={**request.headers, **login})
             answer = exchange(sent, address, self.deadline, str(self.reference))
             if answer.status == 401:
                 answer.body.close()
-                if not own:
+                if not at_owner:
                     raise RuntimeUnavailableError(
                         f"{self.reference}: it redirects to {address.place}, which demands a login",
                         "Check the registry: edgeq sends a login only to its own host",
@@ -178,10 +178,10 @@ class OciRepository:
                 raise ValueError(f"HTTP {answer.status}: {error}") from None
         raise ValueError(f"over {MAX_REDIRECTS} redirects")
 
-    def _login(self, asked: Iterable[str]) -> str:
+    def _login(self, headers: Iterable[str]) -> str:
         """Return the Authorization header for the first of the registry's challenges that edgeq can answer."""
         login = credentials(self.reference.host)
-        for kind, values in challenges(asked):
+        for kind, values in challenges(headers):
             if kind == "basic" and login:
                 return f"Basic {login}"
             if kind == "bearer":
@@ -197,16 +197,16 @@ class OciRepository:
         """Return the token that `realm` issues for the service and scope of the challenge."""
         query = urlencode({name: values[name] for name in ("service", "scope") if name in values})
         address = replace(realm, target=f"{realm.target}{'&' if '?' in realm.target else '?'}{query}")
-        asked = ServerRequest("GET", most=_MAX_TOKEN)
-        answer = self._follow(asked, address, realm, f"Basic {login}" if login else "")
+        request = ServerRequest("GET", most=_MAX_TOKEN)
+        answer = self._follow(request, address, realm, f"Basic {login}" if login else "")
         if not 200 <= answer.status < 300:
             raise self._refused(answer)
         with answer:
             data = answer.body.read(_MAX_TOKEN + 1)
-        found: Dict[str, Any] = {}
+        reply: Dict[str, Any] = {}
         if len(data) <= _MAX_TOKEN:
-            found = parse_json(data, f"{self.reference.host}: token")
-        value = found.get("token") or found.get("access_token")
+            reply = parse_json(data, f"{self.reference.host}: token")
+        value = reply.get("token") or reply.get("access_token")
         if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
             raise RuntimeUnavailableError(f"{self.reference}: the token service sent no token", "Check the registry")
         return value
@@ -264,20 +264,20 @@ def fetch(reference: ArtifactReference, folder: Path, limits: Limits = LIMITS) -
     if not reference.digest:
         raise UsageError(f"{reference} has no digest", "Add the @sha256:… that `edgeq push` prints")
     registry = OciRepository(reference, limits)
-    asked = ServerRequest("GET", {"Accept": MANIFEST_TYPE}, most=_MAX_MANIFEST)
-    with registry.send(asked, f"manifests/{reference.digest}") as answer:
+    request = ServerRequest("GET", {"Accept": MANIFEST_TYPE}, most=_MAX_MANIFEST)
+    with registry.send(request, f"manifests/{reference.digest}") as answer:
         data = answer.body.read(_MAX_MANIFEST + 1)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != reference.digest:
         raise BundleError(
             f"{reference}: the manifest that the registry sent does not have that digest", "Do not use this registry"
         )
     layers = layers_of(parse_json(data, str(reference)), str(reference))
-    needed = sum(record.size for record in layers.values())
-    if needed > shutil.disk_usage(folder).free:
-        raise OutputError(f"{reference} takes {needed} bytes, more than is free in {folder.parent}", "Free some space")
-    registry.deadline.expect(len(layers), needed)
+    total = sum(record.size for record in layers.values())
+    if total > shutil.disk_usage(folder).free:
+        raise OutputError(f"{reference} takes {total} bytes, more than is free in {folder.parent}", "Free some space")
+    registry.deadline.expect(len(layers), total)
 
-    def one(item: Tuple[str, FileRecord]) -> None:
+    def fetch_file(item: Tuple[str, FileRecord]) -> None:
         """Fetch one file of the bundle, and check it while writing it."""
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -285,15 +285,15 @@ def fetch(reference: ArtifactReference, folder: Path, limits: Limits = LIMITS) -
         with answer, (folder / name).open("xb") as sink:
             check_content(answer.body, record, f"{reference}: {name}", sink)
 
-    registry.each(one, layers.items())
+    registry.each(fetch_file, layers.items())
 
 
-def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
+def layers_of(manifest: Mapping[str, Any], title: str) -> Dict[str, FileRecord]:
     """Return the size and hash of each layer, keyed by its path inside the bundle."""
     layers = manifest.get("layers")
     if manifest.get("artifactType") != ARTIFACT_TYPE or not isinstance(layers, list) or len(layers) > MAX_FILES:
-        raise BundleError(f"{where} is not a model in the layout of ModelPack", "Push it with edgeq push")
-    found: Dict[str, FileRecord] = {}
+        raise BundleError(f"{title} is not a model in the layout of ModelPack", "Push it with edgeq push")
+    records: Dict[str, FileRecord] = {}
     names = []
     for layer in layers:
         layer = layer if isinstance(layer, dict) else {}
@@ -301,10 +301,10 @@ def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
         name = annotations.get(FILE_PATH) if isinstance(annotations, dict) else None
         match = _DIGEST.fullmatch(str(layer.get("digest")))
         if not isinstance(name, str) or match is None or type(size) is not int or not 0 <= size <= MAX_SIZE:
-            raise BundleError(f"{where}: a layer has no path, size or sha256", "Push it with edgeq push")
+            raise BundleError(f"{title}: a layer has no path, size or sha256", "Push it with edgeq push")
         if not str(layer.get("mediaType")).endswith(".raw"):
-            raise BundleError(f"{where}: {name!a} is an archive", "edgeq accepts only layers that are files")
+            raise BundleError(f"{title}: {name!a} is an archive", "edgeq accepts only layers that are files")
         names.append(name)
-        found[name] = FileRecord(match.group(1), size)
-    check_file_names(names, where)
-    return found
+        records[name] = FileRecord(match.group(1), size)
+    check_file_names(names, title)
+    return records
