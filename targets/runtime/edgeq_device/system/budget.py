@@ -57,20 +57,20 @@ def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
     Raises:
         UsageError: the variable has another form.
     """
-    found = Budget()
+    budget = Budget()
     for part in filter(None, environment.get(VARIABLE, "").split(",")):
         name, _, text = part.strip().partition("=")
         if part.strip() == "off":
-            found = replace(found, confined=False)
+            budget = replace(budget, confined=False)
         elif name == "seconds" and text.isdecimal() and len(text) < 10:
-            found = replace(found, seconds=int(text))
+            budget = replace(budget, seconds=int(text))
         elif name == "memory" and (size := _bytes(text)) is not None:
-            found = replace(found, memory=size)
+            budget = replace(budget, memory=size)
         elif name == "sample" and (size := _bytes(text)):
-            found = replace(found, sample=size)
+            budget = replace(budget, sample=size)
         else:
             raise UsageError(f"{VARIABLE} has {part[:60]!r}", _FIX)
-    return found
+    return budget
 
 
 def largest_sample() -> int:
@@ -107,11 +107,11 @@ def confine(program: str) -> Optional[Budget]:
     pipe = open_pipe()
     unwound = mmap.mmap(-1, 1)
     # Block signals until the parent can forward them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in (*_ENDS, "SIGCHLD")])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in (*_ENDS, "SIGCHLD")])
     child = os.fork()
     if child:
-        _wait(child, program, budget, before, pipe, unwound)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _wait(child, program, budget, mask, pipe, unwound)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _die_with(parent)
     atexit.register(unwound.write, b"1")  # Python does not run this if a library ends the process, as OpenBLAS does
     divert(*pipe)
@@ -162,10 +162,11 @@ def allowance(memory: int) -> Iterator[None]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     share = int(usage.ru_utime + usage.ru_stime) + read_budget().seconds // 10 + 1
     _lower(resource.RLIMIT_CPU, min(processor, share))
-    held = _private_bytes()
-    if held:
+    private_now = _private_bytes()
+    if private_now:
         _lower(
-            resource.RLIMIT_DATA, held + memory if private == resource.RLIM_INFINITY else min(private, held + memory)
+            resource.RLIMIT_DATA,
+            private_now + memory if private == resource.RLIM_INFINITY else min(private, private_now + memory),
         )
     try:
         yield
@@ -366,8 +367,8 @@ def _reason(number: int, budget: Budget) -> str:
         return str(BudgetError(f"{spent}; a file may be made to cause this", fix))
     name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
     cause = f"signal {name}" if number else "a library"
-    what = f"ended by {cause}: a file crashed a library, or needs more memory than there is"
-    return str(BudgetError(what, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
+    problem = f"ended by {cause}: a file crashed a library, or needs more memory than there is"
+    return str(BudgetError(problem, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
 
 
 def _die_with(parent: int) -> None:
@@ -389,8 +390,8 @@ def _three_quarters() -> int:
     # "max" means no limit. This uses `open`, because pathlib is imported later.
     with suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123
         sizes.append(int(stream.read(32)))
-    known = [size for size in sizes if size > 0]
-    return min(known) // 4 * 3 if known else 0
+    positive = [size for size in sizes if size > 0]
+    return min(positive) // 4 * 3 if positive else 0
 
 
 def _bytes(text: str) -> Optional[int]:

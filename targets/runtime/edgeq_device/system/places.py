@@ -54,7 +54,7 @@ def draft_of(place: Path) -> Iterator[Path]:
         folder.remove()
 
 
-def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
+def temporary_folder(name: str, purpose: str) -> Tuple[Path, Callable[[], None]]:
     """Create a folder whose name begins with `name` and which only the user can read. Return the folder and a function
     that removes it.
 
@@ -63,7 +63,7 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     maps cannot be removed; the system's clean-up removes it later.
 
     Args:
-        what: beginning of the error message, which names the work that needs the folder.
+        purpose: beginning of the error message, which names the work that needs the folder.
 
     Raises:
         OutputError: no folder can be made.
@@ -72,7 +72,9 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     try:
         return make_scratch(name)
     except OSError as error:
-        raise OutputError(f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR) from error
+        raise OutputError(
+            f"{purpose}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR
+        ) from error
 
 
 @contextmanager
@@ -100,8 +102,8 @@ def make_scratch(name: str, parent: Optional[Path] = None) -> Tuple[Path, Callab
         OSError: no folder can be made.
     """
     parent = parent or Path(tempfile.gettempdir())
-    for other in _locked_in(parent):
-        remove_left(other)
+    for abandoned in _locked_in(parent):
+        remove_left(abandoned)
     with _signals_wait():
         folder = PrivateFolder(parent / f"{name}{os.urandom(4).hex()}")
         try:
@@ -149,11 +151,11 @@ class PrivateFolder:
 
     def release(self) -> None:
         """Release the lock. Remove it if there is no folder."""
-        held, self._held = self._held, None
-        if held is not None:
+        descriptor, self._held = self._held, None
+        if descriptor is not None:
             if not os.path.lexists(self.path):
                 self._lock.unlink(missing_ok=True)
-            os.close(held)
+            os.close(descriptor)
 
 
 def remove_left(folder: Path) -> None:
@@ -165,12 +167,12 @@ def remove_left(folder: Path) -> None:
     if fcntl is None:
         return
     try:
-        held = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # another process has just removed it, or it belongs to another user
         return
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_mine(os.fstat(held), stat.S_ISREG) and os.path.samestat(os.fstat(held), lock.lstat()):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_mine(os.fstat(descriptor), stat.S_ISREG) and os.path.samestat(os.fstat(descriptor), lock.lstat()):
             if os.path.lexists(folder) and _is_mine(folder.lstat(), stat.S_ISDIR):
                 shutil.rmtree(folder, ignore_errors=True)
             if not os.path.lexists(folder):
@@ -178,7 +180,7 @@ def remove_left(folder: Path) -> None:
     except OSError:  # the process still runs, or the file system has no locks
         return
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def stage_name(path: Path) -> str:
@@ -215,8 +217,8 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}{LOCK}")
 
 
-def _is_mine(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    return is_kind(found.st_mode) and found.st_uid == os.geteuid()
+def _is_mine(state: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    return is_kind(state.st_mode) and state.st_uid == os.geteuid()
 
 
 def _new_lock(lock: Path) -> Optional[int]:
@@ -225,18 +227,18 @@ def _new_lock(lock: Path) -> Optional[int]:
     The descriptor is not inherited by programs that this process starts.
     """
     while fcntl is not None:
-        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            if os.fstat(held).st_nlink:
-                return held
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
         except OSError as error:
-            os.close(held)
+            os.close(descriptor)
             lock.unlink(missing_ok=True)
             if error.errno not in NO_LOCKS:
                 raise
             return None
-        os.close(held)  # another process removed the file before it was locked
+        os.close(descriptor)  # another process removed the file before it was locked
     return None
 
 
@@ -282,24 +284,24 @@ def exposure(place: Path) -> str:
     real = Path(os.path.realpath(place))
     trusted, group = (os.geteuid(), 0), _private_group()
 
-    def is_open(found: os.stat_result) -> bool:
-        writable = found.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != group else 0))
-        return found.st_uid not in trusted or bool(writable and not stat.S_ISLNK(found.st_mode))
+    def is_open(state: os.stat_result) -> bool:
+        writable = state.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != group else 0))
+        return state.st_uid not in trusted or bool(writable and not stat.S_ISLNK(state.st_mode))
 
-    def walk(path: str, found: os.stat_result) -> Iterator[str]:
-        if is_open(found):
+    def walk(path: str, state: os.stat_result) -> Iterator[str]:
+        if is_open(state):
             yield path
         # Nobody else can reach the content of a folder that only its owner can enter.
-        elif stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+        elif stat.S_ISDIR(state.st_mode) and state.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
             with os.scandir(path) as entries:
                 for entry in entries:
                     yield from walk(entry.path, entry.stat(follow_symlinks=False))
 
     try:
         for folder in real.parents:
-            found = folder.stat()
+            state = folder.stat()
             # In a sticky folder, such as /tmp, others cannot rename or remove the user's files.
-            if is_open(found) and not (found.st_mode & stat.S_ISVTX and found.st_uid in trusted):
+            if is_open(state) and not (state.st_mode & stat.S_ISVTX and state.st_uid in trusted):
                 return f"{folder} can be changed by others"
         path = next(walk(str(real), real.lstat()), None)
     except FileNotFoundError:
@@ -330,11 +332,11 @@ def _signals_wait() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 # renameat2(2) of Linux and renamex_np(2) of macOS, each with two flags: one refuses to replace, the other exchanges.
@@ -361,8 +363,8 @@ def move_new(source: Path, place: Path) -> None:
             return
         os.link(source, place, follow_symlinks=False)
     except OSError as error:
-        taken = error.errno in (errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-        if not taken and error.errno not in (*_LACKING, errno.EMLINK):
+        is_taken = error.errno in (errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+        if not is_taken and error.errno not in (*_LACKING, errno.EMLINK):
             raise
         if not os.path.lexists(place):
             source.rename(place)  # without links or flags, a file that appears between these two lines is replaced
@@ -373,11 +375,11 @@ def move_new(source: Path, place: Path) -> None:
     source.unlink()
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(left_path: Path, right_path: Path) -> bool:
     """Exchange the names of two files in one step, so that neither name is ever missing. Return False if the system
     cannot do that.
     """
-    return os.name != "nt" and _renamed(one, other, _EXCHANGED)
+    return os.name != "nt" and _renamed(left_path, right_path, _EXCHANGED)
 
 
 def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
@@ -392,8 +394,8 @@ def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
     if name is None:
         return False
     sys.audit("os.rename", source, place, -1, -1)  # `os.rename` does the same
-    given = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
-    if getattr(library, name)(*given, flags[name]) == 0:
+    arguments = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
+    if getattr(library, name)(*arguments, flags[name]) == 0:
         return True
     number = ctypes.get_errno()
     if number in _LACKING:  # an old kernel, or a file system without support

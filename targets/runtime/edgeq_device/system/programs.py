@@ -20,16 +20,16 @@ def search_path() -> str:
     return _absolute(os.environ.get("PATH", os.defpath))
 
 
-def find_program(name: str, first: Union[Path, str, None] = None) -> Optional[str]:
+def find_program(name: str, folder: Union[Path, str, None] = None) -> Optional[str]:
     """Return the absolute path of a program: a regular file that the user may execute. Return None if there is none.
 
     Only the absolute entries of PATH are searched, also on Windows, where the system's own search begins in the working
     directory.
 
     Args:
-        first: an absolute folder to search before PATH.
+        folder: an absolute folder to search before PATH.
     """
-    folders = [str(first)] if first is not None and Path(first).is_absolute() else []
+    folders = [str(folder)] if folder is not None and Path(folder).is_absolute() else []
     folders += filter(None, search_path().split(os.pathsep))
     suffixes = os.environ.get("PATHEXT", ".EXE").split(os.pathsep) if os.name == "nt" else [""]
     places = (Path(folder) / f"{name}{suffix}" for folder in folders for suffix in suffixes)
@@ -60,10 +60,10 @@ def child_environment(base: Optional[Mapping[str, str]] = None) -> Dict[str, str
 
     The child starts programs itself: a compiler starts its linker, and apt starts dpkg.
     """
-    given = dict(os.environ if base is None else base)
-    cleaned = {name: _absolute(given[name]) for name in _LISTS if name in given}
+    environment = dict(os.environ if base is None else base)
+    cleaned = {name: _absolute(environment[name]) for name in _LISTS if name in environment}
     # An empty PATH would mean the working directory.
-    return {**given, **cleaned, "PATH": _absolute(given.get("PATH", "")) or _absolute(os.defpath)}
+    return {**environment, **cleaned, "PATH": _absolute(environment.get("PATH", "")) or _absolute(os.defpath)}
 
 
 def _absolute(folders: str) -> str:

@@ -61,8 +61,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    seen = (c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
-    return "".join(c if shown else c.encode("unicode_escape").decode("ascii") for c, shown in zip(text, seen))
+    visible = (c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(
+        c if is_visible else c.encode("unicode_escape").decode("ascii") for c, is_visible in zip(text, visible)
+    )
 
 
 def printable_lines(text: str) -> str:
@@ -77,9 +79,9 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(r"\1…@", text)
 
 
-def json_text(plain: Any) -> str:
+def json_text(record: Any) -> str:
     """Return JSON for standard output, in ASCII only."""
-    return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(record, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def prepare_output() -> None:
@@ -151,9 +153,9 @@ def divert(reader: int, writer: int) -> None:
         stream.flush()
         if isinstance(stream, io.TextIOWrapper):
             unbuffered = getattr(stream, "write_through", False)
-            kept: Any = os.fdopen(os.dup(stream.fileno()), "wb", 0 if unbuffered else -1)
+            target: Any = os.fdopen(os.dup(stream.fileno()), "wb", 0 if unbuffered else -1)
             outlet = Outlet(
-                kept, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=unbuffered
+                target, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=unbuffered
             )
             setattr(sys, name, outlet)
         os.dup2(writer, number)
@@ -173,18 +175,18 @@ def relay(child: int, reader: int, writer: int) -> int:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    held, more = b"", True
+    pending, more = b"", True
 
     def take() -> None:
         """Read once, and write all lines that are complete or are too long to wait for their end."""
-        nonlocal held, more
+        nonlocal pending, more
         piece = os.read(reader, _PIECE)
         more = bool(piece)
-        held += piece
-        whole, line_break, rest = held.rpartition(b"\n")
-        if line_break or len(rest) > _PIECE:
-            held = rest if line_break else b""
-            _write(whole if line_break else rest)
+        pending += piece
+        complete, line_break, partial = pending.rpartition(b"\n")
+        if line_break or len(partial) > _PIECE:
+            pending = partial if line_break else b""
+            _write(complete if line_break else partial)
 
     ended, status = os.waitpid(child, os.WNOHANG)
     while not ended:
@@ -198,16 +200,16 @@ def relay(child: int, reader: int, writer: int) -> int:
         if not (more and select.select([reader], [], [], 0)[0]):
             break
         take()
-    if held:  # text after the last line break
-        _write(held)
+    if pending:  # text after the last line break
+        _write(pending)
     return status
 
 
 def _write(data: bytes) -> None:
     text = _COLOUR.sub("", data.decode("utf-8", "backslashreplace"))
     # Ignore a line that has only spaces: a library printed them only to colour its last line.
-    shown = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
+    lines = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
     # Ignore errors: if nobody reads stderr any more, the process that works must not wait for a reader.
     with suppress(OSError):
-        sys.stderr.write(shown)
+        sys.stderr.write(lines)
         sys.stderr.flush()
