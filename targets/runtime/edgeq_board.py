@@ -212,17 +212,17 @@ def _modules(folder):
     private = Path(sys.prefix).resolve() == (folder / "venv").resolve()
     paths = [p for p in (site.getusersitepackages(),) if Path(p).is_dir()]
     sys.path += [p for p in paths if p not in sys.path]
-    found = {}
+    versions = {}
     for module, packages in (("numpy", ("numpy",)), ("onnxruntime", ("onnxruntime", "onnxruntime-gpu"))):
         if importlib.util.find_spec(module) is not None:
-            found[module] = ""
+            versions[module] = ""
             for package in packages:
                 try:
-                    found[module] = metadata.version(package)
+                    versions[module] = metadata.version(package)
                     break
                 except metadata.PackageNotFoundError:
                     continue
-    return {"modules": found, "paths": paths, "private": private}
+    return {"modules": versions, "paths": paths, "private": private}
 
 
 def _inside(folder, name):
@@ -265,26 +265,26 @@ def _tree(folder, request, lines):
         listing.unlink()
         return {"path": ""}
     files = json.loads(text.decode())
-    whole = True
+    complete = True
     for name, (sha256, size) in files.items():
         path, blob = _inside(root, name), _inside(blobs, sha256)
-        found = path if path.exists() else blob
-        if found.exists() and (found.stat().st_size != size or _sha256(found) != sha256):
+        stored = path if path.exists() else blob
+        if stored.exists() and (stored.stat().st_size != size or _sha256(stored) != sha256):
             for place in (path, blob):  # one file under two names, if the file system has hard links
                 if place.exists():
                     place.unlink()
         if not path.exists():
             if not blob.exists():
-                whole = False
+                complete = False
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(str(blob), str(path))
             except OSError:  # a file system without hard links
                 shutil.copyfile(str(blob), str(path))
-    if whole:
+    if complete:
         _remove_others(root, files)
-    return {"path": str(root) if whole else ""}
+    return {"path": str(root) if complete else ""}
 
 
 def _remove_others(root, files):
@@ -374,21 +374,21 @@ def _describe(folder, request, lines):
     }
 
 
-def _system_files(read):
+def _system_files(read_text):
     root = Path("/")
     for name in _FILES:
-        yield name, read(root / name)
+        yield name, read_text(root / name)
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         for name in _CACHE_FILES:
-            yield str((index / name).relative_to(root)), read(index / name)
+            yield str((index / name).relative_to(root)), read_text(index / name)
     base = root / "sys/fs/cgroup"
-    for line in (read(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         mount = base / controllers if controllers else base
         inside = Path(path.lstrip("/"))
         for folder in (inside, *inside.parents):
             for name in _GROUP_FILES:
-                yield str((mount / folder / name).relative_to(root)), read(mount / folder / name)
+                yield str((mount / folder / name).relative_to(root)), read_text(mount / folder / name)
 
 
 def _clean(folder, request, lines):

@@ -81,12 +81,12 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:
-        found = cpuid_features(evidence.cpuid) - set(request["masked"])
+        features = cpuid_features(evidence.cpuid) - set(request["masked"])
     else:
-        found = parse_hwcap(*read_hwcap(evidence.auxv))
+        features = parse_hwcap(*read_hwcap(evidence.auxv))
     answer = {
         "architecture": architecture,
-        "features": sorted(found),
+        "features": sorted(features),
         "python": "%d.%d.%d" % sys.version_info[:3],
         "numpy": np.__version__,
     }
@@ -107,8 +107,8 @@ def _best(request: Dict[str, Any]) -> Any:
 
 
 def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
-    opened = _best(request)
-    return {"variant": opened.choice.variant.name, "passed_over": list(opened.passed_over)}
+    best = _best(request)
+    return {"variant": best.choice.variant.name, "passed_over": list(best.passed_over)}
 
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -120,26 +120,26 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
         models = bundle_models(variants)
         feeds = None if request["shapes"] else bundle_feeds(variants)
     else:
-        models = [_subject(one) for one in request["models"]]
+        models = [_subject(description) for description in request["models"]]
     if request["feeds"]:
         samples = [read_arrays(Path(file)) for file in request["feeds"]]
         feeds = lambda session: samples  # noqa: E731
     return bench_models(models, BenchSettings(**settings), feeds=feeds, shapes=request["shapes"], notes=notes)
 
 
-def _subject(one: Dict[str, Any]) -> Any:
-    """Return a model for a benchmark. `one` names a variant of a bundle, or is a request to open a model."""
-    if one.get("bundle"):
-        variants = open_bundle(one["bundle"]).components[MAIN]
-        model = bundle_models([variant for variant in variants if variant.name == one["variant"]])[0]
+def _subject(description: Dict[str, Any]) -> Any:
+    """Return a model for a benchmark. `description` names a variant of a bundle, or is a request to open a model."""
+    if description.get("bundle"):
+        variants = open_bundle(description["bundle"]).components[MAIN]
+        model = bundle_models([variant for variant in variants if variant.name == description["variant"]])[0]
     else:
-        variant = requested_variant(one)
+        variant = requested_variant(description)
         model = BenchModel(
             "",
             lambda threads: start_variant(variant, threads),
-            lambda threads, shapes: measure_memory({**one, "threads": threads}, shapes),
+            lambda threads, shapes: measure_memory({**description, "threads": threads}, shapes),
         )
-    return replace(model, name=one["name"], sessions=one.get("sessions", 1))
+    return replace(model, name=description["name"], sessions=description.get("sessions", 1))
 
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -147,15 +147,15 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     request to open it.
     """
     feeds = [read_arrays(Path(request["feed"]))]
-    runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
+    runners: Dict[str, Any] = {description["name"]: [] for description in request["models"]}
     # opening further sessions than a claim needs may take no longer than the timing
     end = time.perf_counter() + request["how"]["max_duration_s"]
     for turn in range(request["sessions"]):
         if turn >= FEWEST_SESSIONS and time.perf_counter() > end:
             break
-        for one in request["models"]:
-            session = start_variant(requested_variant(one), one["threads"])
-            runners[one["name"]].append(query_runner(session, feeds))
+        for description in request["models"]:
+            session = start_variant(requested_variant(description), description["threads"])
+            runners[description["name"]].append(query_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
     ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])
     answer: Dict[str, Any] = {
@@ -165,11 +165,15 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
         "rounds": ranking.rounds,
         "runners": {},
     }
-    for index, (name, found) in enumerate(ranking.distributions.items()):
-        arrays = {"samples_ms": found.samples_ms, "rounds": found.rounds, "disturbed": found.disturbed}
+    for index, (name, distribution) in enumerate(ranking.distributions.items()):
+        arrays = {
+            "samples_ms": distribution.samples_ms,
+            "rounds": distribution.rounds,
+            "disturbed": distribution.disturbed,
+        }
         answer.update({f"{index} {key}": value for key, value in arrays.items()})
         figures = ("samples_per_query", "elapsed_s", "busy", "sessions", "stolen")
-        answer["runners"][name] = {"index": index, **{key: getattr(found, key) for key in figures}}
+        answer["runners"][name] = {"index": index, **{key: getattr(distribution, key) for key in figures}}
     return answer
 
 

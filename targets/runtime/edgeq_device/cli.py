@@ -184,11 +184,11 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
     lift_seconds()  # the options of bench set how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
-    wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
+    bench_settings = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
     variants, passed_over = bundle_variants(bundle, read_device(), arguments.variant)
     feeds = None if shapes else bundle_feeds(variants)
-    report = bench_models(bundle_models(variants), wanted, feeds=feeds, shapes=shapes, notes=passed_over)
+    report = bench_models(bundle_models(variants), bench_settings, feeds=feeds, shapes=shapes, notes=passed_over)
     _show(arguments, report, bench_lines(report, verbose=arguments.verbose))
     return 0
 
@@ -205,23 +205,23 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
         session = open_variant(variant, threads)
         return infer(session, read_feeds(session, arguments.inputs))
 
-    opened = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads, open_it=run)
-    choice, outputs = opened.choice, opened.session
+    best = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads, open_it=run)
+    choice, outputs = best.choice, best.session
     save_outputs(output, outputs, force=arguments.force)
     shapes: Dict[str, Any] = {
         name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()
     }
-    plain: Dict[str, Any] = {
+    record: Dict[str, Any] = {
         "variant": choice.variant.name,
         "why": choice.why,
         "output": str(arguments.output or output),
         "outputs": shapes,
-        "passed_over": list(opened.passed_over),
+        "passed_over": list(best.passed_over),
     }
     lines = [f"variant {choice.variant.name}: {choice.why}"]
-    lines += [f"  {reason}" for reason in opened.passed_over]
+    lines += [f"  {reason}" for reason in best.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
-    _show(arguments, plain, [*lines, f"written to {arguments.output or output}"])
+    _show(arguments, record, [*lines, f"written to {arguments.output or output}"])
     return 0
 
 
@@ -238,24 +238,24 @@ def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     output = None if arguments.top and arguments.output is None else output_place(bundle, arguments.output)
     with Model(bundle, arguments.variant, arguments.threads) as model:
         named = images or [", ".join(arguments.inputs)]
-        found = [model.run(item) for item in images] or [model.run(read_feeds(model.session, arguments.inputs))]
-        best = [model.top(outputs, arguments.top) for outputs in found] if arguments.top else []
-    plain: Dict[str, Any] = {"variant": model.variant, "why": model.why}
+        results = [model.run(item) for item in images] or [model.run(read_feeds(model.session, arguments.inputs))]
+        best = [model.top(outputs, arguments.top) for outputs in results] if arguments.top else []
+    record: Dict[str, Any] = {"variant": model.variant, "why": model.why}
     lines = [f"variant {model.variant}: {model.why}"]
     if best:
-        plain["inputs"] = [
-            {"input": name, "top": [{"label": label, "score": score} for label, score in one]}
-            for name, one in zip(named, best)
+        record["inputs"] = [
+            {"input": name, "top": [{"label": label, "score": score} for label, score in classes]}
+            for name, classes in zip(named, best)
         ]
-        for name, one in zip(named, best):
-            lines += [name, *(f"  {score:10.4g}  {label}" for label, score in one)]
+        for name, classes in zip(named, best):
+            lines += [name, *(f"  {score:10.4g}  {label}" for label, score in classes)]
     if output is not None:
-        if len(found) > 1:
+        if len(results) > 1:
             raise UsageError("--output stores the outputs for one input only", "Leave it out, or give one input")
-        save_outputs(output, found[0], force=arguments.force)
-        plain["output"] = str(arguments.output or output)
-        lines.append(f"written to {plain['output']}")
-    _show(arguments, plain, lines)
+        save_outputs(output, results[0], force=arguments.force)
+        record["output"] = str(arguments.output or output)
+        lines.append(f"written to {record['output']}")
+    _show(arguments, record, lines)
     return 0
 
 
@@ -263,14 +263,14 @@ def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
     from edgeq_device.trust.registry import parse_reference, pull
 
     digest = pull(parse_reference(arguments.reference), arguments.output, trust)
-    plain = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}
-    _show(arguments, plain, [f"{arguments.output}: pulled, all hashes right", f"manifest sha256 {digest}"])
+    record = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}
+    _show(arguments, record, [f"{arguments.output}: pulled, all hashes right", f"manifest sha256 {digest}"])
     return 0
 
 
-def _show(arguments: argparse.Namespace, plain: Dict[str, Any], lines: List[str]) -> None:
+def _show(arguments: argparse.Namespace, record: Dict[str, Any], lines: List[str]) -> None:
     try:
-        print(json_text(plain) if arguments.json else "\n".join(map(printable, lines)), flush=True)
+        print(json_text(record) if arguments.json else "\n".join(map(printable, lines)), flush=True)
     except OSError as error:
         # Python must not write the rest of its buffer again at exit: the reader is gone or the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

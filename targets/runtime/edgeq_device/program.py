@@ -33,13 +33,13 @@ class Model:
 
     def __init__(self, bundle: package.Bundle, variant: Optional[str] = None, threads: int = 0) -> None:
         self.bundle = bundle
-        opened = open_best(bundle, read_device(), name=variant, threads=threads)
-        self.variant, self.why, self.session = opened.choice.variant.name, opened.choice.why, opened.session
+        best = open_best(bundle, read_device(), name=variant, threads=threads)
+        self.variant, self.why, self.session = best.choice.variant.name, best.choice.why, best.session
         self._specs = {spec.name: spec for spec in self.session.get_inputs()}
         self.inputs = tuple(self._specs)
         self.outputs = tuple(spec.name for spec in self.session.get_outputs())
         self.labels = read_labels(bundle)
-        self._record = opened.choice.variant.info.get("preprocessing")
+        self._record = best.choice.variant.info.get("preprocessing")
 
     def run(self, x: Any) -> Dict[str, Any]:
         """Run the model and return its outputs as arrays by name.
@@ -89,12 +89,12 @@ class Model:
         return self.labels[index] if len(self.labels) == count else str(index)
 
     def _fed(self, x: Any) -> Dict[str, Any]:
-        first = self._specs[self.inputs[0]]
+        spec = self._specs[self.inputs[0]]
         as_it_is = (
             isinstance(x, np.ndarray)
             and len(self.inputs) == 1
-            and x.ndim == len(first.shape)
-            and x.dtype == np.dtype(DTYPES.get(first.type) or x.dtype)
+            and x.ndim == len(spec.shape)
+            and x.dtype == np.dtype(DTYPES.get(spec.type) or x.dtype)
         )
         return {self.inputs[0]: x} if as_it_is else self.prepare(x)
 
