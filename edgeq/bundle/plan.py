@@ -91,7 +91,7 @@ class SelfTestSpec:
     slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
     basis: Basis = EVERYTHING
 
-    def check(self, where: str) -> None:
+    def check(self, context: str) -> None:
         """Check that every output has a tolerance.
 
         Raises:
@@ -100,9 +100,9 @@ class SelfTestSpec:
         outputs = {name for case in self.cases for name in case.outputs}
         if outputs != set(self.tolerance):
             odd = sorted(outputs ^ set(self.tolerance))
-            raise UsageError(f"{where}: self-test outputs and tolerances differ in {odd[0]!r}")
+            raise UsageError(f"{context}: self-test outputs and tolerances differ in {odd[0]!r}")
         if not set(self.slices) <= outputs:
-            raise UsageError(f"{where}: the self-test has no output {sorted(set(self.slices) - outputs)[0]!r}")
+            raise UsageError(f"{context}: the self-test has no output {sorted(set(self.slices) - outputs)[0]!r}")
 
 
 @dataclass(frozen=True)
@@ -140,24 +140,24 @@ class VariantSpec:
     calibration: Path | None = None
 
     def __post_init__(self) -> None:
-        where = f"variant {self.name}"
+        context = f"variant {self.name}"
         if not is_plain_name(self.name):
             raise UsageError(f"{self.name!r} cannot name a variant", "Use letters, digits and . _ + -")
         if self.device not in DEVICES:
-            raise UsageError(f"{where}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
+            raise UsageError(f"{context}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
         for key in ("selftest", "selftest_slices", "selftest_basis", "device", "calibration"):
             if key in self.info:
-                raise UsageError(f"{where}: info has {key!r}, which the bundle writes itself")
+                raise UsageError(f"{context}: info has {key!r}, which the bundle writes itself")
         for options in (self.session_options, self.provider_options):
             if not all(isinstance(value, str) for value in options.values()):
-                raise UsageError(f"{where}: session and provider options must be strings")
-        self._check_options(where)
-        self.selftest.check(where)
+                raise UsageError(f"{context}: session and provider options must be strings")
+        self._check_options(context)
+        self.selftest.check(context)
 
-    def _check_options(self, where: str) -> None:
+    def _check_options(self, context: str) -> None:
         """Refuse options that the bundle's reader would refuse."""
         if not is_plain_name(self.ep):
-            raise UsageError(f"{where}: {self.ep!r} cannot name an execution provider")
+            raise UsageError(f"{context}: {self.ep!r} cannot name an execution provider")
         problems = {}
         for key, value in self.session_options.items():
             problems[f"session option {key!a}"] = session_problem(key, value, references=False)
@@ -165,7 +165,7 @@ class VariantSpec:
             problems[f"provider option {key!a}"] = provider_problem(self.ep, key, value)
         for option, problem in problems.items():
             if problem:
-                raise UsageError(f"{where}: {option} {problem}", "See docs/bundle.md for what a bundle may set")
+                raise UsageError(f"{context}: {option} {problem}", "See docs/bundle.md for what a bundle may set")
 
 
 @dataclass(frozen=True)
@@ -230,9 +230,9 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
         for path, digest in sorted(models.items())
     ]
     licence = spec.metadata.get("license")
-    whole: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": "bundle", "name": spec.name}
+    bundle: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": "bundle", "name": spec.name}
     if licence:
-        for component in (whole, *sources[:1]):
+        for component in (bundle, *sources[:1]):
             component["licenses"] = [
                 {"expression": licence} if _SPDX.fullmatch(licence) else {"license": {"name": licence}}
             ]
@@ -245,7 +245,7 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
             "tools": {
                 "components": [{"type": "library", "name": n, "version": v} for n, v in sorted(tools.items())],
             },
-            "component": whole,
+            "component": bundle,
         },
         "components": [*sources, *built],
         "dependencies": [
@@ -284,8 +284,8 @@ class ModelFiles:
     @property
     def name(self) -> str:
         """Return the model's file name in a bundle."""
-        own = engine_of_file(self.model.path.name)
-        return MODEL_FILE if own is None else f"model{own.suffix}"
+        engine = engine_of_file(self.model.path.name)
+        return MODEL_FILE if engine is None else f"model{engine.suffix}"
 
     @property
     def together(self) -> dict[str, StoredFile]:
@@ -328,13 +328,13 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, VariantPlaces],
             placements.update({name: VariantPlaces(f"{reference}/{file}", "", {}) for name in names})
         else:
             folder = _add_asset(weights, assets)
-            for same in models.values():
-                model = {MODEL_FILE: variants[same[0]].model}
-                if len(same) == 1:
-                    placements[same[0]] = VariantPlaces(MODEL_FILE, folder, model)
+            for group in models.values():
+                model = {MODEL_FILE: variants[group[0]].model}
+                if len(group) == 1:
+                    placements[group[0]] = VariantPlaces(MODEL_FILE, folder, model)
                 else:
                     reference = _add_asset(model, assets)
-                    placements.update({name: VariantPlaces(f"{reference}/{MODEL_FILE}", folder, {}) for name in same})
+                    placements.update({name: VariantPlaces(f"{reference}/{MODEL_FILE}", folder, {}) for name in group})
     return {name: placements[name] for name in variants}, assets
 
 
@@ -448,10 +448,10 @@ def _float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
 
 
 def _read_model(path: Path) -> ModelFiles:
-    first, *external = model_files(path)
-    base = first.parent
+    model, *external = model_files(path)
+    base = model.parent
     return ModelFiles(
-        StoredFile(first, sha256(first)),
+        StoredFile(model, sha256(model)),
         {file.relative_to(base).as_posix(): StoredFile(file, sha256(file)) for file in sorted(external)},
     )
 
@@ -494,12 +494,12 @@ def _selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) ->
     return {"cases": cases, "tolerance": tolerance}
 
 
-def _check_comparable(arrays: Arrays, where: str) -> None:
+def _check_comparable(arrays: Arrays, context: str) -> None:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"{where}: {name!r} is not finite", "Choose other samples for the self-test")
+            raise DataError(f"{context}: {name!r} is not finite", "Choose other samples for the self-test")
         if array.dtype.kind not in "biufU":
-            raise DataError(f"{where}: {name!r} is {array.dtype}, which cannot be compared")
+            raise DataError(f"{context}: {name!r} is {array.dtype}, which cannot be compared")
 
 
 def _npz(arrays: Arrays) -> bytes:
@@ -571,8 +571,8 @@ def tool_versions() -> dict[str, str]:
     return {"edgeq": __version__, **installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
 
 
-def _json(value: Mapping[str, Any], where: str) -> bytes:
+def _json(value: Mapping[str, Any], context: str) -> bytes:
     try:
         return (json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8")
     except (TypeError, ValueError) as error:
-        raise BundleError(f"{where} cannot be written as JSON ({error})") from error
+        raise BundleError(f"{context} cannot be written as JSON ({error})") from error

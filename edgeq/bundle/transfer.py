@@ -102,8 +102,8 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
             registry = OciRepository(place, limits)
             registry.deadline.expect(len(once), sum(map(_size, once.values())))
             sent = registry.each(lambda item: _upload(registry, *item), once.items())
-            digest, last = _digest(manifest), ServerRequest("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
-            registry.send(last, f"manifests/{place.tag or digest}").body.close()
+            digest, request = _digest(manifest), ServerRequest("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
+            registry.send(request, f"manifests/{place.tag or digest}").body.close()
     total = sum(layer["size"] for layer in layers)
     return Pushed(
         str(replace(place, digest=digest)), digest, len(layers), total, sum(sent), bundle.signature is not None

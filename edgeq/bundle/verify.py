@@ -63,9 +63,9 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     except ValueError as error:
         raise UsageError(f"a trusted certificate cannot be read ({error})") from error
     try:
-        leaf, *others = (x509.load_der_x509_certificate(der) for der in chain)
+        leaf, *issuers = (x509.load_der_x509_certificate(der) for der in chain)
         # Use the verifier for clients, because it does not compare host names.
-        _policy().store(store).build_client_verifier().verify(leaf, others)
+        _policy().store(store).build_client_verifier().verify(leaf, issuers)
         usable = _may_sign(leaf)
     except (ValueError, VerificationError) as error:
         raise BundleError(f"the certificate that signed it is not trusted ({error})", _FIX) from error
@@ -79,16 +79,16 @@ def _policy() -> PolicyBuilder:
     from cryptography import x509
     from cryptography.x509.verification import Criticality, ExtensionPolicy, Policy, PolicyBuilder
 
-    def authority(policy: Policy, certificate: Certificate, found: x509.BasicConstraints) -> None:
+    def authority(policy: Policy, certificate: Certificate, constraints: x509.BasicConstraints) -> None:
         """Refuse an issuer that is not a certificate authority."""
         del policy, certificate
-        if not found.ca:
+        if not constraints.ca:
             raise ValueError("an issuer is not a certificate authority")
 
-    def issues(policy: Policy, certificate: Certificate, found: x509.KeyUsage | None) -> None:
+    def issues(policy: Policy, certificate: Certificate, usage: x509.KeyUsage | None) -> None:
         """Refuse an issuer whose key may not sign certificates."""
         del policy, certificate
-        if found is not None and not found.key_cert_sign:
+        if usage is not None and not usage.key_cert_sign:
             raise ValueError("an issuer may not sign certificates")
 
     # cryptography's own policies are for the web: they require a host name and key usages of TLS.
@@ -102,14 +102,14 @@ def _may_sign(certificate: Certificate) -> bool:
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    found = certificate.extensions
+    extensions = certificate.extensions
     try:
-        if found.get_extension_for_class(x509.KeyUsage).value.digital_signature:
+        if extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature:
             return True
     except x509.ExtensionNotFound:
         return False
     try:
-        usages = found.get_extension_for_class(x509.ExtendedKeyUsage).value
+        usages = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return False
     return ExtendedKeyUsageOID.CODE_SIGNING in usages
@@ -132,11 +132,11 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
 
 def contents(bundle: Bundle) -> dict[str, bytes | Path]:
     """Return the content of every file in the bundle, sorted by path. A value is either bytes or the path of a file."""
-    found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
-    found[MANIFEST] = bundle.manifest
+    files: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
+    files[MANIFEST] = bundle.manifest
     if bundle.signature is not None:
-        found[SIGNATURE] = bundle.signature
-    return dict(sorted(found.items()))
+        files[SIGNATURE] = bundle.signature
+    return dict(sorted(files.items()))
 
 
 def verify_bundle(

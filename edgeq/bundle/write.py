@@ -112,10 +112,10 @@ def check_archive(path: Path) -> None:
         return
     try:
         with opened(path):
-            whole = is_plain(path)
+            is_bundle = is_plain(path)
     except EdgeqError:
-        whole = False
-    if not whole:
+        is_bundle = False
+    if not is_bundle:
         raise OutputError(f"{shown(path)} is not a bundle that edgeq wrote", "Move it, or choose another output")
 
 
@@ -298,12 +298,12 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
     chain: list[bytes] = []
     for file in certificates:
         try:
-            found = x509.load_pem_x509_certificates(read_file(file))
+            parsed = x509.load_pem_x509_certificates(read_file(file))
         except (OSError, ValueError) as error:
             raise DataError(f"{file} has no readable certificate in PEM") from error
-        if not chain and found[0].public_key() != private.public_key():
+        if not chain and parsed[0].public_key() != private.public_key():
             raise UsageError(f"{file} is not the certificate of {path}", "Name the key's own certificate first")
-        chain += [certificate.public_bytes(Encoding.DER) for certificate in found]
+        chain += [certificate.public_bytes(Encoding.DER) for certificate in parsed]
     if chain:
         # Refuse a certificate that has expired or is not for signing. Otherwise, everyone who verifies the bundle would
         # refuse it later.

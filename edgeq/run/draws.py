@@ -212,21 +212,21 @@ class _Draw:
         return self._made
 
     def _random(self) -> None:
-        normal, given = "Normal" in self._node.op_type, self._given
-        first, width = (
-            (given.get("mean", 0.0), given.get("scale", 1.0))
+        normal, attributes = "Normal" in self._node.op_type, self._given
+        offset, width = (
+            (attributes.get("mean", 0.0), attributes.get("scale", 1.0))
             if normal
-            else (given.get("low", 0.0), given.get("high", 1.0) - given.get("low", 0.0))
+            else (attributes.get("low", 0.0), attributes.get("high", 1.0) - attributes.get("low", 0.0))
         )
         table = "normal" if normal else "uniform"
         if self._node.op_type.endswith("Like"):
             like = self._node.input[0]
             values = self._table(table, self._op("Size", like), self._op("Shape", like))
         else:
-            like, shape = "", np.asarray(given["shape"], np.int64)
+            like, shape = "", np.asarray(attributes["shape"], np.int64)
             values = self._table(table, self._constant(np.prod(shape, dtype=np.int64)), self._constant(shape))
         values = self._op("Mul", values, self._constant(np.float32(width)))
-        values = self._op("Add", values, self._constant(np.float32(first)))
+        values = self._op("Add", values, self._constant(np.float32(offset)))
         self._cast(values, like, self._output)
 
     def _bernoulli(self) -> None:
@@ -240,38 +240,38 @@ class _Draw:
         shape = self._op("Concat", rows, *map(self._constant, _int64([count], [1])), axis=0)
         size = self._op("Mul", self._op("Squeeze", rows), *map(self._constant, _int64(count)))
         drawn = self._table("uniform", size, shape)
-        last, middle, least = map(self._constant, _int64([2], [1], 0))
+        class_axis, middle_axis, zero = map(self._constant, _int64([2], [1], 0))
         shares = self._op("CumSum", self._op("Softmax", scores, axis=1), *map(self._constant, _int64(1)))
-        below = self._op("Less", self._op("Unsqueeze", shares, middle), drawn)
-        passed = self._op("ReduceSum", self._op("Cast", below, to=_INT64), last, keepdims=0)
+        below = self._op("Less", self._op("Unsqueeze", shares, middle_axis), drawn)
+        passed = self._op("ReduceSum", self._op("Cast", below, to=_INT64), class_axis, keepdims=0)
         # Rounding may leave the last sum of the shares below 1.
         classes = self._op("Slice", self._op("Shape", scores), *map(self._constant, _int64([1], [2])))
         largest = self._op("Sub", self._op("Squeeze", classes), *map(self._constant, _int64(1)))
-        kept = self._op("Max", self._op("Min", passed, largest), least)
+        clipped = self._op("Max", self._op("Min", passed, largest), zero)
         to = self._given.get("dtype", _INT32)
-        self._op("Cast", kept, to=to, output=self._output)
+        self._op("Cast", clipped, to=to, output=self._output)
 
     def _dropout(self) -> None:
         data, ratio, training = list(self._node.input)[:3]
         share = self._float(ratio) if ratio else self._constant(np.float32(0.5))
         drawn = self._table("uniform", self._op("Size", data), self._op("Shape", data))
-        kept = self._op("Or", self._op("GreaterOrEqual", drawn, share), self._op("Not", training))
-        one = self._constant(np.float32(1.0))
-        raised = self._op("Div", one, self._op("Sub", one, share))
-        factor = self._op("Where", training, raised, one)
-        factor = self._op("Where", kept, factor, self._constant(np.float32(0.0)))
+        is_kept = self._op("Or", self._op("GreaterOrEqual", drawn, share), self._op("Not", training))
+        unit = self._constant(np.float32(1.0))
+        raised = self._op("Div", unit, self._op("Sub", unit, share))
+        factor = self._op("Where", training, raised, unit)
+        factor = self._op("Where", is_kept, factor, self._constant(np.float32(0.0)))
         if self._node.output[0]:
             self._op("Mul", data, self._cast(factor, data), output=self._node.output[0])
         if len(self._node.output) > 1 and self._node.output[1]:
-            self._op("Identity", kept, output=self._node.output[1])
+            self._op("Identity", is_kept, output=self._node.output[1])
 
     def _table(self, table: str, size: str, shape: str) -> str:
         """Return the numbers of this operator: float32 values of `shape`, which has `size` elements."""
         # In onnxruntime, operators with the same seed draw the same numbers.
         key = str(self._given.get("seed", _name_of(self._node)))
-        first = self._op("Add", _START, *map(self._constant, _int64(zlib.crc32(key.encode()))))
+        start = self._op("Add", _START, *map(self._constant, _int64(zlib.crc32(key.encode()))))
         places = self._op("Range", *map(self._constant, _int64(0)), size, *map(self._constant, _int64(1)))
-        places = self._op("Mod", self._op("Add", places, first), *map(self._constant, _int64(_TABLE)))
+        places = self._op("Mod", self._op("Add", places, start), *map(self._constant, _int64(_TABLE)))
         values = self._op("Gather", f"{_PREFIX}.{table}", places)
         zeros: dict[str, Any] = {"allowzero": 1} if self._opset >= _ALLOW_ZERO else {}
         return self._op("Reshape", values, shape, **zeros)

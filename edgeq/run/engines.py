@@ -72,8 +72,8 @@ class IsaCap:
         """Return the environment variables that limit the kernels to the instructions of a CPU with `features`. The
         result is empty if no level fits.
         """
-        found = [level.value for level in self.levels if features.issuperset(level.features)]
-        return {self.variable: found[-1]} if found else {}
+        values = [level.value for level in self.levels if features.issuperset(level.features)]
+        return {self.variable: values[-1]} if values else {}
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class Engine(EngineSpec):
         architecture and these features.
         """
         without = self.int8.saturates_without
-        there = any(platform.split()[1] == architecture for platform in self.platforms)
-        return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
+        runs_here = any(platform.split()[1] == architecture for platform in self.platforms)
+        return bool(without) and runs_here and pair in self.int8.pairs and not features.intersection(without)
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,14 +204,14 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
     Raises:
         HardwareError: a file is malformed, or two files describe the same name.
     """
-    found: dict[str, Engine] = {}
+    engines: dict[str, Engine] = {}
     for folder in folders or (shipped("targets") / "engines", *data_folders("targets/engines")):
         for path in sorted(folder.glob("*.toml")):
-            if path.stem in found:
+            if path.stem in engines:
                 raise HardwareError(f"{path}: there is an engine {path.stem} already", "Rename the file")
             content = toml_table(path, HardwareError, "Correct the file")
-            found[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
-    return found
+            engines[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
+    return engines
 
 
 def described(spec: EngineSpec | None) -> Engine | None:
@@ -236,33 +236,33 @@ def choose_engine(text: str) -> EngineChoice:
     Raises:
         UsageError: there is no such engine or precision; suggests the nearest name.
     """
-    known = load_engines()
+    engines = load_engines()
     name, _, precision = text.partition(":")
-    if name not in known:
-        raise UsageError(f"unknown engine {name!r}", suggest(name, known))
-    engine = known[name]
+    if name not in engines:
+        raise UsageError(f"unknown engine {name!r}", suggest(name, engines))
+    engine = engines[name]
     precision = precision or next(iter(engine.precisions))
     if precision not in engine.precisions:
         raise UsageError(f"{name} has no precision {precision!r}", suggest(precision, engine.precisions))
     return EngineChoice(engine, precision)
 
 
-def as_engine(given: EngineChoice | str) -> EngineChoice:
-    """Return the engine and precision of `given`, which may also be a text "NAME" or "NAME:PRECISION".
+def as_engine(choice: EngineChoice | str) -> EngineChoice:
+    """Return the engine and precision of `choice`, which may also be a text "NAME" or "NAME:PRECISION".
 
     Raises:
-        UsageError: there is no such engine or precision, or `given` has another type.
+        UsageError: there is no such engine or precision, or `choice` has another type.
     """
-    if isinstance(given, EngineChoice):
-        return given
-    if not isinstance(given, str):
-        raise UsageError(f"an engine is given as {type(given).__name__}", 'Give its name, such as "onnxruntime"')
-    return choose_engine(given)
+    if isinstance(choice, EngineChoice):
+        return choice
+    if not isinstance(choice, str):
+        raise UsageError(f"an engine is given as {type(choice).__name__}", 'Give its name, such as "onnxruntime"')
+    return choose_engine(choice)
 
 
-def as_engines(given: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
+def as_engines(choices: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
     """Apply `as_engine` to each choice and return the results. A single choice counts as a sequence of one."""
-    return tuple(as_engine(choice) for choice in ((given,) if isinstance(given, (EngineChoice, str)) else given))
+    return tuple(as_engine(choice) for choice in ((choices,) if isinstance(choices, (EngineChoice, str)) else choices))
 
 
 def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
@@ -272,16 +272,16 @@ def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
     Raises:
         HardwareError: there is no such engine, or `options` has one that a target may not set.
     """
-    found = next(
+    engine = next(
         (engine for engine in load_engines().values() if engine.int8.backend == backend and engine.module), None
     )
-    if found is None:
+    if engine is None:
         raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
-    refused = next((name for name in options if name not in found.target_options), None)
+    refused = next((name for name in options if name not in engine.target_options), None)
     if refused is not None:
-        allowed = ", ".join(found.target_options) or "none"
+        allowed = ", ".join(engine.target_options) or "none"
         raise HardwareError(f"a target may not set {refused!r} in [device] engine_options", f"It may set: {allowed}")
-    return replace(found, options={**found.options, **options})
+    return replace(engine, options={**engine.options, **options})
 
 
 _CONVERTERS: Registry[Any] = Registry(
@@ -299,8 +299,8 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
     Raises:
         HardwareError: no backend converts to that format.
     """
-    found: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
-    convert: Callable[[Path, Path, Mapping[str, Any]], None] = found.convert
+    backend: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
+    convert: Callable[[Path, Path, Mapping[str, Any]], None] = backend.convert
     return convert
 
 

@@ -117,15 +117,15 @@ def open_session(
     ort = onnxruntime()
     ignore_options_in_models()
     options = options or _options(ort, with_carried(model, settings))
-    opened: Path | bytes = model
+    source_model: Path | bytes = model
     if not settings.draws and _is_onnx(model) and (copy := with_same_draws(model)) is not None:
-        opened = copy
+        source_model = copy
         if isinstance(model, Path) and EXTERNAL_FOLDER not in settings.config:
             options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.absolute()))
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
-    source = opened if isinstance(opened, bytes) else os.fspath(opened)
+    source = source_model if isinstance(source_model, bytes) else os.fspath(source_model)
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime cannot open a path that is not UTF-8: {source!r}", "Rename it")
     try:
@@ -144,12 +144,12 @@ def open_session(
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, and sometimes a bare Exception
         _check_space(model, sum(array.nbytes for array in weights.values()), settings.save_optimized_to)
-        where = "the model" if isinstance(model, bytes) else str(model)
+        title = "the model" if isinstance(model, bytes) else str(model)
         text = " ".join(str(error).split())
         if "pthread_create" in text:
             raise no_threads() from error
         raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} refuses {where}: {text}",
+            f"onnxruntime {ort.__version__} refuses {title}: {text}",
             "Check the model with `edgeq inspect`, or use a newer onnxruntime",
         ) from error
 
@@ -178,15 +178,15 @@ def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
     Raises:
         UsageError: the settings name another engine.
     """
-    own = engine_of_file(model.name)
-    if own is None:
+    file_engine = engine_of_file(model.name)
+    if file_engine is None:
         return settings
-    if settings.engine is not None and settings.engine.suffix == own.suffix:
+    if settings.engine is not None and settings.engine.suffix == file_engine.suffix:
         return settings
     if settings.engine is not None:
-        problem = f"{model} is a {own.suffix} file, which {settings.engine.name} does not open"
-        raise UsageError(problem, f"Give the ONNX model, or --engine {own.name}")
-    return replace(settings, engine=load_engines()[own.name])
+        problem = f"{model} is a {file_engine.suffix} file, which {settings.engine.name} does not open"
+        raise UsageError(problem, f"Give the ONNX model, or --engine {file_engine.name}")
+    return replace(settings, engine=load_engines()[file_engine.name])
 
 
 def given_options(texts: Iterable[str]) -> dict[str, str]:
@@ -195,7 +195,7 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
     Raises:
         UsageError: the value is missing, or edgeq's table of options does not contain the option or the value.
     """
-    found = {}
+    options = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
@@ -206,8 +206,8 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
         problem = session_problem(key, value, references=False)
         if problem:
             raise UsageError(f"--session-option {key} {problem}")
-        found[key] = value
-    return found
+        options[key] = value
+    return options
 
 
 def _options(ort: Any, settings: SessionSettings) -> Any:
@@ -223,15 +223,15 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
     return options
 
 
-def _check_space(model: Path | bytes, more: int, written: Path | None) -> None:
+def _check_space(model: Path | bytes, more: int, output: Path | None) -> None:
     """Raise OSError if the disk is full. Without this check, onnxruntime would report an invalid graph if it could not
     write the graph.
     """
-    if written is None or not written.parent.is_dir():
+    if output is None or not output.parent.is_dir():
         return
     size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0
-    if shutil.disk_usage(written.parent).free < size + more:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(written))
+    if shutil.disk_usage(output.parent).free < size + more:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output))
 
 
 def _is_utf8(path: str) -> bool:
@@ -271,8 +271,8 @@ class PythonCommand:
     @property
     def python(self) -> tuple[str, ...]:
         """Return the interpreter and its own options, which is the command line up to the script."""
-        kept = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
-        return (*self.interpreter, "-I", *kept)
+        bytecode_options = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
+        return (*self.interpreter, "-I", *bytecode_options)
 
 
 class GuestProgram(edgeq_device.engines.serve.Guest):
@@ -393,9 +393,9 @@ class EngineFiles:
         state = model.stat()
         key = repr(engine), model.resolve(), (state.st_size, state.st_mtime_ns)
         if key not in self._made:
-            made = self._folder / f"{len(self._made)}-{engine.name}{engine.suffix}"
-            converter_of(engine)(model, made, engine.options)
-            self._made[key] = made
+            converted = self._folder / f"{len(self._made)}-{engine.name}{engine.suffix}"
+            converter_of(engine)(model, converted, engine.options)
+            self._made[key] = converted
         return self._made[key]
 
 
@@ -448,8 +448,8 @@ class Engines:
     def __init__(self, *, keep: bool = False) -> None:
         self._stack = ExitStack()
         self._running: dict[tuple[str, int], GuestProgram] = {}
-        made = self._stack.enter_context(scratch_folder("edgeq-compiled-")) if keep else None
-        self._folder = Path(made) if made is not None else None
+        compiled = self._stack.enter_context(scratch_folder("edgeq-compiled-")) if keep else None
+        self._folder = Path(compiled) if compiled is not None else None
         self._files: EngineFiles | None = None
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:

@@ -93,8 +93,8 @@ class Toolkit:
 
     def plan(self) -> str:
         """Return one sentence that describes what an installation would add to the machine."""
-        what = f"downloads and installs {self.needs}, with the packages, versions and hashes in {self.lock_file}"
-        return f"{what}, into {self.folder}, about {self.megabytes} MB; {self.terms}"
+        work = f"downloads and installs {self.needs}, with the packages, versions and hashes in {self.lock_file}"
+        return f"{work}, into {self.folder}, about {self.megabytes} MB; {self.terms}"
 
     @property
     def lock_file(self) -> Path:
@@ -135,11 +135,11 @@ def find_python(toolkit: Toolkit) -> Path:
     if named and place.is_dir():
         place = place / "bin" / "python"
     if not (place.is_file() and os.access(place, os.X_OK)):
-        where = f"{toolkit.variable} names {named}, which is not a Python" if named else "it is not installed"
-        raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {where}", fix)
-    found = _version(place, toolkit)
-    if found != toolkit.version:
-        has = f"has {toolkit.package} {found}" if found else f"has no {toolkit.package}"
+        problem = f"{toolkit.variable} names {named}, which is not a Python" if named else "it is not installed"
+        raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {problem}", fix)
+    version = _version(place, toolkit)
+    if version != toolkit.version:
+        has = f"has {toolkit.package} {version}" if version else f"has no {toolkit.package}"
         raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {place} {has}", fix)
     return place
 
@@ -165,7 +165,7 @@ def _version(python: Path, toolkit: Toolkit) -> str:
     """Return the release of the toolkit that a Python has, or "" if it has none."""
     code = f"from importlib.metadata import version; print(version({toolkit.package!r}))"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-I", "-c", code],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
@@ -175,7 +175,7 @@ def _version(python: Path, toolkit: Toolkit) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def find_base(toolkit: Toolkit) -> Path:
@@ -188,15 +188,15 @@ def find_base(toolkit: Toolkit) -> Path:
         raise RuntimeUnavailableError(
             f"there is no {toolkit.needs} for {_here()}", f"Compile on {' or '.join(toolkit.platforms)}"
         )
-    own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if own in toolkit.pythons:
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if running in toolkit.pythons:
         return Path(sys.executable)
     for release in toolkit.pythons:
-        if found := find_program(f"python{release}"):
-            return Path(found)
-    wanted = " or ".join(toolkit.pythons)
+        if program := find_program(f"python{release}"):
+            return Path(program)
+    releases = " or ".join(toolkit.pythons)
     raise RuntimeUnavailableError(
-        f"{toolkit.needs} needs Python {wanted}; this is {own}", f"Install Python {toolkit.pythons[-1]}"
+        f"{toolkit.needs} needs Python {releases}; this is {running}", f"Install Python {toolkit.pythons[-1]}"
     )
 
 
@@ -367,8 +367,8 @@ class ToolkitJob:
         if code == -signal.SIGXCPU:
             problem = f"{self._toolkit.needs} used all the processor time that a process may use here"
             raise BudgetError(problem, "Raise the limit of the shell (ulimit -t)")
-        last = ran.errors[-_LAST_TEXT:] + ran.out[-_LAST_TEXT:]
-        if code == -signal.SIGKILL or (code != 0 and _NO_MEMORY.search(last)):
+        ending = ran.errors[-_LAST_TEXT:] + ran.out[-_LAST_TEXT:]
+        if code == -signal.SIGKILL or (code != 0 and _NO_MEMORY.search(ending)):
             problem = f"{self._toolkit.needs} has not enough memory"
             raise BudgetError(problem, f"Compile a smaller model, or set {VARIABLE} as in memory=8GiB")
         return ran
@@ -389,13 +389,13 @@ class ToolkitJob:
 
 
 def _limit(toolkit: Toolkit) -> float:
-    given = os.environ.get(SECONDS, "")
+    setting = os.environ.get(SECONDS, "")
     try:
-        limit = float(given) if given else toolkit.seconds
+        limit = float(setting) if setting else toolkit.seconds
     except ValueError:
         limit = 0.0
     if not 0 < limit < float("inf"):
-        raise UsageError(f"{SECONDS} is {given!r}", "Set it to a number of seconds")
+        raise UsageError(f"{SECONDS} is {setting!r}", "Set it to a number of seconds")
     return limit
 
 
