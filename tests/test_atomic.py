@@ -27,13 +27,13 @@ def anything(folder: Path) -> None:
 @pytest.fixture(params=["", "no exchange", "no flags"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Set which renames the system has: all of this one's (""), all but exchanges, or only plain ones ("no flags")."""
-    real = places._renamed
+    real = places._try_rename
 
     def lacking(source: Path, place: Path, how: str) -> bool:
         return request.param == "no exchange" and how == "free" and real(source, place, how)
 
     if request.param:
-        monkeypatch.setattr(places, "_renamed", lacking)
+        monkeypatch.setattr(places, "_try_rename", lacking)
     return str(request.param)
 
 

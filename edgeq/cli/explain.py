@@ -381,7 +381,7 @@ def _open(page: Path, printer: Printer) -> None:
     """Open the page with the system's program for web pages. The working directory is not searched for this program or
     for the programs that it starts.
     """
-    from edgeq_device.system.programs import child_environment, find_program
+    from edgeq_device.system.programs import build_child_environment, find_program
 
     if os.name == "nt":
         click.launch(str(page))  # Windows chooses the program by file type, not through PATH
@@ -391,7 +391,7 @@ def _open(page: Path, printer: Printer) -> None:
         printer.progress().note(f"no program that opens pages was found: open {page} yourself")
         return
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    os.posix_spawn(program, [program, str(page)], child_environment(), file_actions=silent)
+    os.posix_spawn(program, [program, str(page)], build_child_environment(), file_actions=silent)
 
 
 def _report_lines(result: WrittenReport) -> Lines:

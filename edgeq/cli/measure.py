@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from edgeq_device.system.relay import printable
+from edgeq_device.system.relay import escape
 
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._options import (
@@ -228,7 +228,7 @@ def bench_command(
     else:
         found = run(progress=printer.progress())
     lines = bench_lines(found.report, verbose=printer.verbose)
-    printer.result(found, lambda: click.echo("\n".join(map(printable, lines))))
+    printer.result(found, lambda: click.echo("\n".join(map(escape, lines))))
 
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
@@ -323,7 +323,7 @@ def _draw_trial(trial: PreprocessRanking) -> Lines:
     for one in trial.tries:
         value = "" if one.accuracy is None else metric(one.accuracy.primary, one.accuracy.value)
         lines = filter(None, (one.preprocess, one.reason or one.title))
-        rows.append((value, Text("\n  ".join(map(printable, lines)), overflow="fold")))
+        rows.append((value, Text("\n  ".join(map(escape, lines)), overflow="fold")))
     yield table((trial.primary, "preprocessing"), rows, title="the best first")
     if len(trial.tied) > 1:
         yield f"{trial.samples} samples cannot distinguish these:"

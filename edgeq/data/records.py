@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from edgeq_device.system.budget import VARIABLE, largest_sample
+from edgeq_device.system.budget import VARIABLE, read_largest_sample
 from edgeq_device.system.files import open_file, read_file
 from numpy.typing import NDArray
 
@@ -156,7 +156,7 @@ def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
     Raises:
         DataError: `size` is larger than the limit.
     """
-    most = largest_sample()
+    most = read_largest_sample()
     if size > most + held:
         raise DataError(
             f"{what}: {size} bytes, but a sample may take at most {most}", f"{fix}; {VARIABLE} sets the limit"

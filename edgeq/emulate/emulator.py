@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 from edgeq_device.engines.catalog import EngineSpec
-from edgeq_device.system.places import exposure, scratch_folder
+from edgeq_device.system.places import describe_exposure, scratch_folder
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -186,7 +186,7 @@ def checked(place: Path, setup: str) -> Path:
     Raises:
         RuntimeUnavailableError: others could have changed it.
     """
-    if problem := exposure(place):
+    if problem := describe_exposure(place):
         raise RuntimeUnavailableError(
             problem, f"Remove {place}, set XDG_CACHE_HOME to a folder that only you can write, and run: {setup}"
         )

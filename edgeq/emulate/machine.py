@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edgeq_device.engines.catalog import parse_version
 from edgeq_device.engines.serve import import_path
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load_emulators
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs
@@ -245,7 +245,7 @@ def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
     # qemu chooses the CPU before it reads the program. It then refuses to run /dev/null.
     done = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
-        env=child_environment(),
+        env=build_child_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

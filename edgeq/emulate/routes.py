@@ -25,7 +25,7 @@ from typing import Any
 from edgeq_device.engines.serve import import_path
 from edgeq_device.measure.features import FEATURES, bit_of
 from edgeq_device.system.places import move_new, scratch_folder
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.emulate.emulator import (
     EmulatedSpeed,
@@ -169,7 +169,7 @@ def _cpuid_addresses(library: Path) -> Iterator[int]:
     """
     command = [find("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=build_child_environment()
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -23,7 +23,7 @@ from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
 from edgeq_device.system.files import open_file
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.emulate.emulator import Emulator, Recipe, checked, home
 from edgeq.errors import RuntimeUnavailableError, UsageError
@@ -59,7 +59,7 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
     done = subprocess.run(
         command,
         cwd=cwd,
-        env={**child_environment(), "LC_ALL": "C", **(env or {})},
+        env={**build_child_environment(), "LC_ALL": "C", **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -231,7 +231,7 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
     command = [find("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
     taken = []
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=build_child_environment()
     ) as process:
         assert process.stdout is not None
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from edgeq_device.bundle.onnxfile import ELEMENT_BITS
-from edgeq_device.system.budget import VARIABLE, allowance, largest_sample
+from edgeq_device.system.budget import VARIABLE, limit_step, read_largest_sample
 
 from edgeq.errors import ModelError, one_line
 from edgeq.model.edit import inner_graphs
@@ -341,11 +341,11 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
     """
     try:
         # A few nodes are enough to double ranks and shape values until memory runs out.
-        with allowance(largest_sample() + _COPIES * bare.ByteSize()):
+        with limit_step(read_largest_sample() + _COPIES * bare.ByteSize()):
             return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
     except MemoryError as error:
         raise ModelError(
-            f"the shapes of {where} take more than {largest_sample()} bytes",
+            f"the shapes of {where} take more than {read_largest_sample()} bytes",
             f"If it was downloaded, do not trust it; {VARIABLE} sets sample",
         ) from error
     except Exception as error:  # The C++ code raises InferenceError, RuntimeError, IndexError and others.
@@ -449,7 +449,7 @@ def _check_sizes(
     inputs: Sequence[onnx.ValueInfoProto], made: Iterable[onnx.ValueInfoProto], weights: int, path: Path
 ) -> None:
     """Refuse a tensor that needs many times the bytes of the model's inputs and weights."""
-    most = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, inputs)))
+    most = read_largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, inputs)))
     limits = ((MAX_ACTIVATION_BYTES, inputs), (min(most, MAX_ACTIVATION_BYTES), made))
     for info, limit in ((info, limit) for limit, infos in limits for info in infos):
         size = _least_bytes(info)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.bundle.onnxfile import ELEMENT_BITS
-from edgeq_device.system.budget import largest_sample
+from edgeq_device.system.budget import read_largest_sample
 from edgeq_device.system.files import open_file, read_file
 
 from edgeq.errors import ModelError, UsageError
@@ -149,7 +149,7 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
     """
     values = tensor_bytes(sparse.values)
     one = max(1, ELEMENT_BITS.get(sparse.values.data_type, 0) // 8)
-    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * one > largest_sample() + 100 * values:
+    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * one > read_largest_sample() + 100 * values:
         raise ModelError(
             f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)[:16]}",
             "Export dense weights",
@@ -166,7 +166,7 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
     spans = [external_span(tensor, path) for tensor in tensors]
     total = sum(span.length for span in spans)
     held = sum(file.stat().st_size for file in {span.file for span in spans})
-    if total > 2 * held + largest_sample():
+    if total > 2 * held + read_largest_sample():
         raise ModelError(f"{path}: its external tensors have {total} bytes, but their files only {held}", DAMAGED)
     return total
 

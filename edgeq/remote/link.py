@@ -28,8 +28,8 @@ from typing import IO, Annotated, Any, TypeVar
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.system.plainjson import parse_json
-from edgeq_device.system.programs import child_environment, find_program
-from edgeq_device.system.relay import Tail, printable
+from edgeq_device.system.programs import build_child_environment, find_program
+from edgeq_device.system.relay import Tail, escape
 from msgspec import Meta
 
 from edgeq.errors import BoardError
@@ -63,7 +63,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
 def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
     """Start a process. Return it together with a reader that keeps the end of its stderr."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment())
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=build_child_environment())
     return process, Tail(process)
 
 
@@ -233,7 +233,7 @@ def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes =
         raise hangs(board, limit_s) from error
     finally:
         stop(process)
-    return Done(process.returncode, out, errors.read())
+    return Done(process.returncode, out, errors.read_last())
 
 
 def too_much(board: Board) -> BoardError:
@@ -269,7 +269,7 @@ def lines_of(errors: bytes) -> list[str]:
     """Return the lines of a command's stderr. Empty lines are left out, and so are characters that could move a
     terminal's cursor.
     """
-    return [printable(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
+    return [escape(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
 _CHUNK = 1 << 20
@@ -341,7 +341,7 @@ class Channel:
 
     def errors(self) -> bytes:
         """Return the end of the stderr, which contains the errors of ssh and of the program."""
-        return self._errors.read()
+        return self._errors.read_last()
 
     def ends(self, within_s: float) -> bool:
         """Wait until the program and everything in its session have ended. Return False if this takes longer than
@@ -500,7 +500,7 @@ def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
 def without_controls(value: Any, *, kept: str = "") -> Any:
     """Return JSON from a board without characters that could move a terminal's cursor. Characters in `kept` stay."""
     if isinstance(value, str):
-        return re.sub(f"[^{kept}]+", lambda part: printable(part[0]), value) if kept else printable(value)
+        return re.sub(f"[^{kept}]+", lambda part: escape(part[0]), value) if kept else escape(value)
     if isinstance(value, dict):
         return {without_controls(key, kept=kept): without_controls(item, kept=kept) for key, item in value.items()}
     return [without_controls(item, kept=kept) for item in value] if isinstance(value, list) else value

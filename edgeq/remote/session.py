@@ -20,7 +20,7 @@ from edgeq_device.bundle.package import MAIN
 from edgeq_device.engines.catalog import EngineSpec, parse_version
 from edgeq_device.engines.serve import GuestSession, TensorInfo
 from edgeq_device.prepare.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
-from edgeq_device.system.budget import VARIABLE, largest_sample
+from edgeq_device.system.budget import VARIABLE, read_largest_sample
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import scratch_folder
 from msgspec import Meta
@@ -371,7 +371,7 @@ class BoardGuest(GuestProgram):
 
     def _receive(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]] | None:
         assert self._process.stdout is not None
-        total = largest_sample() // 2 if request["do"] in _WITH_ARRAYS else 0
+        total = read_largest_sample() // 2 if request["do"] in _WITH_ARRAYS else 0
         limits = FrameLimits(text=bounds.ANSWER_BYTES, values=bounds.VALUES, arrays=bounds.ARRAYS, total=total)
         try:
             frame = read_frame(self._process.stdout, limits)
@@ -394,7 +394,7 @@ class BoardGuest(GuestProgram):
             self._process.kill()
             code = bounds.LINK_FAILED
         if self.session.lost(code):
-            raise self.session.cut(self._errors.read())
+            raise self.session.cut(self._errors.read_last())
         return super()._last_error()
 
 

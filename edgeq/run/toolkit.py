@@ -21,9 +21,9 @@ from time import monotonic, sleep
 from typing import Any
 
 from edgeq_device.engines.catalog import this_platform as _here
-from edgeq_device.system.budget import VARIABLE, lifted_seconds
-from edgeq_device.system.places import exposure
-from edgeq_device.system.programs import child_environment, ending_with_parent, find_program
+from edgeq_device.system.budget import VARIABLE, without_seconds
+from edgeq_device.system.places import describe_exposure
+from edgeq_device.system.programs import bind_to_parent, build_child_environment, find_program
 
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.util.display import SILENT, Progress
@@ -145,7 +145,7 @@ def find_python(toolkit: Toolkit) -> Path:
 
 
 def _check_cache(toolkit: Toolkit, folder: Path) -> None:
-    if problem := exposure(folder):
+    if problem := describe_exposure(folder):
         raise RuntimeUnavailableError(
             f"{toolkit.needs} is not run: {problem}",
             f"Remove {toolkit.folder}, set XDG_CACHE_HOME to a folder that only you can write, and run "
@@ -168,7 +168,7 @@ def _version(python: Path, toolkit: Toolkit) -> str:
         process = subprocess.run(
             [python, "-I", "-c", code],
             stdin=subprocess.DEVNULL,
-            env=child_environment(),
+            env=build_child_environment(),
             capture_output=True,
             text=True,
             timeout=_PROBE_S,
@@ -258,7 +258,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = _start(command, env=child_environment(), text=True, errors="replace", **streams)
+    process = _start(command, env=build_child_environment(), text=True, errors="replace", **streams)
     try:
         _, errors = process.communicate()
     except BaseException:
@@ -277,8 +277,8 @@ def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """
     process = None
     try:
-        with endings.held(), lifted_seconds():
-            process = subprocess.Popen(ending_with_parent(command), env=options.pop("env"), **options)
+        with endings.held(), without_seconds():
+            process = subprocess.Popen(bind_to_parent(command), env=options.pop("env"), **options)
     except BaseException:
         if process is not None:
             _end(process)
@@ -307,7 +307,7 @@ class ToolkitJob:
     def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:
         self._toolkit, self._folder, self._limit = toolkit, folder, _limit(toolkit)
         python = find_python(toolkit)
-        environment = {k: v for k, v in child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
+        environment = {k: v for k, v in build_child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
         with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr:
             self._process = _start(
                 (str(python), "-I", str(script), *arguments),

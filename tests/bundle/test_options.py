@@ -23,7 +23,7 @@ from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import EngineSpec, engine_options, engines
 from edgeq_device.errors import BundleError
-from edgeq_device.system.places import own_table
+from edgeq_device.system.places import read_table
 from onnx import helper
 
 from edgeq.backends.tensorrt.options import explicit_options, table_options
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "targets" / "runtime"
 CPU, CUDA, TRT, QNN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "QNN"))
 PRECISION = "session.x64quantprecision"
-PROVIDERS = tuple(own_table("bundle/options.json")["providers"])
+PROVIDERS = tuple(read_table("bundle/options.json")["providers"])
 ALL = [("", key, rule) for key, rule in rules().items()] + [
     (ep, key, rule) for ep in PROVIDERS for key, rule in rules(ep).items()
 ]

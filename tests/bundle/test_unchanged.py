@@ -143,7 +143,7 @@ def test_a_directory_without_space_for_a_copy_is_opened_in_place(
     elif why == "full":
         monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(2 * size, 0, 2 * size))
     elif why == "no temporary folder":
-        monkeypatch.setattr(package, "temporary_folder", refuse)
+        monkeypatch.setattr(package, "make_temporary_folder", refuse)
     else:
         monkeypatch.setattr(manifest, "_sink", full_of(manifest._sink))
     assert main(["verify", "--bundle", str(copy), "--json"]) == 0

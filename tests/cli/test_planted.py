@@ -19,7 +19,7 @@ from edgeq_device.engines.direct_wasm import package_problem
 from edgeq_device.engines.node import node_for
 from edgeq_device.engines.serve import import_path, python_command
 from edgeq_device.errors import DeviceError
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.backends.base import toolkits
 from edgeq.backends.litert.ethosu import find_vela
@@ -422,10 +422,13 @@ def test_only_regular_files_in_absolute_folders_are_programs(monkeypatch: pytest
         assert find_program("cc") is None
         assert find_program("cc", "bin") is None
         assert find_program("cc", tmp_path / "bin") == str(tmp_path / "bin" / "cc")
-        assert child_environment()["PATH"] == os.defpath
+        assert build_child_environment()["PATH"] == os.defpath
     monkeypatch.setenv("PATH", f".:bin::{tmp_path / 'bin'}")
     assert find_program("cc") == str(tmp_path / "bin" / "cc")
-    assert child_environment({"PATH": ":/a:b", "LD_LIBRARY_PATH": "/l:"}) == {"PATH": "/a", "LD_LIBRARY_PATH": "/l"}
+    assert build_child_environment({"PATH": ":/a:b", "LD_LIBRARY_PATH": "/l:"}) == {
+        "PATH": "/a",
+        "LD_LIBRARY_PATH": "/l",
+    }
     for name in ("pipe", "folder", "text"):
         (tmp_path / "bin" / "folder").mkdir(exist_ok=True)
         (tmp_path / "bin" / "text").write_text("not executable")

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from edgeq_device.system.places import temporary_folder
+from edgeq_device.system.places import make_temporary_folder
 
 RUNTIME = Path(__file__).parents[2] / "targets" / "runtime"
 
 
 def test_a_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder, remove = temporary_folder("edgeq-test-", "nothing")
+    folder, remove = make_temporary_folder("edgeq-test-", "nothing")
     (folder / "inner").mkdir()
     assert folder.parent == tmp_path
     assert folder.name.startswith("edgeq-test-")

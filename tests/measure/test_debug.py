@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from click.testing import CliRunner
-from edgeq_device.system.relay import json_text
+from edgeq_device.system.relay import format_json
 
 import edgeq
 from edgeq.backends.cpu import CpuBackend
@@ -30,7 +30,7 @@ def test_it_answers_as_the_command_does(quantized: Quantized) -> None:
     assert found.comparison.samples == 4
     asked = [str(quantized.source), str(model), "--data", str(quantized.data), "--count", "4", "--worst", "2", "--json"]
     said = CliRunner().invoke(group, ["debug", *asked])
-    assert json.loads(said.stdout) == json.loads(json_text(plain(found)))
+    assert json.loads(said.stdout) == json.loads(format_json(plain(found)))
 
 
 def test_options_reach_the_sessions(quantized: Quantized) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.system.budget import lifted_seconds
+from edgeq_device.system.budget import without_seconds
 
 from edgeq.backends.base import toolkits
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError
@@ -174,7 +174,7 @@ def test_a_job_has_a_time_limit_of_its_own(kit: Toolkit, tmp_path: Path, monkeyp
     (tmp_path / "job").mkdir()
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 300, limits[1]))
-        with lifted_seconds():
+        with without_seconds():
             assert resource.getrlimit(resource.RLIMIT_CPU)[0] == limits[1]
         assert resource.getrlimit(resource.RLIMIT_CPU)[0] != limits[1]
         with ToolkitJob(kit, tmp_path / "script", [], tmp_path / "job") as job:

@@ -16,8 +16,8 @@ from edgeq_device.bundle.package import Bundle, open_bundle
 from edgeq_device.bundle.variants import Variant
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError, UsageError
 from edgeq_device.system.budget import Endings, confine, lift_seconds
-from edgeq_device.system.programs import child_environment
-from edgeq_device.system.relay import json_text, prepare_output, printable, without_passwords
+from edgeq_device.system.programs import build_child_environment
+from edgeq_device.system.relay import escape, format_json, hide_passwords, prepare_output
 from edgeq_device.trust.keys import PLACE, Trust, check_signature, trust_for
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
@@ -34,7 +34,7 @@ def program(root: Path) -> int:
     except DeviceError as error:
         return _failed(error)
     _endings.unwind()
-    os.environ.update(child_environment())  # for programs that libraries start
+    os.environ.update(build_child_environment())  # for programs that libraries start
     try:
         return main(root=root)
     except KeyboardInterrupt:
@@ -70,13 +70,13 @@ def _interrupted() -> int:
 def _failed(error: DeviceError) -> int:
     if _endings.number:
         return _interrupted() if _endings.number == signal.SIGINT else 128 + _endings.number
-    print(printable(without_passwords(f"edgeq_run: {error}")), file=sys.stderr)
+    print(escape(hide_passwords(f"edgeq_run: {error}")), file=sys.stderr)
     return error.exit_code
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(printable(without_passwords(message)))
+        super().error(escape(hide_passwords(message)))
 
 
 def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
@@ -270,7 +270,7 @@ def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
 
 def _show(arguments: argparse.Namespace, record: Dict[str, Any], lines: List[str]) -> None:
     try:
-        print(json_text(record) if arguments.json else "\n".join(map(printable, lines)), flush=True)
+        print(format_json(record) if arguments.json else "\n".join(map(escape, lines)), flush=True)
     except OSError as error:
         # Python must not write the rest of its buffer again at exit: the reader is gone or the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -33,7 +33,7 @@ from edgeq_device.errors import BundleError, CheckFailedError, DataError, Output
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import OutputPair, pair_outputs
 from edgeq_device.prepare.arrays import one_array, read_arrays, write_npz
-from edgeq_device.system.places import draft_of, move_new
+from edgeq_device.system.places import make_draft, move_new
 from edgeq_device.trust.signature import SIGNATURE
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
@@ -400,7 +400,7 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
                 raise exists_error
             if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link with a file
                 raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
-        with draft_of(path) as draft:
+        with make_draft(path) as draft:
             write_npz(draft, outputs)
             if force:
                 draft.replace(path)

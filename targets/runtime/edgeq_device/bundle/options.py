@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Union
 from edgeq_device.bundle.onnxfile import read_metadata
 from edgeq_device.engines.catalog import engine_options, plugin_of
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.system.places import own_table
+from edgeq_device.system.places import read_table
 from edgeq_device.system.plainjson import parse_json
 
 MAX_KEY = 128
@@ -72,7 +72,7 @@ def rules(provider: str = "") -> Mapping[str, OptionRule]:
     """Return the rules for the options of an execution provider, keyed by option. Without a provider, return the rules
     for session options.
     """
-    table = own_table("bundle/options.json")
+    table = read_table("bundle/options.json")
     rows = table["providers"].get(provider, {}) if provider else table["session"]
     # A form is given in full, or by the name of a form that several rows share.
     named = {key: row["form"] if isinstance(row["form"], str) else "" for key, row in rows.items()}

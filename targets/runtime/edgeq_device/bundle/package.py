@@ -36,7 +36,7 @@ from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant, load_variants
 from edgeq_device.engines.catalog import plugin_of
 from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
 from edgeq_device.system.files import open_file
-from edgeq_device.system.places import temporary_folder
+from edgeq_device.system.places import make_temporary_folder
 from edgeq_device.system.plainjson import parse_json
 from edgeq_device.trust.signature import SIGNATURE
 
@@ -260,7 +260,7 @@ def _place_of_copy(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], 
     if size > COPIED:
         return None, lambda: None
     try:
-        folder, remove = temporary_folder("edgeq-bundle-", f"{root} cannot be copied")
+        folder, remove = make_temporary_folder("edgeq-bundle-", f"{root} cannot be copied")
     except OutputError:
         return None, lambda: None
     if size > shutil.disk_usage(folder).free * _SHARE_OF_FREE:
@@ -294,7 +294,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
         check_assets(manifest.files, str(source))
-        root, cleanup = temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
+        root, cleanup = make_temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
         try:
             extract(archive, entries, manifest.files, root)
             return _assemble(source, root, data, manifest, cleanup, signature=signature)

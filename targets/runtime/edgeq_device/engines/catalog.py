@@ -22,7 +22,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tup
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.measure.features import Evidence, gather, normalise_architecture, parse_identity
 from edgeq_device.system.files import read_file
-from edgeq_device.system.places import own_table
+from edgeq_device.system.places import read_table
 
 
 def parse_version(text: str) -> Tuple[int, ...]:
@@ -216,7 +216,7 @@ def serving(engine: EngineSpec) -> EngineSpec:
 @lru_cache(maxsize=1)
 def engines() -> Mapping[str, EngineSpec]:
     """Return the engines that travel with this code, by name."""
-    return {name: read_engine(values) for name, values in own_table("engines/engines.json").items()}
+    return {name: read_engine(values) for name, values in read_table("engines/engines.json").items()}
 
 
 def plugin_of(provider: str) -> Optional[EngineSpec]:
@@ -517,5 +517,5 @@ def known_wrong() -> Tuple[WrongKernels, ...]:
     lists = ("features", "without", "products")
     return tuple(
         WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}})
-        for row in own_table("engines/known_wrong.json")
+        for row in read_table("engines/known_wrong.json")
     )

@@ -17,7 +17,7 @@ from edgeq_device.bundle.onnxfile import read_onnx
 from edgeq_device.bundle.options import LEVELS, rules
 from edgeq_device.engines.catalog import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
-from edgeq_device.system.places import own_table
+from edgeq_device.system.places import read_table
 from edgeq_device.system.programs import find_program
 
 FOLDER = "EDGEQ_NODE_MODULES"
@@ -28,7 +28,7 @@ engine's install command puts the package."""
 @lru_cache(maxsize=1)
 def pins() -> Mapping[str, Any]:
     """Return web.json: the package, its version, and the files of each runtime in it with their hashes."""
-    table: Mapping[str, Any] = own_table("engines/web.json")
+    table: Mapping[str, Any] = read_table("engines/web.json")
     return table
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from edgeq_device.engines.direct_wasm import pins
 from edgeq_device.engines.serve import Guest
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.system.places import temporary_folder
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.places import make_temporary_folder
+from edgeq_device.system.programs import build_child_environment, find_program
 
 _SCRIPTS = ("edgeq.mjs", "wasm_guest.mjs")
 _RUNTIME = "wasm"
@@ -40,12 +40,12 @@ def _started(package: Path) -> Node:
     program = find_program("node")
     if program is None:
         raise RuntimeUnavailableError("node is not on PATH", "Install node 20 or newer")
-    folder, _ = temporary_folder("edgeq-node-", "node cannot be started")
+    folder, _ = make_temporary_folder("edgeq-node-", "node cannot be started")
     for name in _SCRIPTS:
         (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
     files = json.dumps(pins()["runtimes"][_RUNTIME])
     # Files that node writes are removed with this folder, however node ends.
-    environment = {**child_environment(), **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
+    environment = {**build_child_environment(), **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
     guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], environment, "node", request_s=_ANSWER_S)
     atexit.register(guest.end)
     return guest

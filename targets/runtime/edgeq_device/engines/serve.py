@@ -34,9 +34,9 @@ from edgeq_device.measure.environment import MachineWatch
 from edgeq_device.measure.latency import Burst, Bursts, burst, quiet_collector
 from edgeq_device.measure.scenarios import query_runner
 from edgeq_device.prepare.arrays import one_array, read_frame, write_frame
-from edgeq_device.system.budget import lift_seconds, lifted_seconds
-from edgeq_device.system.places import temporary_folder
-from edgeq_device.system.programs import child_environment
+from edgeq_device.system.budget import lift_seconds, without_seconds
+from edgeq_device.system.places import make_temporary_folder
+from edgeq_device.system.programs import build_child_environment
 from edgeq_device.system.relay import Tail
 
 # This code runs before edgeq_device can be imported. Until it has set the search path, it imports only `sys`. An import
@@ -66,7 +66,7 @@ def _root() -> Path:
     content = getattr(getattr(__spec__, "loader", None), "content", None)
     if content is None:
         return Path(__file__).absolute().parents[2]
-    folder, _ = temporary_folder("edgeq-runner-", "another process cannot be started")
+    folder, _ = make_temporary_folder("edgeq-runner-", "another process cannot be started")
     place = folder / "edgeq_device.zip"
     place.write_bytes(content)
     return place
@@ -145,9 +145,9 @@ class Guest:
         self._late = False
         pipe = subprocess.PIPE
         try:
-            with lifted_seconds():  # each answer has its own limit
+            with without_seconds():  # each answer has its own limit
                 self._process = subprocess.Popen(
-                    list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(environment)
+                    list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=build_child_environment(environment)
                 )
         except OSError as error:
             raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
@@ -226,7 +226,7 @@ class Guest:
             return f"does not answer within {self.request_s:g} s"
         self._process.kill()
         code = self._process.wait()
-        text = self._errors.read().decode("utf-8", "replace")
+        text = self._errors.read_last().decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         # After a crash, the last line may have nothing to do with it. A process that was killed, perhaps by this one,
         # writes no last line.

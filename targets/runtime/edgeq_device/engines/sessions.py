@@ -48,8 +48,8 @@ from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUn
 from edgeq_device.measure.features import read_features
 from edgeq_device.prepare.arrays import one_array, read_arrays
 from edgeq_device.system.files import read_file
-from edgeq_device.system.places import draft_of, private_cache, temporary_folder
-from edgeq_device.system.relay import printable
+from edgeq_device.system.places import make_draft, make_private_cache, make_temporary_folder
+from edgeq_device.system.relay import escape
 
 PROVIDER = "TensorrtExecutionProvider"
 # From this version on, TensorRT builds an engine by the types in the file, not by flags.
@@ -163,7 +163,7 @@ def _put_table(table: Path, place: Path) -> None:
             raise OutputError(f"{place} is not one of edgeq's calibration tables", "Move it")
         if place.read_bytes() == content:
             return
-    with draft_of(place) as draft:
+    with make_draft(place) as draft:
         shutil.copyfile(table, draft)
         draft.replace(place)
 
@@ -208,10 +208,10 @@ def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
     and the note is "". If it cannot be there, the folder is temporary, and the note gives the reason.
     """
     try:
-        return private_cache("edgeq", "tensorrt", variant.bundle or "models", key), ""
+        return make_private_cache("edgeq", "tensorrt", variant.bundle or "models", key), ""
     except OutputError as error:
         note = f"engines are lost after this run: {error}"
-    parent, _ = temporary_folder("edgeq-engines-", "engines cannot be kept")
+    parent, _ = make_temporary_folder("edgeq-engines-", "engines cannot be kept")
     folder = parent / key
     folder.mkdir()
     return folder, note
@@ -267,7 +267,7 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[c
     took = f"TensorRT engine {did} {engine.folder} in {seconds:.1f} s; this is not part of any latency"
     cache_notes = [engine.note] if engine.note else []
     if not engine.cached:
-        print(*map(printable, (took, *cache_notes)), sep="\n", file=sys.stderr, flush=True)
+        print(*map(escape, (took, *cache_notes)), sep="\n", file=sys.stderr, flush=True)
     bound.notes = (took, f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}", *cache_notes)
     return bound
 
@@ -443,7 +443,7 @@ def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path
     copies, because they refuse links that lead out of the folder. Hard links would change the times that
     `Variant.check_unchanged` compares.
     """
-    folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
+    folder, remove = make_temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:
         for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file() and file != model)]:
             target = folder / (file.name if file == model else file.relative_to(weights))

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from edgeq_device.system.places import own_table
-from edgeq_device.system.programs import child_environment
+from edgeq_device.system.places import read_table
+from edgeq_device.system.programs import build_child_environment
 
 ROOT = Path("/")
 
@@ -44,7 +44,7 @@ class Answers(NamedTuple):
 
 
 _EAX, _ECX = 0, 2
-_TABLE = own_table("measure/features.json")
+_TABLE = read_table("measure/features.json")
 _BITS: Mapping[str, Tuple[int, int, int, int, str]] = _TABLE["cpuid"]["bits"]
 FEATURES = frozenset(_BITS)
 """Every feature that `cpuid_features` can find."""
@@ -215,7 +215,9 @@ def gather() -> Evidence:
         machine,
         cpuinfo=read_bytes(Path("/proc/cpuinfo")).decode("utf-8", "replace") if system == "Linux" else "",
         auxv=read_bytes(Path("/proc/self/auxv")) if system == "Linux" else b"",
-        sysctl=subprocess.run(_SYSCTL, env=child_environment(), capture_output=True, text=True, check=False).stdout
+        sysctl=subprocess.run(
+            _SYSCTL, env=build_child_environment(), capture_output=True, text=True, check=False
+        ).stdout
         if system == "Darwin"
         else "",
         windows=_query_windows() if system == "Windows" else (),

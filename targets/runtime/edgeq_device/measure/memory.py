@@ -16,7 +16,7 @@ from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import read_memory
 from edgeq_device.measure.features import ROOT
 from edgeq_device.prepare.arrays import random_feeds
-from edgeq_device.system.programs import child_environment
+from edgeq_device.system.programs import build_child_environment
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def measure_memory(
     try:
         child = subprocess.run(
             python_command(f"{__package__}.memory"),
-            env=child_environment(),
+            env=build_child_environment(),
             input=json.dumps(order),
             capture_output=True,
             text=True,

@@ -22,7 +22,7 @@ import numpy as np
 
 from edgeq_device.bundle.onnxfile import DTYPES
 from edgeq_device.errors import DataError, DeviceError, UsageError
-from edgeq_device.system.budget import VARIABLE, largest_sample
+from edgeq_device.system.budget import VARIABLE, read_largest_sample
 from edgeq_device.system.files import open_file
 from edgeq_device.system.plainjson import MAX_BYTES, parse_json
 
@@ -113,7 +113,7 @@ def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarra
             if group and not members:
                 raise DataError(f"{path} has no group {group[:-1]!r}")
             total = sum(info.file_size for info in members)
-            limit = min(MAX_ARRAY_BYTES, path.stat().st_size + largest_sample())
+            limit = min(MAX_ARRAY_BYTES, path.stat().st_size + read_largest_sample())
             if total > limit:
                 raise DataError(f"{path} unpacks to {total} bytes, more than {limit}", f"{VARIABLE} sets the limit")
             for info in members:

@@ -64,16 +64,16 @@ def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
             budget = replace(budget, confined=False)
         elif name == "seconds" and text.isdecimal() and len(text) < 10:
             budget = replace(budget, seconds=int(text))
-        elif name == "memory" and (size := _bytes(text)) is not None:
+        elif name == "memory" and (size := _parse_bytes(text)) is not None:
             budget = replace(budget, memory=size)
-        elif name == "sample" and (size := _bytes(text)):
+        elif name == "sample" and (size := _parse_bytes(text)):
             budget = replace(budget, sample=size)
         else:
             raise UsageError(f"{VARIABLE} has {part[:60]!r}", _FIX)
     return budget
 
 
-def largest_sample() -> int:
+def read_largest_sample() -> int:
     """Return how many bytes one sample, table or text may take in addition to the bytes in its file.
 
     Raises:
@@ -122,7 +122,7 @@ def enforce(budget: Budget) -> Budget:
     """Set the limits of `budget` for this process and its children. Return the budget with its memory in bytes."""
     import resource
 
-    memory = _three_quarters() if budget.memory is None else budget.memory
+    memory = _compute_three_quarters() if budget.memory is None else budget.memory
     if memory:
         _lower(resource.RLIMIT_DATA, memory)
     _lower(resource.RLIMIT_CORE, 0)
@@ -142,7 +142,7 @@ def renew(budget: Budget) -> None:
 
 
 @contextmanager
-def allowance(memory: int) -> Iterator[None]:
+def limit_step(memory: int) -> Iterator[None]:
     """Run the block under stricter limits: the process may take `memory` bytes more than it has now, and use a tenth of
     the seconds.
 
@@ -162,7 +162,7 @@ def allowance(memory: int) -> Iterator[None]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     share = int(usage.ru_utime + usage.ru_stime) + read_budget().seconds // 10 + 1
     _lower(resource.RLIMIT_CPU, min(processor, share))
-    private_now = _private_bytes()
+    private_now = _read_private_bytes()
     if private_now:
         _lower(
             resource.RLIMIT_DATA,
@@ -175,7 +175,7 @@ def allowance(memory: int) -> Iterator[None]:
             resource.setrlimit(kind, limits)
 
 
-def _private_bytes() -> int:
+def _read_private_bytes() -> int:
     """Return the bytes of this process that RLIMIT_DATA counts, or 0 if the system does not report them."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as stream:  # noqa: PTH123  # as below
@@ -197,7 +197,7 @@ def lift_seconds() -> None:
 
 
 @contextmanager
-def lifted_seconds() -> Iterator[None]:
+def without_seconds() -> Iterator[None]:
     """Start child processes without the limit on processor time. The caller limits how long it waits for them."""
     if not hasattr(os, "fork"):
         yield
@@ -229,11 +229,11 @@ class Endings:
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Raise KeyboardInterrupt."""
-        self._arrived(number, frame)
+        self._handle_signal(number, frame)
 
     def terminate(self, number: int, frame: Any) -> None:
         """End with the exit code that shells use for the signal."""
-        self._arrived(number, frame)
+        self._handle_signal(number, frame)
 
     def step(self) -> None:
         """Raise the exception of the signal that arrived, if one did. Call this between two steps of the work."""
@@ -243,7 +243,7 @@ class Endings:
             sys.exit(128 + self.number)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def delay(self) -> Iterator[None]:
         """Delay signals until the end of the block, so that the result of a call, such as a started process, is not
         lost. The call must be short.
         """
@@ -268,10 +268,10 @@ class Endings:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self.terminate)
-        if sys.unraisablehook != self._discarded:
-            self._report, sys.unraisablehook = sys.unraisablehook, self._discarded
+        if sys.unraisablehook != self._handle_discarded:
+            self._report, sys.unraisablehook = sys.unraisablehook, self._handle_discarded
 
-    def _arrived(self, number: int, frame: Any) -> None:
+    def _handle_signal(self, number: int, frame: Any) -> None:
         if self._closing:
             signal.signal(number, signal.SIG_DFL)
             return
@@ -283,13 +283,13 @@ class Endings:
         if monotonic() < self._unwinding_until:
             return
         self.number, self._unwinding_until = number, monotonic() + _UNWINDING_S
-        caller = _caller_of_tempfile(frame)
+        caller = _find_caller_of_tempfile(frame)
         if caller is not None:
             self._raise_in(caller)
         else:
             self.step()
 
-    def _discarded(self, unraisable: Any) -> None:
+    def _handle_discarded(self, unraisable: Any) -> None:
         """Raise the exception of the signal again if Python has discarded it. Report any other exception as before."""
         if not self.number or not isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
             self._report(unraisable)
@@ -301,17 +301,17 @@ class Endings:
     def _raise_in(self, frame: Any) -> None:
         """Raise the exception of the signal at the next line of the function that runs in `frame`."""
         if frame is not None:
-            frame.f_trace = self._again
+            frame.f_trace = self._raise_on_line
             sys.settrace(lambda *event: None)
 
-    def _again(self, frame: Any, event: str, argument: Any) -> None:
+    def _raise_on_line(self, frame: Any, event: str, argument: Any) -> None:
         del event, argument
         frame.f_trace = None
         sys.settrace(None)
         self.step()
 
 
-def _caller_of_tempfile(frame: Any) -> Any:
+def _find_caller_of_tempfile(frame: Any) -> Any:
     """Return the frame that called a function of `tempfile`, or None if none of them runs. If a signal interrupted such
     a function, a new file or folder would stay, because its owner would not know its name.
     """
@@ -352,12 +352,12 @@ def _wait(
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     try:
-        print(f"{program}: {_reason(number, budget)}", file=sys.stderr, flush=True)
+        print(f"{program}: {_describe_end(number, budget)}", file=sys.stderr, flush=True)
     finally:
         os._exit(BudgetError.exit_code)
 
 
-def _reason(number: int, budget: Budget) -> str:
+def _describe_end(number: int, budget: Budget) -> str:
     """Return why the signal `number` ended the child. 0 means that a library ended it."""
     if number == getattr(signal, "SIGXCPU", None):
         spent = (
@@ -382,7 +382,7 @@ def _die_with(parent: int) -> None:
         os._exit(BudgetError.exit_code)
 
 
-def _three_quarters() -> int:
+def _compute_three_quarters() -> int:
     """Return three quarters of the memory of the machine or the container, or 0 if neither can be read."""
     sizes = []
     with suppress(ValueError, OSError):
@@ -394,7 +394,7 @@ def _three_quarters() -> int:
     return min(positive) // 4 * 3 if positive else 0
 
 
-def _bytes(text: str) -> Optional[int]:
+def _parse_bytes(text: str) -> Optional[int]:
     """Return a size such as "512MiB" in bytes, or None if the text is not a size."""
     number = text.rstrip("KMGTiB")
     unit = text[len(number) :]

@@ -38,13 +38,13 @@ _SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 
 @contextmanager
-def draft_of(place: Path) -> Iterator[Path]:
+def make_draft(place: Path) -> Iterator[Path]:
     """Return an empty file in a private folder next to `place`. The caller writes the file and renames it to `place`.
 
     The mode of the file follows the umask, unlike the mode of tempfile's files (0600).
     """
     remove_ended(place)
-    folder = PrivateFolder(place.absolute().with_name(stage_name(place)))
+    folder = PrivateFolder(place.absolute().with_name(name_stage(place)))
     try:
         folder.create()
         draft = folder.path / place.name
@@ -54,7 +54,7 @@ def draft_of(place: Path) -> Iterator[Path]:
         folder.remove()
 
 
-def temporary_folder(name: str, purpose: str) -> Tuple[Path, Callable[[], None]]:
+def make_temporary_folder(name: str, purpose: str) -> Tuple[Path, Callable[[], None]]:
     """Create a folder whose name begins with `name` and which only the user can read. Return the folder and a function
     that removes it.
 
@@ -102,9 +102,9 @@ def make_scratch(name: str, parent: Optional[Path] = None) -> Tuple[Path, Callab
         OSError: no folder can be made.
     """
     parent = parent or Path(tempfile.gettempdir())
-    for abandoned in _locked_in(parent):
-        remove_left(abandoned)
-    with _signals_wait():
+    for abandoned in _find_locked(parent):
+        remove_abandoned(abandoned)
+    with _delay_signals():
         folder = PrivateFolder(parent / f"{name}{os.urandom(4).hex()}")
         try:
             folder.create()
@@ -129,8 +129,8 @@ class PrivateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._owner, self._lock = os.getpid(), _lock_of(path)
-        self._held: Optional[int] = None
+        self._owner, self._lock = os.getpid(), _lock_path(path)
+        self._descriptor: Optional[int] = None
 
     def create(self) -> None:
         """Create the folder.
@@ -139,7 +139,7 @@ class PrivateFolder:
             OSError: the folder cannot be created.
         """
         # The lock comes first, so no kill can leave a folder without a lock.
-        self._held = _new_lock(self._lock)
+        self._descriptor = _new_lock(self._lock)
         self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
@@ -151,19 +151,19 @@ class PrivateFolder:
 
     def release(self) -> None:
         """Release the lock. Remove it if there is no folder."""
-        descriptor, self._held = self._held, None
+        descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             if not os.path.lexists(self.path):
                 self._lock.unlink(missing_ok=True)
             os.close(descriptor)
 
 
-def remove_left(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Remove a private folder and its lock if the process that made the folder has ended.
 
     Nothing is removed if the process still runs, or if the folder or the lock is a link or belongs to another user.
     """
-    lock = _lock_of(folder)
+    lock = _lock_path(folder)
     if fcntl is None:
         return
     try:
@@ -183,13 +183,13 @@ def remove_left(folder: Path) -> None:
         os.close(descriptor)
 
 
-def stage_name(path: Path) -> str:
+def name_stage(path: Path) -> str:
     """Return a new name for the private folder of the output `path`."""
     return f".{path.name[:STEM]}.{os.urandom(8).hex()}.partial"
 
 
 def is_stage(name: str, path: Path) -> bool:
-    """Return whether `stage_name` gives names such as `name` to the private folders of the output `path`."""
+    """Return whether `name_stage` gives names such as `name` to the private folders of the output `path`."""
     return re.fullmatch(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial", name) is not None
 
 
@@ -199,12 +199,12 @@ def remove_ended(path: Path, keep: Callable[[Path], bool] = lambda folder: False
     Args:
         keep: function that returns whether a folder contains files that are still needed.
     """
-    for folder in _locked_in(path.absolute().parent):
+    for folder in _find_locked(path.absolute().parent):
         if is_stage(folder.name, path) and not keep(folder):
-            remove_left(folder)
+            remove_abandoned(folder)
 
 
-def _locked_in(parent: Path) -> List[Path]:
+def _find_locked(parent: Path) -> List[Path]:
     """Return the private folders in `parent` that have a lock."""
     try:
         with os.scandir(parent) as entries:
@@ -213,7 +213,7 @@ def _locked_in(parent: Path) -> List[Path]:
         return []
 
 
-def _lock_of(folder: Path) -> Path:
+def _lock_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}{LOCK}")
 
 
@@ -242,7 +242,7 @@ def _new_lock(lock: Path) -> Optional[int]:
     return None
 
 
-def private_cache(program: str, *names: str) -> Path:
+def make_private_cache(program: str, *names: str) -> Path:
     """Return the nested folders `program`/`names` in the user's cache (XDG_CACHE_HOME). Create folders that are
     missing.
 
@@ -265,14 +265,14 @@ def private_cache(program: str, *names: str) -> Path:
                 raise OutputError(f"{place} is a link or a file", "Move it")
     except OSError as error:
         raise OutputError(f"{place} cannot be made ({error.strerror})", _SET_CACHE) from error
-    if problem := exposure(place):
+    if problem := describe_exposure(place):
         raise OutputError(problem, _SET_CACHE)
     if not os.access(place, os.W_OK):
         raise OutputError(f"{place} cannot be written", _SET_CACHE)
     return place
 
 
-def exposure(place: Path) -> str:
+def describe_exposure(place: Path) -> str:
     """Return how another user could have changed or replaced the file or folder `place` or anything in it. Return "" if
     only this user and root can, if `place` does not exist, or on a system without such modes (Windows).
 
@@ -327,7 +327,7 @@ def _private_group() -> int:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
+def _delay_signals() -> Iterator[None]:
     """Delay signals until the end of the block, if the system can block them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -355,7 +355,7 @@ def move_new(source: Path, place: Path) -> None:
     if os.name == "nt":
         source.rename(place)  # Windows itself refuses to replace a file
         return
-    if _renamed(source, place, _FREE):
+    if _try_rename(source, place, _FREE):
         return
     try:
         if source.is_dir() and not source.is_symlink():
@@ -379,10 +379,10 @@ def exchange(left_path: Path, right_path: Path) -> bool:
     """Exchange the names of two files in one step, so that neither name is ever missing. Return False if the system
     cannot do that.
     """
-    return os.name != "nt" and _renamed(left_path, right_path, _EXCHANGED)
+    return os.name != "nt" and _try_rename(left_path, right_path, _EXCHANGED)
 
 
-def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
+def _try_rename(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
     """Try a rename with `flags`. Return False if the system does not support it."""
     try:
         import ctypes
@@ -403,7 +403,7 @@ def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
     raise OSError(number, os.strerror(number), str(place))
 
 
-def own_table(name: str) -> Any:
+def read_table(name: str) -> Any:
     """Return the content of a JSON file of edgeq_device, such as "bundle/options.json". The package may be a folder or
     a zip.
     """

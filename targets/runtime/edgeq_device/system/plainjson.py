@@ -36,10 +36,10 @@ def parse_json(data: bytes, context: str, *, values: Optional[int] = None, halve
     try:
         value = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_unique,
+            object_pairs_hook=_refuse_duplicates,
             parse_constant=_refuse_constant,
-            parse_int=_bounded_int,
-            parse_float=_finite_float,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
         )
     except (ValueError, UnicodeDecodeError) as error:
         raise BundleError(f"{context} is not valid JSON ({error})") from error
@@ -77,7 +77,7 @@ def _check_depth(data: bytes, context: str) -> None:
             depth -= 1
 
 
-def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+def _refuse_duplicates(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     values: Dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
@@ -90,13 +90,13 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def _bounded_int(text: str) -> int:
+def _parse_int(text: str) -> int:
     if len(text) > _MAX_DIGITS:
         raise ValueError("a number has too many digits")
     return int(text)
 
 
-def _finite_float(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError("a number is too large")

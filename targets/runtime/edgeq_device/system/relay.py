@@ -1,4 +1,4 @@
-"""Relay the output of libraries to standard error, and pass each line through `printable`.
+"""Relay the output of libraries to standard error, and pass each line through `escape`.
 
 onnxruntime logs names from a file unchanged, and C code writes them to descriptors 1 and 2. In the child process, which
 does the work, both descriptors are a pipe. The parent process reads that pipe. Python's own streams keep the caller's
@@ -32,30 +32,30 @@ class Tail:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stderr is not None
         self._stream, process.stderr = process.stderr, None
-        self._kept = b""
+        self._bytes = b""
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
-    def read(self, within_s: float = 1.0) -> bytes:
+    def read_last(self, within_s: float = 1.0) -> bytes:
         """Return the last `TAIL_BYTES` that have arrived. Wait up to `within_s` seconds for the process to end and its
         output to be complete.
         """
         self._thread.join(within_s)
-        return self._kept
+        return self._bytes
 
     def _drain(self) -> None:
         with self._stream:
             piece = b"-"
             while piece:
                 piece = os.read(self._stream.fileno(), _PIECE)
-                self._kept = (self._kept + piece)[-TAIL_BYTES:]
+                self._bytes = (self._bytes + piece)[-TAIL_BYTES:]
 
 
 # Match USER:PASSWORD@HOST, or TOKEN@HOST after http(s). A path keeps only one slash. "@sha256:" begins a digest.
 _PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IGNORECASE)
 
 
-def printable(text: str) -> str:
+def escape(text: str) -> str:
     r"""Return `text` with an escape (`\n`, `\x1b`, `\u202e`) in place of each line break, control character,
     bidirectional-text mark, lone surrogate and other invisible character.
     """
@@ -67,19 +67,19 @@ def printable(text: str) -> str:
     )
 
 
-def printable_lines(text: str) -> str:
-    """Escape `text` as `printable` does, but keep line breaks, tabs and carriage returns."""
+def escape_lines(text: str) -> str:
+    """Escape `text` as `escape` does, but keep line breaks, tabs and carriage returns."""
     if text.isprintable():
         return text
-    return "".join(part if part in "\n\t\r" else printable(part) for part in re.split(r"([\n\t\r])", text))
+    return "".join(part if part in "\n\t\r" else escape(part) for part in re.split(r"([\n\t\r])", text))
 
 
-def without_passwords(text: str) -> str:
+def hide_passwords(text: str) -> str:
     """Return `text` with "…" in place of each password in an address: "tcp://user:…@host", "https://…@host"."""
     return _PASSWORD.sub(r"\1…@", text)
 
 
-def json_text(record: Any) -> str:
+def format_json(record: Any) -> str:
     """Return JSON for standard output, in ASCII only."""
     return json.dumps(record, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
@@ -109,8 +109,8 @@ class Outlet(io.TextIOWrapper):
     """Escape control sequences on a standard stream, to which Python libraries also print names and warnings."""
 
     def write(self, text: str) -> int:
-        """Write `text` through `printable_lines`."""
-        super().write(printable_lines(text))
+        """Write `text` through `escape_lines`."""
+        super().write(escape_lines(text))
         return len(text)
 
 
@@ -127,7 +127,7 @@ class _Unfiltered:
         return getattr(self._outlet, name)
 
 
-def unfiltered(stream: Any) -> Any:
+def bypass_filter(stream: Any) -> Any:
     """Return `stream` without the filter, for code that draws with its own escape sequences and makes its texts
     printable itself.
     """
@@ -208,7 +208,7 @@ def relay(child: int, reader: int, writer: int) -> int:
 def _write(data: bytes) -> None:
     text = _COLOUR.sub("", data.decode("utf-8", "backslashreplace"))
     # Ignore a line that has only spaces: a library printed them only to colour its last line.
-    lines = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
+    lines = "".join(f"{MARK}{escape(line)}\n" for line in text.split("\n") if line.strip())
     # Ignore errors: if nobody reads stderr any more, the process that works must not wait for a reader.
     with suppress(OSError):
         sys.stderr.write(lines)

@@ -23,7 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.system.files import open_file, read_file
-from edgeq_device.system.relay import printable
+from edgeq_device.system.relay import escape
 
 AWAY = "it leads away from https"
 PORTS = {"https": 443, "http": 80}
@@ -381,7 +381,7 @@ def connected(title: str) -> Iterator[None]:
         yield
     except (HTTPException, ValueError) as error:
         # The text of the error may quote the server.
-        text = printable(str(error))[:200]
+        text = escape(str(error))[:200]
         raise RuntimeUnavailableError(f"{title}: the connection failed ({text})", "Check the network") from error
 
 

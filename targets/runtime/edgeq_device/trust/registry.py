@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from edgeq_device.bundle.manifest import MAX_FILES, MAX_SIZE, FileRecord, check_content, check_file_names
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.errors import BundleError, OutputError, RuntimeUnavailableError, UsageError
-from edgeq_device.system.places import PrivateFolder, remove_ended, stage_name
+from edgeq_device.system.places import PrivateFolder, name_stage, remove_ended
 from edgeq_device.system.plainjson import parse_json
 from edgeq_device.trust.connection import (
     AWAY,
@@ -235,7 +235,7 @@ def pull(reference: ArtifactReference, output: Path, trust: Optional[Trust] = No
     if output.exists() or output.is_symlink():
         raise OutputError(f"{output} exists already", "Choose another output")
     remove_ended(output)
-    private = PrivateFolder(output.absolute().with_name(stage_name(output)))
+    private = PrivateFolder(output.absolute().with_name(name_stage(output)))
     folder = private.path
     try:
         try:

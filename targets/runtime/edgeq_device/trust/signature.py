@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.system.places import own_table
+from edgeq_device.system.places import read_table
 from edgeq_device.system.plainjson import parse_json
 
 _Affine = Tuple[int, int]
@@ -52,7 +52,7 @@ class Curve:
 def curves() -> Tuple[Curve, ...]:
     """Read the curves from curves.json, next to this file. Its numbers are hexadecimal."""
     table = []
-    for row in own_table("trust/curves.json"):
+    for row in read_table("trust/curves.json"):
         name, digest, header = (row.pop(key) for key in ("name", "digest", "header"))
         numbers = {key: int(text, 16) for key, text in row.items()}
         table.append(Curve(name=name, header=bytes.fromhex(header), digest=digest, **numbers))
