@@ -724,14 +724,14 @@ def _signatures(folder: Path) -> None:
 
 @layer("signature", _signatures, mutate=of_json)
 def _read_signature(path: Path) -> None:
-    from edgeq_device.trust.signature import PublicKey, curves, parse_signature, signed_files
+    from edgeq_device.trust.signature import PublicKey, load_curves, parse_signature, read_signed_files
 
     data = path.read_bytes()
     if b"predicate" in data:
-        signed_files(data, path.name)
+        read_signed_files(data, path.name)
         return
     signature = parse_signature(data, path.name)
-    for curve in curves():
+    for curve in load_curves():
         signature.is_by(PublicKey(curve, curve.x, curve.y))
         PublicKey(curve, curve.x, curve.y).verifies(data[-140:], data)
 
@@ -769,9 +769,9 @@ def _registries(folder: Path) -> None:
 @layer("registry", _registries, mutate=of_json)
 def _read_registry(path: Path) -> None:
     from edgeq_device.system.plainjson import parse_json
-    from edgeq_device.trust.registry import layers_of, parse_reference
+    from edgeq_device.trust.registry import parse_reference, read_layers
 
-    layers_of(parse_json(path.read_bytes(), path.name), path.name)
+    read_layers(parse_json(path.read_bytes(), path.name), path.name)
     parse_reference(f"localhost:5000/{path.name}")
 
 

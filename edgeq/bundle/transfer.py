@@ -12,8 +12,8 @@ from typing import Any
 
 from edgeq_device.bundle.package import Bundle
 from edgeq_device.system.places import scratch_folder
-from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest, connected
-from edgeq_device.trust.keys import check_signature, trust_for
+from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest, translate_errors
+from edgeq_device.trust.keys import check_signature, find_trust
 from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, OciRepository, fetch, parse_reference
 
 from edgeq.bundle.verify import contents, opened, verified_key
@@ -100,8 +100,8 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
             )
             once = dict([*blobs.values(), (_digest(config), config)])
             registry = OciRepository(place, limits)
-            registry.deadline.expect(len(once), sum(map(_size, once.values())))
-            sent = registry.each(lambda item: _upload(registry, *item), once.items())
+            registry.deadline.add_time(len(once), sum(map(_size, once.values())))
+            sent = registry.map_items(lambda item: _upload(registry, *item), once.items())
             digest, request = _digest(manifest), ServerRequest("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
             registry.send(request, f"manifests/{place.tag or digest}").body.close()
     total = sum(layer["size"] for layer in layers)
@@ -137,7 +137,7 @@ def pull_bundle(
         place, output = parse_reference(reference), Path(output)
         check_bundle_name(output)
         archived = is_named_bundle(output)
-        trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
+        trusted = find_trust(Path(trust) if trust is not None else None, required=require_signature)
         with progress.stage(f"pulling {reference}"), ExitStack() as stack:
             if archived:
                 draft = stack.enter_context(output_file(output, force=force))
@@ -165,7 +165,10 @@ def _upload(registry: OciRepository, digest: str, content: bytes | Path) -> int:
     """Upload one blob unless the registry has it already. Return the number of uploaded bytes."""
     if registry.has(f"blobs/{digest}"):
         return 0
-    with registry.send(ServerRequest("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
+    with (
+        registry.send(ServerRequest("POST", body=b""), "blobs/uploads/") as begun,
+        translate_errors(str(registry.reference)),
+    ):
         place = begun.leads_to()
     target = f"{place.target}{'&' if '?' in place.target else '?'}digest={digest}"
     upload = ServerRequest("PUT", {"Content-Type": "application/octet-stream"}, content)

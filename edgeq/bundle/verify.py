@@ -11,7 +11,7 @@ from edgeq_device.bundle.manifest import MANIFEST
 from edgeq_device.bundle.package import Bundle, open_bundle
 from edgeq_device.bundle.verify import Report, verify
 from edgeq_device.engines.sessions import read_device
-from edgeq_device.trust.keys import check_signature, trust_for
+from edgeq_device.trust.keys import check_signature, find_trust
 from edgeq_device.trust.signature import SIGNATURE, PublicKey, read_public_key
 
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
@@ -168,7 +168,7 @@ def verify_bundle(
     """
     path = path_of(path, "bundle")
     with progress.stage(f"verifying {path}"), device_errors():
-        trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
+        trusted = find_trust(Path(trust) if trust is not None else None, required=require_signature)
         with opened(path, expect=expect) as bundle:
             signer = check_signature(bundle, trusted, verified_key)
             return verify(bundle, read_device(), variant, signer)
@@ -193,7 +193,7 @@ def check_trusted(path: Path, *, trust: Path | None, required: bool, expect: str
             manifest, or `expect` if there are no trusted keys.
     """
     with device_errors():
-        trusted = trust_for(trust, required=required)
+        trusted = find_trust(trust, required=required)
         if trusted is None:
             return expect
         with opened(path, expect=expect) as bundle:

@@ -38,9 +38,9 @@ from edgeq_device.trust.signature import (
     STATEMENT_TYPE,
     BundleSignature,
     PublicKey,
+    hash_digests,
     parse_signature,
     read_public_key,
-    root_digest,
 )
 from onnx import TensorProto, numpy_helper
 
@@ -327,7 +327,7 @@ def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
     payload = _json(
         {
             "_type": STATEMENT_TYPE,
-            "subject": [{"name": name, "digest": {"sha256": root_digest(ordered)}}],
+            "subject": [{"name": name, "digest": {"sha256": hash_digests(ordered)}}],
             "predicateType": PREDICATE_TYPE,
             "predicate": {
                 "serialization": {

@@ -18,7 +18,7 @@ from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputErr
 from edgeq_device.system.budget import Endings, confine, lift_seconds
 from edgeq_device.system.programs import build_child_environment
 from edgeq_device.system.relay import escape, format_json, hide_passwords, prepare_output
-from edgeq_device.trust.keys import PLACE, Trust, check_signature, trust_for
+from edgeq_device.trust.keys import PLACE, Trust, check_signature, find_trust
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 INTERRUPTED = 130
@@ -48,7 +48,7 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
     prepare_output()
     arguments = _parser(root).parse_args(argv)
     try:
-        trust = trust_for(arguments.trust, required=arguments.require_signature)
+        trust = find_trust(arguments.trust, required=arguments.require_signature)
         if arguments.run is None:
             return _pull(arguments, trust)
         with open_bundle(arguments.bundle, expect=getattr(arguments, "expect", None)) as bundle:

@@ -14,7 +14,7 @@ from edgeq_device.engines.sessions import infer, read_device
 from edgeq_device.errors import BundleError, DataError
 from edgeq_device.prepare.arrays import one_array
 from edgeq_device.prepare.steps import Prepare
-from edgeq_device.trust.keys import check_signature, trust_for
+from edgeq_device.trust.keys import check_signature, find_trust
 
 LABELS = "labels.txt"
 _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24
@@ -126,7 +126,7 @@ def open_model(
     """
     bundle = package.open_bundle(path)
     try:
-        check_signature(bundle, trust_for(trust, required=False))
+        check_signature(bundle, find_trust(trust, required=False))
         return Model(bundle, variant, threads)
     except BaseException:
         bundle.close()

@@ -134,7 +134,7 @@ class Deadline:
         self._started = time.monotonic()
         self._total_s = limits.total_s
 
-    def expect(self, files: int, size: int) -> None:
+    def add_time(self, files: int, size: int) -> None:
         """Add time for `files` files of `size` bytes in all."""
         self._total_s += files * self.limits.file_s + size / self.limits.total_rate
 
@@ -142,7 +142,7 @@ class Deadline:
         """End every exchange that is still running."""
         self._total_s = 0
 
-    def left(self) -> float:
+    def check_time_left(self) -> float:
         """Return the seconds that are left.
 
         Raises:
@@ -191,7 +191,7 @@ class Connection(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Receive the bytes that have arrived."""
-        count = self._when_ready(self._sock.recv_into, buffer)
+        count = self._wait_and(self._sock.recv_into, buffer)
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise Broken("a body longer than stated" if self._paced else f"headers of over {_MAX_HEAD} bytes")
@@ -201,12 +201,12 @@ class Connection(io.RawIOBase):
         """Send all of `data`."""
         view = memoryview(data)
         while view:
-            view = view[self._when_ready(self._sock.send, view[:CHUNK]) :]
+            view = view[self._wait_and(self._sock.send, view[:CHUNK]) :]
 
     def secure(self, host: str) -> None:
         """Use TLS from now on, and verify that the other end is `host`."""
         try:
-            self._sock.settimeout(self._left())
+            self._sock.settimeout(self._check_time_left())
             self._sock = ssl.create_default_context().wrap_socket(self._sock, server_hostname=host)
         except OSError as error:
             raise Broken(str(error)) from error
@@ -220,11 +220,11 @@ class Connection(io.RawIOBase):
         lines = [f"CONNECT {to.place} HTTP/1.1", f"Host: {to.place}"]
         lines += [f"Proxy-Authorization: Basic {login}"] if login else []
         self.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
-        self._tunnel = self.response("CONNECT")  # kept, because a garbage-collected response closes the socket
+        self._tunnel = self.read_response("CONNECT")  # kept, because a garbage-collected response closes the socket
         if self._tunnel.status != 200:
             raise Broken(f"the proxy refuses, HTTP {self._tunnel.status}")
 
-    def response(self, method: str) -> HTTPResponse:
+    def read_response(self, method: str) -> HTTPResponse:
         """Read the status and the headers of the next answer, and return the answer."""
         response = HTTPResponse(self, method=method)  # type: ignore[arg-type]  # it takes makefile() of it alone
         response.begin()
@@ -235,10 +235,10 @@ class Connection(io.RawIOBase):
         self._sock.close()
         super().close()
 
-    def _when_ready(self, act: Callable[[Any], int], buffer: Any) -> int:
+    def _wait_and(self, act: Callable[[Any], int], buffer: Any) -> int:
         limits, count = self._deadline.limits, -1
         while count < 0:
-            self._sock.settimeout(min(self._left(), _POLL_S))
+            self._sock.settimeout(min(self._check_time_left(), _POLL_S))
             started = time.monotonic()
             try:
                 count = act(buffer)
@@ -251,8 +251,8 @@ class Connection(io.RawIOBase):
             self._patience = min(limits.answer_s, self._patience + count / limits.least_rate)
         return count
 
-    def _left(self) -> float:
-        remaining, limits = min(self._patience, self._deadline.left()), self._deadline.limits
+    def _check_time_left(self) -> float:
+        remaining, limits = min(self._patience, self._deadline.check_time_left()), self._deadline.limits
         if remaining <= 0:
             slow = f"under {limits.least_rate:g} bytes a second for {limits.answer_s:g} s"
             raise Broken(slow if self._paced else f"no answer within {limits.answer_s:g} s")
@@ -261,8 +261,8 @@ class Connection(io.RawIOBase):
 
 def connect(address: Address, deadline: Deadline) -> Connection:
     """Open a connection to `address`. Use the proxy that the environment sets, unless the address is this machine."""
-    host, port, login = (address.host, address.port, "") if address.local else _way(address)
-    started, patience = time.monotonic(), min(deadline.limits.answer_s, deadline.left())
+    host, port, login = (address.host, address.port, "") if address.local else _find_route(address)
+    started, patience = time.monotonic(), min(deadline.limits.answer_s, deadline.check_time_left())
     sock = _dial(host, port, patience)
     connection = Connection(sock, deadline, patience - (time.monotonic() - started))
     try:
@@ -294,7 +294,7 @@ def _dial(host: str, port: int, seconds: float) -> socket.socket:
     raise Broken(str(failure)) from failure
 
 
-def _way(address: Address) -> Tuple[str, int, str]:
+def _find_route(address: Address) -> Tuple[str, int, str]:
     """Return the host and port of `address`, or those of the proxy through which to reach it. Also return the base64 of
     the login for the proxy.
     """
@@ -320,14 +320,14 @@ class _Content(io.RawIOBase):
 
     def __init__(self, response: HTTPResponse, title: str) -> None:
         self._response = response
-        self._where = title
+        self._title = title
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         # Do not use HTTPResponse.read: a chunk of size -1 makes it read everything at once.
-        with connected(self._where):
+        with translate_errors(self._title):
             return self._response.readinto(buffer)
 
     def close(self) -> None:
@@ -342,13 +342,13 @@ class ServerRequest:
     Attributes:
         headers: names and values in plain ASCII; `Host` and the headers that describe `body` are added.
         body: bytes, or the file that contains them.
-        most: maximum size of the answer's body in bytes.
+        max_bytes: maximum size of the answer's body in bytes.
     """
 
     method: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Body = None
-    most: int = 0
+    max_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ class Answer:
     def __exit__(self, *_: object) -> None:
         self.body.close()
 
-    def leads_to(self) -> Address:
+    def find_location(self) -> Address:
         """Return the address in the Location header."""
         location = self.headers.get("Location")
         if location is None:
@@ -375,7 +375,7 @@ class Answer:
 
 
 @contextmanager
-def connected(title: str) -> Iterator[None]:
+def translate_errors(title: str) -> Iterator[None]:
     """Turn errors of a connection into RuntimeUnavailableError."""
     try:
         yield
@@ -422,7 +422,7 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, title
             closed = _send_body(connection, body)
             connection.expect_head()
         try:
-            response = connection.response(request.method)
+            response = connection.read_response(request.method)
         except HTTPException as error:
             if closed is None:
                 raise
@@ -430,7 +430,7 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, title
     except BaseException:
         connection.close()
         raise
-    connection.expect_body(request.most)
+    connection.expect_body(request.max_bytes)
     return Answer(address, response.status, response.headers, io.BufferedReader(_Content(response, title), CHUNK))
 
 
@@ -439,7 +439,7 @@ _PART = re.compile(r"""([\w!#$%&'*+.^`|~-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*
 _ESCAPED = re.compile(r"\\(.)")
 
 
-def challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
+def parse_challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
     """Return the scheme and the parameters of each challenge. The names of parameters are in lower case.
 
     Args:
@@ -455,7 +455,7 @@ def challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
     return schemes
 
 
-def credentials(host: str) -> str:
+def read_credentials(host: str) -> str:
     """Return the base64 of USER:PASSWORD that `docker login` or `oras login` stored for exactly `host`, or ""."""
     try:
         folder = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()

@@ -23,7 +23,7 @@ from edgeq_device.trust.signature import (
     decode_base64,
     parse_signature,
     read_public_key,
-    signed_files,
+    read_signed_files,
 )
 
 PLACE = "/etc/edgeq/trust"
@@ -81,7 +81,7 @@ class Signer:
         return {"key": self.key, "trusted_by": self.name}
 
 
-def trust_for(path: Optional[Path], *, required: bool) -> Optional[Trust]:
+def find_trust(path: Optional[Path], *, required: bool) -> Optional[Trust]:
     """Return the trusted keys in `path`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there are
     none.
 
@@ -89,14 +89,14 @@ def trust_for(path: Optional[Path], *, required: bool) -> Optional[Trust]:
         UsageError: the path cannot be read, or `required` is set and there are no trusted keys.
     """
     named = os.environ.get(VARIABLE)
-    if path is not None or named or _is_there(PLACE):
+    if path is not None or named or _may_exist(PLACE):
         return read_trust(path if path is not None else Path(named or PLACE))
     if required:
         raise UsageError("no key is trusted here", f"Name one with --trust, or put one into {PLACE}")
     return None
 
 
-def _is_there(place: str) -> bool:
+def _may_exist(place: str) -> bool:
     """Return whether `place` exists or may exist. A path that cannot be checked must not count as absent."""
     try:
         Path(place).stat()
@@ -115,7 +115,7 @@ def read_trust(path: Path) -> Trust:
     try:
         folder = path.is_dir()
         files = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if folder else [path]
-        contents = {file: _read(file) for file in files}
+        contents = {file: _read_limited(file) for file in files}
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}), so nothing is trusted") from error
     keys: List[TrustedKey] = []
@@ -129,7 +129,7 @@ def read_trust(path: Path) -> Trust:
             raise UsageError(
                 f"{file} is not {REVOKED} and has none of the suffixes {', '.join(_SUFFIXES)}", "Remove or rename it"
             )
-        for label, der, not_after in _blocks(data, str(file)):
+        for label, der, not_after in _read_blocks(data, str(file)):
             if label == "CERTIFICATE":
                 certificates.append(der)
             else:
@@ -154,8 +154,8 @@ def verify_signature(
     if data is None:
         raise BundleError(f"{context} is not signed", f"It needs a signature by a key of {trust.source}")
     signature = parse_signature(data, f"{context}: signature")
-    signer = _signer(signature, trust, context, chain)
-    check_files(signed_files(signature.payload, context), digests, context)
+    signer = _find_signer(signature, trust, context, chain)
+    check_files(read_signed_files(signature.payload, context), digests, context)
     return signer
 
 
@@ -177,7 +177,7 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
     return verify_signature(bundle.signature, digests, trust, str(bundle.source), chain)
 
 
-def _signer(signature: BundleSignature, trust: Trust, context: str, chain: Optional[Chain]) -> Signer:
+def _find_signer(signature: BundleSignature, trust: Trust, context: str, chain: Optional[Chain]) -> Signer:
     fix = f"Do not use it, unless the key belongs in {trust.source}"
     today = datetime.now(timezone.utc).date()
     for trusted in trust.keys:
@@ -185,7 +185,7 @@ def _signer(signature: BundleSignature, trust: Trust, context: str, chain: Optio
             continue
         if trusted.not_after is not None and today > trusted.not_after:
             raise BundleError(f"{context} is signed by {trusted.name}, which is trusted until {trusted.not_after}", fix)
-        return _unrevoked(Signer(trusted.key.id, trusted.name), trust, context)
+        return _check_unrevoked(Signer(trusted.key.id, trusted.name), trust, context)
     if not signature.chain or not trust.certificates:
         by = f" ({signature.hint})" if signature.hint else " (a certificate's)" if signature.chain else ""
         raise BundleError(f"{context} is not signed by a key of {trust.source}{by}", fix)
@@ -197,10 +197,10 @@ def _signer(signature: BundleSignature, trust: Trust, context: str, chain: Optio
     key = chain(signature.chain, trust.certificates)
     if not signature.is_by(key):
         raise BundleError(f"{context}: its certificate did not make the signature", fix)
-    return _unrevoked(Signer(key.id, Path(trust.source).name), trust, context)
+    return _check_unrevoked(Signer(key.id, Path(trust.source).name), trust, context)
 
 
-def _unrevoked(signer: Signer, trust: Trust, context: str) -> Signer:
+def _check_unrevoked(signer: Signer, trust: Trust, context: str) -> Signer:
     if signer.key in trust.revoked:
         raise BundleError(
             f"{context} is signed by {signer.key}, a key that was revoked", "Have it signed by another key"
@@ -208,7 +208,7 @@ def _unrevoked(signer: Signer, trust: Trust, context: str) -> Signer:
     return signer
 
 
-def _read(file: Path) -> bytes:
+def _read_limited(file: Path) -> bytes:
     with open_file(file) as stream:
         data = stream.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
@@ -216,7 +216,7 @@ def _read(file: Path) -> bytes:
     return data
 
 
-def _lines(data: bytes, context: str) -> List[Tuple[str, str]]:
+def _read_lines(data: bytes, context: str) -> List[Tuple[str, str]]:
     """Return the place (`where:number`) and the text of each line. Refuse characters that an editor would show
     differently from what is read here.
     """
@@ -233,7 +233,7 @@ def _lines(data: bytes, context: str) -> List[Tuple[str, str]]:
 def _read_revoked(data: bytes, context: str) -> FrozenSet[str]:
     """Return the ids of revoked keys. The file has one id a line, and remarks begin with #."""
     keys = set()
-    for place, line in _lines(data, context):
+    for place, line in _read_lines(data, context):
         key = line.partition("#")[0].strip(" \t")
         if key and not SHA256.fullmatch(key):
             raise UsageError(
@@ -243,7 +243,7 @@ def _read_revoked(data: bytes, context: str) -> FrozenSet[str]:
     return frozenset(keys - {""})
 
 
-def _blocks(data: bytes, context: str) -> List[Tuple[str, bytes, Optional[date]]]:
+def _read_blocks(data: bytes, context: str) -> List[Tuple[str, bytes, Optional[date]]]:
     """Return the label, content and last day of each key and certificate. DER data contain only one of them; PEM text
     may contain several.
 
@@ -256,7 +256,7 @@ def _blocks(data: bytes, context: str) -> List[Tuple[str, bytes, Optional[date]]
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
     blocks: List[Tuple[str, bytes, Optional[date]]] = []
     last_day: Optional[Tuple[str, date]] = None
-    lines = iter(_lines(data, context))
+    lines = iter(_read_lines(data, context))
     for place, line in lines:
         begin = _BEGIN.fullmatch(line)
         if begin:
@@ -269,20 +269,20 @@ def _blocks(data: bytes, context: str) -> List[Tuple[str, bytes, Optional[date]]
                 raise UsageError(
                     f"{last_day[0]}: a certificate has its own last day", "Remove the line not-after before it"
                 )
-            blocks.append((label, _content(lines, label, place), last_day[1] if last_day is not None else None))
+            blocks.append((label, _read_block(lines, label, place), last_day[1] if last_day is not None else None))
             last_day = None
         elif _KEY_TEXT.fullmatch(line):
             continue
         elif line and (not line.startswith("#") or _A_LAST_DAY.search(line)):
             if last_day is not None:
                 raise UsageError(f"{place}: {line[:80]!a} follows a not-after", "Put the key's block right after that")
-            last_day = (place, _last_day(line, place))
+            last_day = (place, _parse_last_day(line, place))
     if last_day is not None:
         raise UsageError(f"{last_day[0]}: no key follows this not-after", "Write it before the key that it is for")
     return blocks
 
 
-def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
+def _read_block(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
     """Read the lines of a block up to its end, and return the decoded bytes."""
     text: List[str] = []
     for _, line in lines:
@@ -295,7 +295,7 @@ def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
     raise UsageError(f"{begin}: the {label} is cut off", "Write the file again")
 
 
-def _last_day(line: str, place: str) -> date:
+def _parse_last_day(line: str, place: str) -> date:
     fault = UsageError(
         f"{place}: {line[:80]!a} is not understood, so nothing is trusted",
         "Between keys, write only `not-after: 2027-06-30` and remarks that begin with #",

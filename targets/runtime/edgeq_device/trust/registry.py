@@ -29,11 +29,11 @@ from edgeq_device.trust.connection import (
     Deadline,
     Limits,
     ServerRequest,
-    challenges,
-    connected,
-    credentials,
     exchange,
     parse_address,
+    parse_challenges,
+    read_credentials,
+    translate_errors,
 )
 from edgeq_device.trust.keys import Trust, check_signature
 
@@ -93,7 +93,7 @@ class OciRepository:
     def __init__(self, reference: ArtifactReference, limits: Limits = LIMITS) -> None:
         self.reference = reference
         self.deadline = Deadline(limits)
-        with connected(str(reference)):
+        with translate_errors(str(reference)):
             home = parse_address(f"https://{reference.host}/v2/{reference.repository}/")
             self._home = parse_address(f"http://{reference.host}{home.target}") if home.local else home
         self._authorization = ""
@@ -104,20 +104,20 @@ class OciRepository:
         Raises:
             RuntimeUnavailableError: the registry does not answer in time, or refuses.
         """
-        answer = self._answer(request, place)
+        answer = self._send_with_login(request, place)
         if not 200 <= answer.status < 300:
-            raise self._refused(answer)
+            raise self._build_error(answer)
         return answer
 
     def has(self, place: str) -> bool:
         """Return whether something exists at `place`."""
-        answer = self._answer(ServerRequest("HEAD"), place)
+        answer = self._send_with_login(ServerRequest("HEAD"), place)
         if answer.status != 404 and not 200 <= answer.status < 300:
-            raise self._refused(answer)
+            raise self._build_error(answer)
         answer.body.close()
         return answer.status != 404
 
-    def each(self, work: Callable[[_T], _R], items: Iterable[_T]) -> List[_R]:
+    def map_items(self, work: Callable[[_T], _R], items: Iterable[_T]) -> List[_R]:
         """Return the results of `work` for all items, in any order. `AT_ONCE` items are processed at a time, and the
         first failure stops them all.
         """
@@ -131,7 +131,7 @@ class OciRepository:
                     future.cancel()
                 raise
 
-    def _refused(self, answer: Answer) -> RuntimeUnavailableError:
+    def _build_error(self, answer: Answer) -> RuntimeUnavailableError:
         answer.body.close()
         why = {401: "its login was refused", 403: "access is denied", 404: "it was not found"}
         reason = why.get(answer.status, "the registry refuses")
@@ -139,12 +139,12 @@ class OciRepository:
             f"{self.reference}: {reason} (HTTP {answer.status})", "Check the name and the login"
         )
 
-    def _answer(self, request: ServerRequest, place: Union[str, Address]) -> Answer:
-        with connected(str(self.reference)):
+    def _send_with_login(self, request: ServerRequest, place: Union[str, Address]) -> Answer:
+        with translate_errors(str(self.reference)):
             address = place if isinstance(place, Address) else self._home.join(place)
             answer = self._follow(request, address, self._home, self._authorization)
             if answer.status == 401:
-                self._authorization = self._login(answer.headers.get_all("WWW-Authenticate", []))
+                self._authorization = self._answer_challenge(answer.headers.get_all("WWW-Authenticate", []))
                 answer = self._follow(request, address, self._home, self._authorization)
         return answer
 
@@ -173,15 +173,15 @@ class OciRepository:
                 return answer
             answer.body.close()
             try:
-                address = answer.leads_to()
+                address = answer.find_location()
             except ValueError as error:
                 raise ValueError(f"HTTP {answer.status}: {error}") from None
         raise ValueError(f"over {MAX_REDIRECTS} redirects")
 
-    def _login(self, headers: Iterable[str]) -> str:
+    def _answer_challenge(self, headers: Iterable[str]) -> str:
         """Return the Authorization header for the first of the registry's challenges that edgeq can answer."""
-        login = credentials(self.reference.host)
-        for kind, values in challenges(headers):
+        login = read_credentials(self.reference.host)
+        for kind, values in parse_challenges(headers):
             if kind == "basic" and login:
                 return f"Basic {login}"
             if kind == "bearer":
@@ -190,17 +190,17 @@ class OciRepository:
                 except ValueError:
                     continue
                 if realm.scheme == self._home.scheme and (realm.scheme == "https" or realm.local):
-                    return f"Bearer {self._token(realm, values, login)}"
+                    return f"Bearer {self._fetch_token(realm, values, login)}"
         raise RuntimeUnavailableError(f"{self.reference} needs a login", _LOG_IN)
 
-    def _token(self, realm: Address, values: Mapping[str, str], login: str) -> str:
+    def _fetch_token(self, realm: Address, values: Mapping[str, str], login: str) -> str:
         """Return the token that `realm` issues for the service and scope of the challenge."""
         query = urlencode({name: values[name] for name in ("service", "scope") if name in values})
         address = replace(realm, target=f"{realm.target}{'&' if '?' in realm.target else '?'}{query}")
-        request = ServerRequest("GET", most=_MAX_TOKEN)
+        request = ServerRequest("GET", max_bytes=_MAX_TOKEN)
         answer = self._follow(request, address, realm, f"Basic {login}" if login else "")
         if not 200 <= answer.status < 300:
-            raise self._refused(answer)
+            raise self._build_error(answer)
         with answer:
             data = answer.body.read(_MAX_TOKEN + 1)
         reply: Dict[str, Any] = {}
@@ -264,31 +264,31 @@ def fetch(reference: ArtifactReference, folder: Path, limits: Limits = LIMITS) -
     if not reference.digest:
         raise UsageError(f"{reference} has no digest", "Add the @sha256:… that `edgeq push` prints")
     registry = OciRepository(reference, limits)
-    request = ServerRequest("GET", {"Accept": MANIFEST_TYPE}, most=_MAX_MANIFEST)
+    request = ServerRequest("GET", {"Accept": MANIFEST_TYPE}, max_bytes=_MAX_MANIFEST)
     with registry.send(request, f"manifests/{reference.digest}") as answer:
         data = answer.body.read(_MAX_MANIFEST + 1)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != reference.digest:
         raise BundleError(
             f"{reference}: the manifest that the registry sent does not have that digest", "Do not use this registry"
         )
-    layers = layers_of(parse_json(data, str(reference)), str(reference))
+    layers = read_layers(parse_json(data, str(reference)), str(reference))
     total = sum(record.size for record in layers.values())
     if total > shutil.disk_usage(folder).free:
         raise OutputError(f"{reference} takes {total} bytes, more than is free in {folder.parent}", "Free some space")
-    registry.deadline.expect(len(layers), total)
+    registry.deadline.add_time(len(layers), total)
 
     def fetch_file(item: Tuple[str, FileRecord]) -> None:
         """Fetch one file of the bundle, and check it while writing it."""
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        answer = registry.send(ServerRequest("GET", most=record.size), f"blobs/sha256:{record.sha256}")
+        answer = registry.send(ServerRequest("GET", max_bytes=record.size), f"blobs/sha256:{record.sha256}")
         with answer, (folder / name).open("xb") as sink:
             check_content(answer.body, record, f"{reference}: {name}", sink)
 
-    registry.each(fetch_file, layers.items())
+    registry.map_items(fetch_file, layers.items())
 
 
-def layers_of(manifest: Mapping[str, Any], title: str) -> Dict[str, FileRecord]:
+def read_layers(manifest: Mapping[str, Any], title: str) -> Dict[str, FileRecord]:
     """Return the size and hash of each layer, keyed by its path inside the bundle."""
     layers = manifest.get("layers")
     if manifest.get("artifactType") != ARTIFACT_TYPE or not isinstance(layers, list) or len(layers) > MAX_FILES:

@@ -49,7 +49,7 @@ class Curve:
 
 
 @lru_cache(maxsize=1)
-def curves() -> Tuple[Curve, ...]:
+def load_curves() -> Tuple[Curve, ...]:
     """Read the curves from curves.json, next to this file. Its numbers are hexadecimal."""
     table = []
     for row in read_table("trust/curves.json"):
@@ -93,7 +93,7 @@ class PublicKey:
         r, s = numbers
         hashed = int.from_bytes(hashlib.new(digest or curve.digest, message).digest(), "big")
         inverse = pow(s, -1, curve.n)
-        point = _sum_of_products(curve, hashed * inverse % curve.n, r * inverse % curve.n, (self.x, self.y))
+        point = _add_products(curve, hashed * inverse % curve.n, r * inverse % curve.n, (self.x, self.y))
         return point is not None and point[0] % curve.n == r
 
 
@@ -104,7 +104,7 @@ def read_public_key(der: bytes, context: str) -> PublicKey:
         UsageError: the data are not a key on one of the three curves with an uncompressed point, or the point is not on
             its curve.
     """
-    for curve in curves():
+    for curve in load_curves():
         size = curve.size
         if der.startswith(curve.header) and len(der) == len(curve.header) + 2 * size:
             x, y = (int.from_bytes(part, "big") for part in (der[-2 * size : -size], der[-size:]))
@@ -119,9 +119,9 @@ def read_public_key(der: bytes, context: str) -> PublicKey:
 
 def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
     """Return r and s of a signature as positive numbers, or None if they are not encoded in canonical DER."""
-    body, trailing = _element(der, 0x30)
-    r, body = _element(body, 0x02)
-    s, body = _element(body, 0x02)
+    body, trailing = _read_element(der, 0x30)
+    r, body = _read_element(body, 0x02)
+    s, body = _read_element(body, 0x02)
     if trailing or body or not _is_positive(r) or not _is_positive(s):
         return None
     return int.from_bytes(r, "big"), int.from_bytes(s, "big")
@@ -136,7 +136,7 @@ def _is_positive(number: bytes) -> bool:
     return number[:1] != b"" and number[0] < 0x80
 
 
-def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
+def _read_element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
     """Return the content of the first element, and the bytes that follow the element. Return empty bytes for both if
     the element is malformed or its tag is not `tag`.
     """
@@ -148,20 +148,20 @@ def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
     return (der[start:end], der[end:]) if end <= len(der) else (b"", b"")
 
 
-def _sum_of_products(curve: Curve, base_factor: int, point_factor: int, point: _Affine) -> Optional[_Affine]:
+def _add_products(curve: Curve, base_factor: int, point_factor: int, point: _Affine) -> Optional[_Affine]:
     """Return first · base point + second · point, or None if the sum is the point at infinity.
 
     Both products are computed at once, bit by bit (Shamir's method).
     """
     p, base = curve.p, (curve.x, curve.y)
-    addends = (None, base, point, _affine(_add((*base, 1), point, p), p))
+    addends = (None, base, point, _to_affine(_add((*base, 1), point, p), p))
     total: _Jacobian = _INFINITY
     for bit in range(max(base_factor.bit_length(), point_factor.bit_length()) - 1, -1, -1):
         total = _double(total, p)
         addend = addends[(base_factor >> bit & 1) + 2 * (point_factor >> bit & 1)]
         if addend is not None:
             total = _add(total, addend, p)
-    return _affine(total, p)
+    return _to_affine(total, p)
 
 
 def _double(point: _Jacobian, p: int) -> _Jacobian:
@@ -187,7 +187,7 @@ def _add(point: _Jacobian, addend: _Affine, p: int) -> _Jacobian:
     return x3, (r * (v - x3) - y * hhh) % p, z * h % p
 
 
-def _affine(point: _Jacobian, p: int) -> Optional[_Affine]:
+def _to_affine(point: _Jacobian, p: int) -> Optional[_Affine]:
     x, y, z = point
     if z == 0:
         return None
@@ -250,19 +250,22 @@ def parse_signature(data: bytes, context: str) -> BundleSignature:
     bundle = parse_json(data, context)
     if bundle.get("mediaType") != BUNDLE_TYPE:
         raise BundleError(f"{context} is not a Sigstore bundle of version 0.3", _AGAIN)
-    envelope, material = _object(bundle, "dsseEnvelope", context), _object(bundle, "verificationMaterial", context)
+    envelope, material = (
+        _require_object(bundle, "dsseEnvelope", context),
+        _require_object(bundle, "verificationMaterial", context),
+    )
     if envelope.get("payloadType") != PAYLOAD_TYPE:
         raise BundleError(f"{context}: the payload is not an in-toto statement", _AGAIN)
-    signatures = _objects(envelope, "signatures", context)
+    signatures = _require_objects(envelope, "signatures", context)
     if len(signatures) != 1:
         raise BundleError(f"{context} contains {len(signatures)} signatures, not one", _AGAIN)
     hint, chain = "", []
     if "publicKey" in material:
-        hint = _object(material, "publicKey", context).get("hint") or ""
+        hint = _require_object(material, "publicKey", context).get("hint") or ""
         if not isinstance(hint, str) or (hint and not SHA256.fullmatch(hint)):
             raise BundleError(f"{context}: the hint to the key is not a sha256", _AGAIN)
     elif "x509CertificateChain" in material:
-        chain = _objects(_object(material, "x509CertificateChain", context), "certificates", context)
+        chain = _require_objects(_require_object(material, "x509CertificateChain", context), "certificates", context)
         if not 0 < len(chain) <= _MAX_CHAIN:
             raise BundleError(f"{context} holds {len(chain)} certificates", _AGAIN)
     else:
@@ -271,14 +274,14 @@ def parse_signature(data: bytes, context: str) -> BundleSignature:
             "Verify a keyless signature with the model-signing package, on a machine with a network",
         )
     return BundleSignature(
-        payload=_decoded(envelope, "payload", context),
-        value=_decoded(signatures[0], "sig", context),
+        payload=_decode(envelope, "payload", context),
+        value=_decode(signatures[0], "sig", context),
         hint=hint,
-        chain=tuple(_decoded(certificate, "rawBytes", context) for certificate in chain),
+        chain=tuple(_decode(certificate, "rawBytes", context) for certificate in chain),
     )
 
 
-def signed_files(payload: bytes, context: str) -> Dict[str, str]:
+def read_signed_files(payload: bytes, context: str) -> Dict[str, str]:
     """Return the sha256 in hex of every file in the statement `payload`, keyed by relative path.
 
     Raises:
@@ -288,25 +291,27 @@ def signed_files(payload: bytes, context: str) -> Dict[str, str]:
     statement = parse_json(payload, context)
     if statement.get("_type") != STATEMENT_TYPE:
         raise BundleError(f"{context} is not an in-toto statement of version 1", _AGAIN)
-    subjects, kind = _objects(statement, "subject", context), statement.get("predicateType")
+    subjects, kind = _require_objects(statement, "subject", context), statement.get("predicateType")
     if kind == _FIRST_PREDICATE_TYPE:
-        return _digests([{**_object(s, "digest", context), "name": s.get("name")} for s in subjects], "sha256", context)
+        return _read_digests(
+            [{**_require_object(s, "digest", context), "name": s.get("name")} for s in subjects], "sha256", context
+        )
     if kind != PREDICATE_TYPE:
         raise BundleError(f"{context} is not about a model's files", _AGAIN)
-    predicate = _object(statement, "predicate", context)
-    serialization = _object(predicate, "serialization", context)
+    predicate = _require_object(statement, "predicate", context)
+    serialization = _require_object(predicate, "serialization", context)
     if (serialization.get("method"), serialization.get("hash_type")) != ("files", "sha256"):
         raise BundleError(f"{context} does not name whole files by their sha256", "Sign the bundle in that way")
-    resources = _objects(predicate, "resources", context)
+    resources = _require_objects(predicate, "resources", context)
     if any(resource.get("algorithm") != "sha256" for resource in resources):
         raise BundleError(f"{context} does not name whole files by their sha256", "Sign the bundle in that way")
-    files = _digests(resources, "digest", context)
-    if len(subjects) != 1 or _object(subjects[0], "digest", context).get("sha256") != root_digest(files):
+    files = _read_digests(resources, "digest", context)
+    if len(subjects) != 1 or _require_object(subjects[0], "digest", context).get("sha256") != hash_digests(files):
         raise BundleError(f"{context}: its digest of the whole does not match its files", _AGAIN)
     return files
 
 
-def root_digest(files: Mapping[str, str]) -> str:
+def hash_digests(files: Mapping[str, str]) -> str:
     """Concatenate the sha256 digests of the files as bytes, in the order of `files`, and return the sha256 of the
     result in hex.
     """
@@ -325,7 +330,7 @@ def check_files(signed: Mapping[str, str], actual: Mapping[str, str], context: s
             raise BundleError(f"{context}: {name!a} {problem}, according to its signature", _AGAIN)
 
 
-def _digests(entries: List[Dict[str, Any]], key: str, context: str) -> Dict[str, str]:
+def _read_digests(entries: List[Dict[str, Any]], key: str, context: str) -> Dict[str, str]:
     files: Dict[str, str] = {}
     for entry in entries:
         name, digest = entry.get("name"), entry.get(key)
@@ -337,14 +342,14 @@ def _digests(entries: List[Dict[str, Any]], key: str, context: str) -> Dict[str,
     return files
 
 
-def _object(values: Mapping[str, Any], key: str, context: str) -> Dict[str, Any]:
+def _require_object(values: Mapping[str, Any], key: str, context: str) -> Dict[str, Any]:
     value = values.get(key)
     if not isinstance(value, dict):
         raise BundleError(f"{context}: {key} is missing or not an object", _AGAIN)
     return value
 
 
-def _objects(values: Mapping[str, Any], key: str, context: str) -> List[Dict[str, Any]]:
+def _require_objects(values: Mapping[str, Any], key: str, context: str) -> List[Dict[str, Any]]:
     items = values.get(key)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BundleError(f"{context}: {key} is missing or not a list of objects", _AGAIN)
@@ -363,7 +368,7 @@ def decode_base64(text: object) -> bytes:
     return data
 
 
-def _decoded(values: Mapping[str, Any], key: str, context: str) -> bytes:
+def _decode(values: Mapping[str, Any], key: str, context: str) -> bytes:
     try:
         return decode_base64(values.get(key))
     except ValueError as error:
