@@ -37,7 +37,7 @@ from edgeq_device.bundle.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolera
 from edgeq_device.engines.catalog import engine_of_file, installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.prepare.arrays import plain_entry, write_npz
+from edgeq_device.prepare.arrays import make_entry, write_npz
 
 from edgeq import __version__
 from edgeq.errors import BundleError, CalibrationError, DataError, UsageError
@@ -542,7 +542,7 @@ def _zip(files: Mapping[str, Path]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, path in files.items():
-            archive.writestr(plain_entry(name), path.read_bytes())
+            archive.writestr(make_entry(name), path.read_bytes())
     return buffer.getvalue()
 
 

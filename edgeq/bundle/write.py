@@ -27,7 +27,7 @@ import onnx
 from edgeq_device.bundle.manifest import MANIFEST, FileRecord, parse_manifest
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.errors import DeviceError
-from edgeq_device.prepare.arrays import plain_entry
+from edgeq_device.prepare.arrays import make_entry
 from edgeq_device.system.files import open_file, read_file
 from edgeq_device.system.plainjson import MAX_BYTES, parse_json
 from edgeq_device.trust.signature import (
@@ -168,7 +168,7 @@ def write_archive(files: Mapping[str, Content], path: Path) -> None:
     """
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
-            entry = plain_entry(name)
+            entry = make_entry(name)
             if isinstance(content, bytes):
                 archive.writestr(entry, content)
             else:

@@ -24,7 +24,7 @@ from edgeq_device.engines.catalog import EngineSpec, find_library, plugin_of, pr
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.errors import DeviceError
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.prepare.arrays import one_array, read_arrays
+from edgeq_device.prepare.arrays import read_arrays, to_array
 from numpy.typing import NDArray
 
 from edgeq.bundle.verify import opened
@@ -406,7 +406,7 @@ def _judge(found: EmulatedCheck, losses: Sequence[PairedLoss], drop_error: float
 def _answers(session: Session, vectors: Iterable[Vectors], advance: Advance) -> Iterator[Mapping[str, NDArray[Any]]]:
     for inputs, expected in vectors:
         names = sorted(expected)
-        yield dict(zip(names, map(one_array, session.run(names, inputs)), strict=True))
+        yield dict(zip(names, map(to_array, session.run(names, inputs)), strict=True))
         advance(1)
 
 

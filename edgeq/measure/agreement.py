@@ -54,7 +54,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from edgeq_device.bundle.variants import slice_name
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample, Samples
@@ -473,7 +473,7 @@ class Session(Protocol):
 def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
     """Run one sample and return the outputs by name.
 
-    An output that is not a tensor becomes one array: see `edgeq_device.prepare.arrays.one_array`.
+    An output that is not a tensor becomes one array: see `edgeq_device.prepare.arrays.to_array`.
 
     Raises:
         DataError: the session refuses the sample's names, dtypes or shapes.
@@ -481,7 +481,7 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
     """
     names = [output.name for output in session.get_outputs()]
     values = run_feed(session, names, sample.inputs, sample.name, model=model)
-    return dict(zip(names, map(one_array, values), strict=True))
+    return dict(zip(names, map(to_array, values), strict=True))
 
 
 def run_feed(

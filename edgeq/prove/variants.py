@@ -13,7 +13,7 @@ from edgeq_device.bundle.variants import DRAWN, SliceTolerance
 from edgeq_device.engines.catalog import engine_options, parse_version
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import OutputPair, pair_outputs
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 
 from edgeq.backends.base import ESTIMATE, Alternative, Artifact
@@ -119,7 +119,7 @@ def expected_outputs(
 
 def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
     names = list(case.outputs)
-    return dict(zip(names, map(one_array, session.run(names, dict(case.inputs))), strict=True))
+    return dict(zip(names, map(to_array, session.run(names, dict(case.inputs))), strict=True))
 
 
 def _allowed(

@@ -12,7 +12,7 @@ from edgeq_device.bundle.onnxfile import DTYPES
 from edgeq_device.bundle.opening import check_feeds, open_best
 from edgeq_device.engines.sessions import infer, read_device
 from edgeq_device.errors import BundleError, DataError
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.arrays import to_array
 from edgeq_device.prepare.steps import Prepare
 from edgeq_device.trust.keys import check_signature, find_trust
 
@@ -147,5 +147,5 @@ def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
 def _row(array: Any) -> Any:
     """Return an output as one row of scores, or None if it is not one row."""
     if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 1 and array.size == array.shape[-1]:
-        return one_array(array).reshape(-1).astype(np.float64)
+        return to_array(array).reshape(-1).astype(np.float64)
     return None

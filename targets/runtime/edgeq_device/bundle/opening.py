@@ -32,7 +32,7 @@ from edgeq_device.engines.sessions import PROVIDER, open_session
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, OutputError, RuntimeUnavailableError
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import OutputPair, pair_outputs
-from edgeq_device.prepare.arrays import one_array, read_arrays, write_npz
+from edgeq_device.prepare.arrays import read_arrays, to_array, write_npz
 from edgeq_device.system.places import make_draft, move_new
 from edgeq_device.trust.signature import SIGNATURE
 
@@ -121,7 +121,7 @@ def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays, A
         unbounded = next((name for name in names if name not in variant.tolerance), None)
         if unbounded is not None:
             raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {unbounded!r}")
-        yield dict(zip(names, map(one_array, results))), expected, feeds
+        yield dict(zip(names, map(to_array, results))), expected, feeds
 
 
 LEAST_ROWS = 0.5

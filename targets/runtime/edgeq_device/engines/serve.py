@@ -33,7 +33,7 @@ from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import MachineWatch
 from edgeq_device.measure.latency import Burst, Bursts, burst, quiet_collector
 from edgeq_device.measure.scenarios import query_runner
-from edgeq_device.prepare.arrays import one_array, read_frame, write_frame
+from edgeq_device.prepare.arrays import read_frame, to_array, write_frame
 from edgeq_device.system.budget import lift_seconds, without_seconds
 from edgeq_device.system.places import make_temporary_folder
 from edgeq_device.system.programs import build_child_environment
@@ -406,7 +406,7 @@ def _answer(
         return {"session": len(sessions) - 1, **description}, {}
     session, runners = sessions[request["session"]]
     if request["do"] == "run":
-        results = dict(zip(request["outputs"], map(one_array, session.run(request["outputs"], arrays))))
+        results = dict(zip(request["outputs"], map(to_array, session.run(request["outputs"], arrays))))
         return {}, {name: value for name, value in results.items() if not value.dtype.hasobject}
     if request["do"] == "end profiling":
         return {"profile": session.end_profiling()}, {}

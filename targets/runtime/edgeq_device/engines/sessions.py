@@ -46,7 +46,7 @@ from edgeq_device.engines.catalog import (
 )
 from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUnavailableError
 from edgeq_device.measure.features import read_features
-from edgeq_device.prepare.arrays import one_array, read_arrays
+from edgeq_device.prepare.arrays import read_arrays, to_array
 from edgeq_device.system.files import read_file
 from edgeq_device.system.places import make_draft, make_private_cache, make_temporary_folder
 from edgeq_device.system.relay import escape
@@ -305,7 +305,7 @@ def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
         results = session.run(names, dict(feeds))
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise RuntimeUnavailableError(f"onnxruntime fails on this input ({' '.join(str(error).split())})") from error
-    return {name: one_array(result) for name, result in zip(names, results)}
+    return {name: to_array(result) for name, result in zip(names, results)}
 
 
 # Measured behaviour of the option for the folder of external data: up to onnxruntime 1.20 it has no effect, from 1.21

@@ -24,7 +24,7 @@ from edgeq_device.measure.bench import BenchSettings, OnProgress, Report, run_be
 from edgeq_device.measure.environment import pinned
 from edgeq_device.measure.memory import MemoryUse, measure_memory
 from edgeq_device.measure.scenarios import Feed
-from edgeq_device.prepare.arrays import random_feeds, read_arrays
+from edgeq_device.prepare.arrays import draw_feeds, read_arrays
 
 Shapes = Mapping[str, Tuple[int, ...]]
 
@@ -94,7 +94,7 @@ def bench_models(
         remarks += [note for session in sessions.values() for note in getattr(session, "notes", ())]
         _check_same_inputs(sessions)
         session = next(iter(sessions.values()))
-        samples = list(feeds(session) if feeds else random_feeds(session, shapes))
+        samples = list(feeds(session) if feeds else draw_feeds(session, shapes))
         actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}
         memory: Dict[str, Dict[str, int]] = {}
         for name, measure in ((model.name, model.memory) for model in models if model.memory is not None):

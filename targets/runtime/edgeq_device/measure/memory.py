@@ -15,7 +15,7 @@ from edgeq_device.engines.sessions import onnxruntime, open_unchecked
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import read_memory
 from edgeq_device.measure.features import ROOT
-from edgeq_device.prepare.arrays import random_feeds
+from edgeq_device.prepare.arrays import draw_feeds
 from edgeq_device.system.programs import build_child_environment
 
 
@@ -93,7 +93,7 @@ def main() -> int:
         baseline, _ = read_memory(ROOT)
         session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
         loaded, _ = _with_helper(session)
-        for feed in random_feeds(session, order["shapes"], count=1) * 5:
+        for feed in draw_feeds(session, order["shapes"], count=1) * 5:
             session.run(None, feed)
         _, peak = _with_helper(session)
         if baseline is None or loaded is None or peak is None:

@@ -29,14 +29,14 @@ from edgeq_device.system.plainjson import MAX_BYTES, parse_json
 MAX_ARRAY_BYTES = 1 << 32
 
 
-def one_array(value: Any) -> "np.ndarray[Any, Any]":
+def to_array(value: Any) -> "np.ndarray[Any, Any]":
     """Convert the value of one session output to an array that an .npz can store.
 
     Texts become an array of NumPy's own text type. The parts of a sequence are flattened and joined into one row. An
     absent optional value becomes an array without elements.
     """
     if isinstance(value, list):
-        parts = [one_array(part).ravel() for part in value]
+        parts = [to_array(part).ravel() for part in value]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
     array = np.empty(0, np.float32) if value is None else np.asarray(value)
     texts = array.dtype.hasobject and all(isinstance(text, str) for text in array.flat)
@@ -63,10 +63,10 @@ def write_npz(
                 raise DataError(
                     f"{name!r} contains Python objects, which an .npz without pickle cannot store"
                 ) from error
-            archive.writestr(plain_entry(f"{name}.npy"), buffer.getvalue(), compresslevel=level)
+            archive.writestr(make_entry(f"{name}.npy"), buffer.getvalue(), compresslevel=level)
 
 
-def plain_entry(name: str) -> zipfile.ZipInfo:
+def make_entry(name: str) -> zipfile.ZipInfo:
     """Return a zip entry that is compressed and depends only on its name. Its date is the earliest that a zip can
     store, because a real date would make two equal archives differ.
     """
@@ -129,7 +129,7 @@ def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarra
     return arrays
 
 
-def npy_header(stream: IO[bytes]) -> "Tuple[Tuple[int, ...], bool, np.dtype[Any]]":
+def read_npy_header(stream: IO[bytes]) -> "Tuple[Tuple[int, ...], bool, np.dtype[Any]]":
     """Return the shape of an .npy stream, whether its values are in Fortran order, and its dtype. The stream is left at
     the first value.
 
@@ -159,7 +159,7 @@ def _read_npy(stream: IO[bytes], size: int, context: str) -> "np.ndarray[Any, An
     if size > MAX_ARRAY_BYTES:
         raise DataError(f"{context} is larger than {MAX_ARRAY_BYTES} bytes")
     try:
-        shape, fortran, dtype = npy_header(stream)
+        shape, fortran, dtype = read_npy_header(stream)
     except ValueError as error:
         raise DataError(f"{context} is not an .npy array ({error})", fix) from error
     if dtype.hasobject:
@@ -196,7 +196,7 @@ def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
     return shapes
 
 
-def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, Tuple[np.dtype, Tuple[int, ...]]]:
+def find_input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, Tuple[np.dtype, Tuple[int, ...]]]:
     """Return each input's dtype and concrete shape, keyed by input name. A shape in `shapes` takes precedence over the
     model's shape. In the model's shape, each open size becomes 1.
 
@@ -226,7 +226,7 @@ def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, 
     return specs
 
 
-def random_feeds(
+def draw_feeds(
     session: Any, shapes: Optional[Mapping[str, Sequence[int]]] = None, *, count: int = 8, seed: int = 0
 ) -> List[Dict[str, np.ndarray]]:
     """Return `count` random samples that fit the inputs of the session.
@@ -235,18 +235,18 @@ def random_feeds(
     empty.
 
     Raises:
-        UsageError, DataError: for the same reasons as `input_specs`, or if one sample would take more than 2 GiB.
+        UsageError, DataError: for the same reasons as `find_input_specs`, or if one sample would take more than 2 GiB.
     """
-    specs = input_specs(session, shapes or {})
+    specs = find_input_specs(session, shapes or {})
     size = sum(dtype.itemsize * int(np.prod(shape, dtype=object)) for dtype, shape in specs.values())
     if size > _MAX_BYTES:
         raise UsageError(f"one sample would take {size >> 20} MiB", "Give smaller shapes")
     count = max(1, min(count, _MAX_BYTES // 8 // max(1, size)))
     random = np.random.default_rng(seed)
-    return [{name: _values(random, dtype, shape) for name, (dtype, shape) in specs.items()} for _ in range(count)]
+    return [{name: _draw_values(random, dtype, shape) for name, (dtype, shape) in specs.items()} for _ in range(count)]
 
 
-def _values(random: np.random.Generator, dtype: np.dtype, shape: Tuple[int, ...]) -> np.ndarray:
+def _draw_values(random: np.random.Generator, dtype: np.dtype, shape: Tuple[int, ...]) -> np.ndarray:
     if dtype.kind == "f":
         return np.asarray(random.random(shape)).astype(dtype)
     if dtype.kind == "O":
@@ -302,20 +302,20 @@ def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optio
     if size > limits.text:
         raise ValueError(f"a frame of {size} bytes")
     try:
-        content = parse_json(_exactly(stream, size), "a frame", values=limits.values, halves=True)
+        content = parse_json(_read_exactly(stream, size), "a frame", values=limits.values, halves=True)
     except DeviceError as error:
         raise ValueError(str(error)) from error
     listed = content.pop(_LISTED, None)
     if not isinstance(listed, list) or (limits.arrays is not None and len(listed) > limits.arrays):
         raise ValueError("a frame without a list of its arrays, or with too many")
-    specs = [_spec(entry, limits.array) for entry in listed]
+    specs = [_parse_spec(entry, limits.array) for entry in listed]
     total = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in specs)
     if limits.total is not None and total > limits.total:
         raise LargeFrameError(f"arrays of {total} bytes")
     arrays = {}
     for name, dtype, shape in specs:
         count = math.prod(shape)
-        arrays[name] = np.frombuffer(_exactly(stream, count * dtype.itemsize), dtype, count).reshape(shape)
+        arrays[name] = np.frombuffer(_read_exactly(stream, count * dtype.itemsize), dtype, count).reshape(shape)
     return content, arrays
 
 
@@ -336,14 +336,14 @@ def write_frame(stream: IO[bytes], content: Mapping[str, Any], arrays: Mapping[s
     stream.flush()
 
 
-def _exactly(stream: IO[bytes], size: int) -> bytes:
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
     data = stream.read(size)
     if len(data) < size:
         raise EOFError(f"{len(data)} of {size} bytes")
     return data
 
 
-def _spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
+def _parse_spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
     """Return the name, dtype and shape of an array that a frame lists."""
     try:
         name, text, shape = entry

@@ -67,11 +67,11 @@ class Prepare:
         name = step.get("op") if isinstance(step, dict) else None
         try:
             if name in _ARITHMETIC:
-                return _arithmetic(state, name, step["value"])
+                return _apply_arithmetic(state, name, step["value"])
             if name in ("resize", "crop", "letterbox"):
-                return self._on_pixels(state, name, step)
+                return self._apply_to_pixels(state, name, step)
             if name == "layout":
-                return self._ordered(state, step["axes"])
+                return self._order_axes(state, step["axes"])
             if name in _OTHER:
                 return _OTHER[name](state, step)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -81,35 +81,35 @@ class Prepare:
             ) from error
         raise BundleError(f"this runner does not know the preprocessing step {name!r}", "Give tensors by input name")
 
-    def _on_pixels(self, state: "_State", name: str, step: Mapping[str, Any]) -> "_State":
-        size = self._size() if step["size"] == "model" else (int(step["size"][0]), int(step["size"][1]))
+    def _apply_to_pixels(self, state: "_State", name: str, step: Mapping[str, Any]) -> "_State":
+        size = self._find_size() if step["size"] == "model" else (int(step["size"][0]), int(step["size"][1]))
         if size is None:
             if name == "letterbox":
                 raise DataError("letterbox needs the model's width and height, which are open", "Give tensors")
             return state
         if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
             raise BundleError(f"the preprocessing makes an image of {size[0]}x{size[1]} pixels", "Give tensors")
-        pixels = state.pixels()
+        pixels = state.to_pixels()
         rounding = _ROUNDINGS[step.get("rounding", "floor")]
         height, width = pixels.shape[:2]
         if name == "crop":
             x_offset, y_offset = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
             if x_offset < 0 or y_offset < 0:
                 raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}")
-            return state.with_pixels(pixels[y_offset : y_offset + size[1], x_offset : x_offset + size[0]])
+            return state.replace_pixels(pixels[y_offset : y_offset + size[1], x_offset : x_offset + size[0]])
         rule = "fit" if name == "letterbox" else step.get("rule", "exact")
-        pixels = _resized(pixels, _planned(width, height, size, rule, rounding), step.get("filter", "bilinear"))
+        pixels = _resize(pixels, _plan_size(width, height, size, rule, rounding), step.get("filter", "bilinear"))
         if name == "resize":
-            return state.with_pixels(pixels)
+            return state.replace_pixels(pixels)
         height, width = pixels.shape[:2]
         centred = step.get("position", "top-left") == "center"
         x_offset, y_offset = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
         canvas = np.empty((size[1], size[0], pixels.shape[2]), pixels.dtype)
         canvas[:] = step.get("value", [114])
         canvas[y_offset : y_offset + height, x_offset : x_offset + width] = pixels
-        return state.with_pixels(canvas)
+        return state.replace_pixels(canvas)
 
-    def _axes(self, have: str) -> str:
+    def _find_axes(self, have: str) -> str:
         """Return the axes of the model's input. A size of 1 or 3 may be the number of channels. Channels come last if
         the last size is 1 or 3 and the size in the channels-first position is not. Otherwise they come first.
         """
@@ -122,16 +122,16 @@ class Prepare:
             return "N" + have
         return have if len(shape) == len(have) else ""
 
-    def _size(self) -> Optional[Tuple[int, int]]:
+    def _find_size(self) -> Optional[Tuple[int, int]]:
         """Return the width and height of the model's input, or None if they are open."""
-        axes = self._axes("HWC")
+        axes = self._find_axes("HWC")
         if "H" not in axes or len(axes) != len(self._shape):
             return None
         height, width = self._shape[axes.index("H")], self._shape[axes.index("W")]
         return (width, height) if isinstance(height, int) and isinstance(width, int) else None
 
-    def _ordered(self, state: "_State", axes: str) -> "_State":
-        want = self._axes(state.axes.replace("N", "")) if axes == "model" else axes
+    def _order_axes(self, state: "_State", axes: str) -> "_State":
+        want = self._find_axes(state.axes.replace("N", "")) if axes == "model" else axes
         if axes == "model" and not (want and state.axes):
             return state
         if not state.axes or set(state.axes) - set(want):
@@ -147,7 +147,7 @@ class _State:
     def __init__(self, array: Array, axes: str, channels: str) -> None:
         self.array, self.axes, self.channels = array, axes, channels
 
-    def pixels(self) -> Array:
+    def to_pixels(self) -> Array:
         """Return the array as [H, W, C]."""
         if not set("HW") <= set(self.axes):
             raise DataError(f"shape {list(self.array.shape)} is not known to be an image", "Give uint8 [H, W, 3]")
@@ -157,7 +157,7 @@ class _State:
             return array.transpose([pixel_axes.index(axis) for axis in "HW"])[:, :, None]
         return array.transpose([pixel_axes.index(axis) for axis in "HWC"])
 
-    def with_pixels(self, pixels: Array) -> "_State":
+    def replace_pixels(self, pixels: Array) -> "_State":
         """Return an item with the same axes and other pixels, given as [H, W, C]."""
         pixel_axes = "".join(axis for axis in self.axes if axis in "HWC")
         order = pixel_axes if "C" in pixel_axes else pixel_axes + "C"
@@ -176,7 +176,7 @@ def read_image(item: Any) -> Array:
         DataError: the item is not a readable image, or has too many pixels.
         RuntimeUnavailableError: Pillow is not installed.
     """
-    pillow = _pillow()
+    pillow = _import_pillow()
     try:
         if not isinstance(item, pillow.Image):
             check_file(Path(item))
@@ -189,7 +189,7 @@ def read_image(item: Any) -> Array:
         raise DataError(f"{item} cannot be read as an image ({error})", "Give a .jpg or .png, or tensors") from error
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
@@ -199,7 +199,7 @@ def _pillow() -> Any:
     return Image
 
 
-def _planned(
+def _plan_size(
     width: int, height: int, size: Tuple[int, int], rule: str, rounding: Callable[[float], int]
 ) -> Tuple[int, int]:
     """Return the new width and height of an image."""
@@ -212,7 +212,7 @@ def _planned(
     return rounding(size[0] * width / short_or_long), rounding(size[0] * height / short_or_long)
 
 
-def _resized(pixels: Array, size: Tuple[int, int], name: str) -> Array:
+def _resize(pixels: Array, size: Tuple[int, int], name: str) -> Array:
     if size == (pixels.shape[1], pixels.shape[0]):
         return pixels
     if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
@@ -220,17 +220,17 @@ def _resized(pixels: Array, size: Tuple[int, int], name: str) -> Array:
     if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3):
         raise DataError(f"resize takes uint8 of 1 or 3 channels, not {pixels.dtype}{list(pixels.shape)}")
     single = pixels.shape[2] == 1
-    image = _pillow().fromarray(np.ascontiguousarray(pixels[:, :, 0] if single else pixels))
+    image = _import_pillow().fromarray(np.ascontiguousarray(pixels[:, :, 0] if single else pixels))
     array = np.asarray(image.resize(size, _FILTERS[name]))
     return array[:, :, None] if single else array
 
 
-def _floating(array: Array) -> Array:
+def _to_float(array: Array) -> Array:
     return array if array.dtype.kind == "f" else array.astype(np.float32)
 
 
-def _arithmetic(state: _State, name: str, value: Any) -> _State:
-    array = _floating(state.array)
+def _apply_arithmetic(state: _State, name: str, value: Any) -> _State:
+    array = _to_float(state.array)
     constant = np.asarray(value, array.dtype)
     if constant.ndim:
         shape = [1] * array.ndim
@@ -241,32 +241,32 @@ def _arithmetic(state: _State, name: str, value: Any) -> _State:
 
 
 def _center(state: _State, step: Mapping[str, Any]) -> _State:
-    array = _floating(state.array)
+    array = _to_float(state.array)
     mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
     return _State(np.asarray(array - mean, array.dtype), state.axes, state.channels)
 
 
-def _dtype(state: _State, step: Mapping[str, Any]) -> _State:
+def _cast(state: _State, step: Mapping[str, Any]) -> _State:
     if step["dtype"] not in _DTYPES:
         raise ValueError(f"dtype {step['dtype']!r}")
     return _State(state.array.astype(step["dtype"]), state.axes, state.channels)
 
 
-def _channels(state: _State, step: Mapping[str, Any]) -> _State:
+def _order_channels(state: _State, step: Mapping[str, Any]) -> _State:
     order = step["order"]
     if order == "L":
         if "C" not in state.axes:
             return state
-        pixels = state.pixels()
+        pixels = state.to_pixels()
         pixels = pixels[:, :, ::-1] if state.channels == "BGR" else pixels
-        grey = pixels if pixels.shape[2] == 1 else _grey(pixels)
-        return state.with_pixels(grey)
+        grey = pixels if pixels.shape[2] == 1 else _to_grey(pixels)
+        return state.replace_pixels(grey)
     if state.channels == order:
         return state
     return _State(np.flip(state.array, state.axes.index("C")), state.axes, order)
 
 
-def _grey(pixels: Array) -> Array:
+def _to_grey(pixels: Array) -> Array:
     """Return the grey values that Pillow computes."""
     red, green, blue = (pixels[:, :, i].astype(np.uint32) for i in range(3))
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)[:, :, None]
@@ -282,8 +282,8 @@ def _reshape(state: _State, step: Mapping[str, Any]) -> _State:
 
 _OTHER: Dict[str, Callable[[_State, Mapping[str, Any]], _State]] = {
     "center": _center,
-    "channels": _channels,
-    "dtype": _dtype,
+    "channels": _order_channels,
+    "dtype": _cast,
     "expand": _expand,
     "reshape": _reshape,
 }
