@@ -138,9 +138,9 @@ def _model_load(path: Path) -> None:
 @layer("model-wire", _models, mutate=_ONNX, cases=5000)
 def _model_wire(path: Path) -> None:
     from edgeq_device.bundle.onnxfile import read_onnx
-    from edgeq_device.bundle.options import model_options
+    from edgeq_device.bundle.options import read_model_options
 
-    model_options(path, "model")
+    read_model_options(path, "model")
     read_onnx(path, "model")
 
 

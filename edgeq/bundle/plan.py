@@ -28,7 +28,7 @@ from edgeq_device.bundle.manifest import (
     MANIFEST,
     SCHEMA_VERSION,
     check_file_names,
-    directory_hash,
+    hash_directory,
     is_plain_name,
 )
 from edgeq_device.bundle.options import provider_problem, session_problem
@@ -357,7 +357,7 @@ def _groups(variants: Mapping[str, ModelFiles]) -> Sequence[tuple[list[str], dic
 
 
 def _add_asset(files: Mapping[str, StoredFile], assets: dict[str, StoredFile]) -> str:
-    digest = directory_hash({name: file.sha256 for name, file in files.items()})
+    digest = hash_directory({name: file.sha256 for name, file in files.items()})
     assets.update({f"shared_assets/sha256-{digest}/{name}": file for name, file in files.items()})
     return f"sha256:{digest}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeq_device.bundle.select import wrong_here
+from edgeq_device.bundle.select import find_wrong_kernels
 from edgeq_device.engines.catalog import (
     EngineSpec,
     WrongKernels,
@@ -108,7 +108,7 @@ def _platform_of(machine: Machine) -> str:
 def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
     """Return the operators or kernels that the installed onnxruntime is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
-    return wrong_here(installed, machine.architecture, machine.features) if installed else ()
+    return find_wrong_kernels(installed, machine.architecture, machine.features) if installed else ()
 
 
 def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:

@@ -53,7 +53,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from edgeq_device.bundle.variants import slice_name
+from edgeq_device.bundle.variants import name_slice
 from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 
@@ -95,7 +95,7 @@ class SliceAgreement:
     @property
     def where(self) -> str:
         """Return a text that names the slice's position in the output."""
-        return slice_name(self.axis, self.first, self.last)
+        return name_slice(self.axis, self.first, self.last)
 
 
 @dataclass(frozen=True)

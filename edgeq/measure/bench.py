@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
-from edgeq_device.bundle.select import precision_of
+from edgeq_device.bundle.select import read_precision
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.engines.catalog import FLOAT, plugin_of
 from edgeq_device.engines.sessions import read_device
@@ -208,7 +208,7 @@ def variant_settings(variant: Variant, settings: SessionSettings | None = None) 
     return replace(
         settings or SessionSettings(),
         engine=engine,
-        precision=precision_of(variant, engine) if engine is not None else FLOAT,
+        precision=read_precision(variant, engine) if engine is not None else FLOAT,
         providers=tuple(dict.fromkeys((variant.ep, "CPUExecutionProvider"))),
         config=dict(variant.session_options),
         optimization=variant.info.get("optimization", "all"),

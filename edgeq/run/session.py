@@ -18,8 +18,8 @@ import edgeq_device.engines.serve
 from edgeq_device.bundle.options import (
     BRIEF_SPIN,
     ignore_options_in_models,
-    model_options,
-    rules,
+    load_rules,
+    read_model_options,
     session_options,
     session_problem,
 )
@@ -168,7 +168,7 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
     if isinstance(model, Path) and engine_of_file(model.name) is not None:
         return settings
     with device_errors():
-        carried = model_options(model, "the model" if isinstance(model, bytes) else str(model))
+        carried = read_model_options(model, "the model" if isinstance(model, bytes) else str(model))
     return replace(settings, config={**carried, **settings.config}) if carried else settings
 
 
@@ -200,8 +200,8 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise UsageError(f"--session-option {text!r} has no value", "Write KEY=VALUE")
-        if key not in rules():
-            hint = closest(key, rules(), "They are listed in docs/bundle.md")
+        if key not in load_rules():
+            hint = closest(key, load_rules(), "They are listed in docs/bundle.md")
             raise UsageError(f"--session-option {key!r} is not one that edgeq sets", hint)
         problem = session_problem(key, value, references=False)
         if problem:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bundle.options import BRIEF_SPIN, OptionRule, provider_problem, rules, session_problem
+from edgeq_device.bundle.options import BRIEF_SPIN, OptionRule, load_rules, provider_problem, session_problem
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import EngineSpec, engine_options, engines
@@ -43,8 +43,8 @@ RUNTIME = ROOT / "targets" / "runtime"
 CPU, CUDA, TRT, QNN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "QNN"))
 PRECISION = "session.x64quantprecision"
 PROVIDERS = tuple(read_table("bundle/options.json")["providers"])
-ALL = [("", key, rule) for key, rule in rules().items()] + [
-    (ep, key, rule) for ep in PROVIDERS for key, rule in rules(ep).items()
+ALL = [("", key, rule) for key, rule in load_rules().items()] + [
+    (ep, key, rule) for ep in PROVIDERS for key, rule in load_rules(ep).items()
 ]
 
 # All options of ONNX Runtime 1.31.1 that open, write or load something or that set threads, and unknown options.

@@ -56,7 +56,7 @@ def test_the_cpu_where_there_is_no_gpu() -> None:
     bare = gpu_device(gpu_problem="this device has no NVIDIA driver")
     choice = select(ALL, bare)
     assert choice.variant.name == "cpu"
-    assert all("this device has no NVIDIA driver" in verdict.reasons for verdict in choice.others)
+    assert all("this device has no NVIDIA driver" in verdict.reasons for verdict in choice.rejected)
 
 
 def test_a_table_is_for_old_tensorrt_only() -> None:

@@ -27,7 +27,7 @@ def test_the_highest_rank_that_fits_wins(features: str, expected: str) -> None:
 def test_reasons_for_the_others() -> None:
     choice = select(EVERY, device("avx2 fma"))
     assert choice.why == "rank 30 is the highest here; this device has avx2, fma"
-    reasons = {verdict.variant.name: verdict.reasons for verdict in choice.others}
+    reasons = {verdict.variant.name: verdict.reasons for verdict in choice.rejected}
     assert reasons == {
         "base": (),
         "vnni": ("this device has no avx512_vnni",),

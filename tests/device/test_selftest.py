@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import SelfTestResult, compare, run_selftest
+from edgeq_device.bundle.opening import SelfTestResult, compare_arrays, run_selftest
 from edgeq_device.bundle.variants import SliceTolerance
 from edgeq_device.errors import BundleError
 
@@ -62,7 +62,7 @@ def test_vectors_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_texts_are_compared_of_arrays_of_any_width() -> None:
-    assert compare(np.array(["a"]), np.array(["a"], dtype="<U7")) == (0.0, "")
+    assert compare_arrays(np.array(["a"]), np.array(["a"], dtype="<U7")) == (0.0, "")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_texts_are_compared_of_arrays_of_any_width() -> None:
     ],
 )
 def test_what_differs_besides_values(found: np.ndarray, expected: np.ndarray, says: str) -> None:
-    error, problem = compare(found, expected)
+    error, problem = compare_arrays(found, expected)
     assert error == float("inf")
     assert says in problem
 
@@ -85,8 +85,8 @@ def test_what_differs_besides_values(found: np.ndarray, expected: np.ndarray, sa
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "bool", "float16", "int64", "float64"])
 def test_every_kind_of_number_compares(dtype: str) -> None:
     left, right = np.array([0, 1], dtype), np.array([1, 1], dtype)
-    assert compare(left, right) == (1.0, "")
-    assert compare(left[:0], right[:0]) == (0.0, "")
+    assert compare_arrays(left, right) == (1.0, "")
+    assert compare_arrays(left[:0], right[:0]) == (0.0, "")
 
 
 def test_a_slice_has_a_tolerance_of_its_own(tmp_path: Path) -> None:

@@ -57,15 +57,15 @@ def test_engines_lie_in_the_users_cache_by_bundle_gpu_version_and_model(built: V
 
 
 def test_an_engine_beside_the_bundle_is_not_used_and_a_note_tells_so_once(built: Variant) -> None:
-    assert built.beside is not None
+    assert built.old_engines is not None
     key = engine_key(built, T4, "10.13.0")
     for name in (key, key.replace(key.rpartition("-")[2], key.rpartition("-")[2][:16])):
-        (built.beside / name).mkdir(parents=True)
-        (built.beside / name / "x.engine").write_bytes(b"hostile")
+        (built.old_engines / name).mkdir(parents=True)
+        (built.old_engines / name / "x.engine").write_bytes(b"hostile")
     engine = plan_engine(built, [T4], "10.13.0")
     assert not engine.cached
-    assert not any(str(built.beside) in value for value in engine.options.values())
-    assert f"{built.beside} is not used" in engine.note
+    assert not any(str(built.old_engines) in value for value in engine.options.values())
+    assert f"{built.old_engines} is not used" in engine.note
     (engine.folder / "x.engine").write_bytes(b"")
     assert plan_engine(built, [T4], "10.13.0").note == ""
 

@@ -196,10 +196,10 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     if arguments.top or any(Path(text).suffix.lower() in IMAGES for text in arguments.inputs):
         return _answer(bundle, arguments)
-    from edgeq_device.bundle.opening import open_best, open_variant, output_place, read_feeds, save_outputs
+    from edgeq_device.bundle.opening import choose_output_path, open_best, open_variant, read_feeds, save_outputs
     from edgeq_device.engines.sessions import infer, read_device
 
-    output = output_place(bundle, arguments.output)
+    output = choose_output_path(bundle, arguments.output)
 
     def run(variant: Variant, threads: int) -> Dict[str, Any]:
         session = open_variant(variant, threads)
@@ -227,7 +227,7 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
-    from edgeq_device.bundle.opening import output_place, read_feeds, save_outputs
+    from edgeq_device.bundle.opening import choose_output_path, read_feeds, save_outputs
     from edgeq_device.program import Model
 
     images = [text for text in arguments.inputs if Path(text).suffix.lower() in IMAGES]
@@ -235,7 +235,7 @@ def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
         raise UsageError(
             "images and tensors are mixed, or there are several images", "Give one kind, and --top with several images"
         )
-    output = None if arguments.top and arguments.output is None else output_place(bundle, arguments.output)
+    output = None if arguments.top and arguments.output is None else choose_output_path(bundle, arguments.output)
     with Model(bundle, arguments.variant, arguments.threads) as model:
         named = images or [", ".join(arguments.inputs)]
         results = [model.run(item) for item in images] or [model.run(read_feeds(model.session, arguments.inputs))]

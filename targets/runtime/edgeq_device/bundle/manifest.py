@@ -152,15 +152,15 @@ def parse_manifest(values: Mapping[str, Any], context: str) -> Manifest:
     for key in ("package_name", "package_version", "description"):
         if key in values and not isinstance(values[key], str):
             raise BundleError(f"{context}: {key} is not a string")
-    metadata = object_in(values.get("additional_metadata"), f"{context}: additional_metadata")
-    edgeq = object_in(metadata.get("edgeq"), f"{context}: additional_metadata.edgeq")
+    metadata = require_object(values.get("additional_metadata"), f"{context}: additional_metadata")
+    edgeq = require_object(metadata.get("edgeq"), f"{context}: additional_metadata.edgeq")
     if edgeq.get("bundle_schema") not in _BUNDLE_SCHEMAS:
         raise BundleError(
             f"{context}: bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes up to {BUNDLE_SCHEMA!r}",
             "Use the edgeq version that made the bundle, or a newer one",
         )
     components: Dict[str, str] = {}
-    for name, place in object_in(values.get("components"), f"{context}: components").items():
+    for name, place in require_object(values.get("components"), f"{context}: components").items():
         if not is_plain_name(name) or not isinstance(place, str):
             raise BundleError(f"{context}: component {name!r} is not a plain name with the path of a directory")
         components[name] = check_file_name(place, context)
@@ -176,12 +176,12 @@ def parse_manifest(values: Mapping[str, Any], context: str) -> Manifest:
 
 def _parse_files(values: object, context: str) -> Dict[str, FileRecord]:
     records: Dict[str, FileRecord] = {}
-    entries = object_in(values, f"{context}: additional_metadata.edgeq.files")
+    entries = require_object(values, f"{context}: additional_metadata.edgeq.files")
     if len(entries) > MAX_FILES:
         raise BundleError(f"{context}: more than {MAX_FILES} files")
     check_file_names([MANIFEST, SIGNATURE, *entries], context)
     for name, entry in entries.items():
-        record = object_in(entry, f"{context}: file {name!r}")
+        record = require_object(entry, f"{context}: file {name!r}")
         sha256, size = record.get("sha256"), record.get("size")
         if set(record) != {"sha256", "size"} or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
             raise BundleError(f"{context}: file {name!r} has no proper sha256 and size")
@@ -206,7 +206,7 @@ def resolve_reference(reference: str, directory: str, context: str) -> str:
     return check_file_name(f"{directory}/{check_file_name(reference, context)}", context)
 
 
-def strings_in(values: Mapping[str, Any], key: str, context: str) -> List[str]:
+def read_strings(values: Mapping[str, Any], key: str, context: str) -> List[str]:
     """Return the list of strings under `key`, or an empty list if the key is absent."""
     strings = values.get(key, [])
     if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
@@ -225,7 +225,7 @@ def check_keys(values: Mapping[str, Any], keys: "frozenset[str]", context: str) 
         raise BundleError(f"{context}: unknown key {unknown[0][:100]!r}")
 
 
-def object_in(value: object, context: str) -> Dict[str, Any]:
+def require_object(value: object, context: str) -> Dict[str, Any]:
     """Return `value` if it is a JSON object.
 
     Raises:
@@ -236,13 +236,13 @@ def object_in(value: object, context: str) -> Dict[str, Any]:
     return value
 
 
-def texts_in(value: object, context: str) -> Dict[str, str]:
+def read_texts(value: object, context: str) -> Dict[str, str]:
     """Return `value` if it is a JSON object whose values are all strings.
 
     Raises:
         BundleError: the value is not such an object.
     """
-    values = object_in(value, context)
+    values = require_object(value, context)
     if not all(isinstance(item, str) for item in values.values()):
         raise BundleError(f"{context} contains a value that is not a string")
     return values
@@ -259,11 +259,11 @@ class Hashed:
 
     Attributes:
         root: the bundle's directory.
-        found: identity of each file and folder, by its path relative to `root`; "." is `root` itself.
+        identities: identity of each file and folder, by its path relative to `root`; "." is `root` itself.
     """
 
     root: Path
-    found: Mapping[str, Identity]
+    identities: Mapping[str, Identity]
 
     def check(self) -> None:
         """Refuse the directory if a file or folder in it was changed, replaced or moved after the files were hashed.
@@ -271,25 +271,25 @@ class Hashed:
         Raises:
             BundleError: a file or folder differs; the message names the first.
         """
-        for name, recorded in self.found.items():
+        for name, recorded in self.identities.items():
             try:
-                now = identity((self.root / name).lstat())
+                now = identify((self.root / name).lstat())
             except OSError as error:
                 raise BundleError(f"{self.root}: {name} was removed since it was hashed", AGAIN) from error
             if now[: len(recorded)] != recorded:
                 raise BundleError(f"{self.root}: {name} was changed since it was hashed", AGAIN)
 
 
-def identity(state: os.stat_result) -> Identity:
+def identify(state: os.stat_result) -> Identity:
     """Return numbers that identify the state of a file or folder. They change when a file is written, replaced, linked
     or moved, or when the entries of a folder change.
     """
     return (state.st_dev, state.st_ino, state.st_mode, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
-def root_identity(root: Path) -> Identity:
+def identify_root(root: Path) -> Identity:
     """Return numbers that change when another folder replaces `root`, but not when files are added to it."""
-    return identity(root.lstat())[:_PLACE]
+    return identify(root.lstat())[:_PLACE]
 
 
 MAX_TOTAL = 1 << 40
@@ -391,12 +391,12 @@ def check_listing(
     declared = set(records) | {MANIFEST}
     missing, unlisted = sorted(declared - set(sizes)), sorted(set(sizes) - declared - {SIGNATURE})
     if missing:
-        raise BundleError(f"{context}: {missing[0]} is missing{_and_more(missing)}", AGAIN)
+        raise BundleError(f"{context}: {missing[0]} is missing{_count_more(missing)}", AGAIN)
     extra = [name for name in unlisted if not (in_use and is_harmless(name))]
     if extra:
         compiled = "__pycache__/" in extra[0]
         raise BundleError(
-            f"{context}: {extra[0]} is not in the manifest{_and_more(extra)}",
+            f"{context}: {extra[0]} is not in the manifest{_count_more(extra)}",
             "Remove the __pycache__ folders, compiled code that no hash covers"
             if compiled
             else "Remove files that do not belong to the bundle, or get the bundle again",
@@ -420,11 +420,11 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
     folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
     name = "."
     try:
-        identities = {name: identity((root / name).lstat()) for name in sorted(folders)}
-        identities["."] = root_identity(root)
+        identities = {name: identify((root / name).lstat()) for name in sorted(folders)}
+        identities["."] = identify_root(root)
         for name, record in sorted(records.items()):
-            with open_file(root / name, follow=False) as stream, _sink(to, name) as sink:
-                identities[name] = identity(os.fstat(stream.fileno()))
+            with open_file(root / name, follow=False) as stream, _open_sink(to, name) as sink:
+                identities[name] = identify(os.fstat(stream.fileno()))
                 check_content(stream, record, f"{root}: {name}", sink)
     except OSError as error:
         if to is not None and error.errno in _FULL:
@@ -433,7 +433,7 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
     return Hashed(root, identities)
 
 
-def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
+def _open_sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
     """Open the new file `name` under `to`, or nothing if `to` is None."""
     if to is None:
         return nullcontext()
@@ -441,7 +441,7 @@ def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
     return (to / name).open("xb")
 
 
-def extract(
+def extract_files(
     archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], records: Mapping[str, FileRecord], to: Path
 ) -> None:
     """Write the declared files of `archive` to `to`, and hash them at the same time. Stop at the first file of a wrong
@@ -457,7 +457,7 @@ def extract(
         raise OutputError(f"{context}: unpacking takes {total} bytes, more than is free in {to.parent}", SET_TMPDIR)
     for name, record in sorted(records.items()):
         try:
-            with archive.open(entries[name]) as stream, _sink(to, name) as sink:
+            with archive.open(entries[name]) as stream, _open_sink(to, name) as sink:
                 check_content(stream, record, f"{context}: {name}", sink)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             raise BundleError(f"{context}: {name} cannot be unpacked ({error})", AGAIN) from error
@@ -476,11 +476,11 @@ def check_assets(records: Mapping[str, FileRecord], context: str) -> None:
             _, folder, inner = name.split("/", 2) if name.count("/") >= 2 else ("", "", "")
             assets.setdefault(folder, {})[inner] = record.sha256
     for folder, members in sorted(assets.items()):
-        if folder != f"sha256-{directory_hash(members)}":
+        if folder != f"sha256-{hash_directory(members)}":
             raise BundleError(f"{context}: shared asset {folder!r} does not have the hash in its name", AGAIN)
 
 
-def directory_hash(members: Mapping[str, str]) -> str:
+def hash_directory(members: Mapping[str, str]) -> str:
     """Return the hash that the format assigns to a directory: the sha256 of lines `<sha256> <relative path>`, sorted by
     path.
     """
@@ -509,5 +509,5 @@ def check_content(stream: IO[bytes], record: FileRecord, title: str, sink: Optio
         raise BundleError(f"{title} was changed: its sha256 is not the one in the manifest", AGAIN)
 
 
-def _and_more(names: "list[str]") -> str:
+def _count_more(names: "list[str]") -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -23,7 +23,7 @@ import numpy as np
 
 from edgeq_device.bundle.manifest import MANIFEST, check_file_names, is_harmless
 from edgeq_device.bundle.onnxfile import DTYPES
-from edgeq_device.bundle.package import MAIN, Bundle, beside
+from edgeq_device.bundle.package import MAIN, Bundle, path_next_to
 from edgeq_device.bundle.select import CPU, Choice, Device, select
 from edgeq_device.bundle.variants import DRAWN, SliceTolerance, Variant
 from edgeq_device.engines.catalog import installed_version, plugin_of
@@ -100,11 +100,11 @@ def run_selftest(variant: Variant, session: Any) -> SelfTestResult:
         RuntimeUnavailableError: the process that runs the model has crashed or hangs.
         DataError: the vectors cannot be read.
     """
-    outputs = check_outputs(_answers(variant, session), variant.tolerance, variant.slices, variant.basis)
+    outputs = check_outputs(_run_cases(variant, session), variant.tolerance, variant.slices, variant.basis)
     return SelfTestResult(len(variant.cases), outputs)
 
 
-def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays, Arrays]]:
+def _run_cases(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays, Arrays]]:
     """Yield the session's outputs, the expected outputs and the inputs of each case."""
     for case in variant.cases:
         feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
@@ -147,8 +147,8 @@ def check_outputs(
     for outputs, expected, inputs in answers:
         pairs = {pair.name: pair for pair in pair_outputs(basis, expected, outputs, inputs)}
         for name, output in outputs.items():
-            actual, target, problem = _counted(pairs[name]) if name in pairs else (output, expected[name], "")
-            error, difference = compare(actual, target)
+            actual, target, problem = _mask_uncounted(pairs[name]) if name in pairs else (output, expected[name], "")
+            error, difference = compare_arrays(actual, target)
             output_checks = [OutputCheck(name, error, problem or difference, tolerance[name])]
             for part in slices.get(name, ()):
                 error, problem = _compare_slice(actual, target, part)
@@ -160,7 +160,7 @@ def check_outputs(
     return tuple(checks[key] for key in sorted(checks))
 
 
-def _counted(pair: OutputPair) -> Tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", str]:
+def _mask_uncounted(pair: OutputPair) -> Tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", str]:
     """Return the output and the expected output with zeros in place of the elements that do not count, and a
     description of what cannot be compared ("" if there is nothing).
     """
@@ -183,12 +183,12 @@ def _compare_slice(
     if part.axis >= expected.ndim or part.last >= expected.shape[part.axis]:
         return float("inf"), f"there is no such part of shape {expected.shape}"
     if actual.shape != expected.shape:
-        return compare(actual, expected)
+        return compare_arrays(actual, expected)
     place = (slice(None),) * part.axis + (slice(part.first, part.last + 1),)
-    return compare(actual[place], expected[place])
+    return compare_arrays(actual[place], expected[place])
 
 
-def compare(actual: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
+def compare_arrays(actual: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
     """Return the largest absolute difference in float64, and a description of any other difference ("" if there is
     none).
     """
@@ -257,7 +257,7 @@ def open_best(
                 raise
             failed[choice.variant.name] = str(error)
             continue
-        better = [v for v in choice.others if v.variant.rank > choice.variant.rank and not v.fits]
+        better = [v for v in choice.rejected if v.variant.rank > choice.variant.rank and not v.fits]
         better.sort(key=lambda verdict: -verdict.variant.rank)
         return OpenedVariant(choice, session, tuple(f"not {v.variant.name}: {'; '.join(v.reasons)}" for v in better))
 
@@ -362,7 +362,7 @@ def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> No
             raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
 
 
-def output_place(bundle: Bundle, path: Optional[Path]) -> Path:
+def choose_output_path(bundle: Bundle, path: Optional[Path]) -> Path:
     """Return the path for outputs: `path`, or one next to the bundle if `path` is None.
 
     Raises:
@@ -370,14 +370,14 @@ def output_place(bundle: Bundle, path: Optional[Path]) -> Path:
             the bundle invalid.
     """
     root = bundle.source.resolve()
-    path = beside(bundle.source, ".outputs.npz") if path is None else path
+    path = path_next_to(bundle.source, ".outputs.npz") if path is None else path
     place = path.absolute().parent.resolve() / path.name
-    if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
+    if place == root or (root in place.parents and not _can_join(bundle, place.relative_to(root).as_posix())):
         raise OutputError(f"{path} is in the bundle, and would replace or add to its files", "Write it elsewhere")
     return place
 
 
-def _may_join(bundle: Bundle, name: str) -> bool:
+def _can_join(bundle: Bundle, name: str) -> bool:
     """Return whether a file with this relative name may be in the bundle's directory on every system."""
     names = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
     try:

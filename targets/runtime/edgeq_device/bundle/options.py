@@ -68,7 +68,7 @@ class OptionRule:
 
 
 @lru_cache
-def rules(provider: str = "") -> Mapping[str, OptionRule]:
+def load_rules(provider: str = "") -> Mapping[str, OptionRule]:
     """Return the rules for the options of an execution provider, keyed by option. Without a provider, return the rules
     for session options.
     """
@@ -89,8 +89,8 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
         references: True if an option may refer to files of the bundle. False for options that a user or a model gives,
             because only the writer of a bundle may set an option that refers to its files.
     """
-    problem = _problem(rules(), key, value, "is not one that a bundle may set")
-    if not problem and not references and rules()[key].place:
+    problem = _describe_problem(load_rules(), key, value, "is not one that a bundle may set")
+    if not problem and not references and load_rules()[key].place:
         return "is one that the writer of the bundle sets itself"
     return problem
 
@@ -99,11 +99,11 @@ def provider_problem(ep: str, key: str, value: str) -> str:
     """Return why a bundle may not set option `key` of execution provider `ep` to `value`. The answer has the form of
     `session_problem`'s.
     """
-    if value in _engine_values(ep, key):
+    if value in _read_engine_values(ep, key):
         return ""
-    if not rules(ep):
-        return f"is refused: a bundle may set none of {_quoted(ep)}"
-    return _problem(rules(ep), key, value, f"is not one that a bundle may set of {ep}")
+    if not load_rules(ep):
+        return f"is refused: a bundle may set none of {_quote(ep)}"
+    return _describe_problem(load_rules(ep), key, value, f"is not one that a bundle may set of {ep}")
 
 
 def read_session_options(
@@ -120,8 +120,8 @@ def read_session_options(
     """
     resolved = {}
     for key, value in options.items():
-        _refuse(session_problem(key, value), f"{context}: session option {_quoted(key)}")
-        place = rules()[key].place
+        _refuse(session_problem(key, value), f"{context}: session option {_quote(key)}")
+        place = load_rules()[key].place
         resolved[key] = resolve(value, place) if place else value
     return resolved
 
@@ -132,13 +132,13 @@ def read_provider_options(
     """Do the work of `read_session_options` for the options of execution provider `ep`."""
     resolved = {}
     for key, value in options.items():
-        _refuse(provider_problem(ep, key, value), f"{context}: provider option {_quoted(key)}")
-        rule = rules(ep).get(key)
+        _refuse(provider_problem(ep, key, value), f"{context}: provider option {_quote(key)}")
+        rule = load_rules(ep).get(key)
         resolved[key] = resolve(value, rule.place) if rule is not None and rule.place else value
     return resolved
 
 
-def _engine_values(ep: str, key: str) -> List[str]:
+def _read_engine_values(ep: str, key: str) -> List[str]:
     """Return the values that `key` has in the description of the plug-in engine with provider `ep`, one for each
     precision.
 
@@ -161,11 +161,11 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
         BundleError: a name has no row; the message contains the name.
     """
     for key in session:
-        if key not in rules():
-            raise BundleError(f"session option {_quoted(key)} is not one that a bundle may set", _FIX)
+        if key not in load_rules():
+            raise BundleError(f"session option {_quote(key)} is not one that a bundle may set", _FIX)
     for key in provider:
-        if key not in rules(ep) and not _engine_values(ep, key):
-            raise BundleError(f"provider option {_quoted(key)} is not one that a bundle may set of {ep}", _FIX)
+        if key not in load_rules(ep) and not _read_engine_values(ep, key):
+            raise BundleError(f"provider option {_quote(key)} is not one that a bundle may set of {ep}", _FIX)
 
 
 def ignore_options_in_models() -> None:
@@ -186,7 +186,7 @@ def check_table_name(name: str, context: str) -> None:
         BundleError: the name does not have that form.
     """
     ep, key = TABLE_OPTION
-    _refuse(provider_problem(ep, key, name), f"{context}: table {_quoted(name)}")
+    _refuse(provider_problem(ep, key, name), f"{context}: table {_quote(name)}")
 
 
 def _refuse(problem: str, option: str) -> None:
@@ -194,18 +194,18 @@ def _refuse(problem: str, option: str) -> None:
         raise BundleError(f"{option} {problem}", _FIX)
 
 
-def _problem(rules_by_key: Mapping[str, OptionRule], key: str, value: str, unknown: str) -> str:
-    if len(key) > MAX_KEY or not _printable(key):
+def _describe_problem(rules_by_key: Mapping[str, OptionRule], key: str, value: str, unknown: str) -> str:
+    if len(key) > MAX_KEY or not _is_printable(key):
         return f"is not a name of an option: printable ASCII, at most {MAX_KEY} characters"
     if key not in rules_by_key:
         return unknown
-    if len(value) > MAX_VALUE or not _printable(value):
+    if len(value) > MAX_VALUE or not _is_printable(value):
         return f"has a value that is not printable ASCII of at most {MAX_VALUE} characters"
-    expected = _mismatch(rules_by_key[key].form, value)
-    return f"is {_quoted(value)}; it can be {expected}" if expected else ""
+    expected = _describe_mismatch(rules_by_key[key].form, value)
+    return f"is {_quote(value)}; it can be {expected}" if expected else ""
 
 
-def _mismatch(form: Mapping[str, Any], value: str) -> str:
+def _describe_mismatch(form: Mapping[str, Any], value: str) -> str:
     """Return a description of the allowed values if `value` does not have `form`, else ""."""
     if "one_of" in form:
         return "" if value in form["one_of"] else ", ".join(form["one_of"])
@@ -248,11 +248,11 @@ def _describe_words(limits: Mapping[str, Any]) -> str:
     return f"{text}, ending in {limits['ending']}" if "ending" in limits else text
 
 
-def _printable(text: str) -> bool:
+def _is_printable(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
@@ -260,7 +260,7 @@ KEY = "edgeq.session_options"
 """Key of the metadata entry. Its value is a JSON object whose values are texts."""
 
 
-def model_options(model: Union[Path, bytes], context: str) -> Dict[str, str]:
+def read_model_options(model: Union[Path, bytes], context: str) -> Dict[str, str]:
     """Return the session options in the metadata of `model`, which is a path or the bytes of a file. Messages call the
     model `context`.
 

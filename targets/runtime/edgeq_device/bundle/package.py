@@ -25,7 +25,7 @@ from edgeq_device.bundle.manifest import (
     check_directory,
     check_file_name,
     check_listing,
-    extract,
+    extract_files,
     list_archive,
     list_directory,
     parse_manifest,
@@ -100,8 +100,8 @@ def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileR
     if tensor.data_type not in ELEMENT_BITS:
         raise BundleError(f"{context} has the data type {tensor.data_type}, which cannot be external", AGAIN)
     size = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
-    offset = _number(tensor.entries.get("offset", "0"), "offset", context)
-    length = _number(tensor.entries.get("length", str(size)), "length", context)
+    offset = _parse_number(tensor.entries.get("offset", "0"), "offset", context)
+    length = _parse_number(tensor.entries.get("length", str(size)), "length", context)
     if length != size:
         raise BundleError(f"{context} has {length} bytes, but its shape and type need {size}", AGAIN)
     if offset + size > files[file].size:
@@ -110,7 +110,7 @@ def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileR
         )
 
 
-def _number(text: str, field: str, context: str) -> int:
+def _parse_number(text: str, field: str, context: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise BundleError(f"{context} has the {field} {text[:40]!r}", AGAIN)
     return int(text)
@@ -211,7 +211,7 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
     return _open_archive(source, expect)
 
 
-def beside(source: Path, suffix: str) -> Path:
+def path_next_to(source: Path, suffix: str) -> Path:
     """Return the path next to the bundle at `source` whose name is the bundle's name with `suffix`."""
     place = source.absolute()
     if place.name == "..":  # FOLDER/.. has no name of its own, and a path next to it would be in FOLDER
@@ -236,7 +236,7 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
     extra = check_listing(sizes, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
-    copy, cleanup = _place_of_copy(root, sum(record.size for record in manifest.files.values()))
+    copy, cleanup = _make_copy_folder(root, sum(record.size for record in manifest.files.values()))
     try:
         try:
             hashed = check_directory(root, manifest.files, copy)
@@ -253,7 +253,7 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
         raise
 
 
-def _place_of_copy(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], None]]:
+def _make_copy_folder(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], None]]:
     """Make a private folder for a copy of `size` bytes. Return the folder, or None if the copy is too large. Also
     return a function that removes the folder.
     """
@@ -288,15 +288,15 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
         entries = list_archive(archive, str(source))
         if MANIFEST not in entries:
             raise BundleError(f"{source} is not a bundle: it has no {MANIFEST} at its top", _FIX)
-        data = _unlisted(archive, entries[MANIFEST], source)
+        data = _read_entry(archive, entries[MANIFEST], source)
         _check_expected(data, expect, source)
-        signature = _unlisted(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
+        signature = _read_entry(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
         check_assets(manifest.files, str(source))
         root, cleanup = make_temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
         try:
-            extract(archive, entries, manifest.files, root)
+            extract_files(archive, entries, manifest.files, root)
             return _assemble(source, root, data, manifest, cleanup, signature=signature)
         except BaseException:
             cleanup()
@@ -313,7 +313,7 @@ def _check_expected(manifest: bytes, expect: Optional[str], source: Path) -> Non
         )
 
 
-def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:
     try:
         with archive.open(entry) as stream:
             return read_unlisted(stream, f"{source}: {entry.filename}")
@@ -332,7 +332,7 @@ def _assemble(
     hashed: Optional[Hashed] = None,
     **more: Any,
 ) -> Bundle:
-    sha256, engines = hashlib.sha256(data).hexdigest(), beside(source, ".engines")
+    sha256, engines = hashlib.sha256(data).hexdigest(), path_next_to(source, ".engines")
     components = {
         name: tuple(
             replace(variant, bundle=sha256, beside=engines, hashed=hashed)

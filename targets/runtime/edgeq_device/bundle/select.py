@@ -17,7 +17,7 @@ from edgeq_device.engines.cuda import Gpu, capability_text
 from edgeq_device.errors import BundleError
 
 
-def wrong_here(
+def find_wrong_kernels(
     version: str, architecture: str, features: Collection[str], provider: str = "CPUExecutionProvider"
 ) -> Tuple[WrongKernels, ...]:
     """Return the known faults of one release of onnxruntime on one CPU."""
@@ -75,7 +75,7 @@ class Choice:
 
     variant: Variant
     why: str
-    others: Tuple[DeviceFit, ...]
+    rejected: Tuple[DeviceFit, ...]
 
 
 def judge(variant: Variant, device: Device) -> DeviceFit:
@@ -93,28 +93,28 @@ def judge(variant: Variant, device: Device) -> DeviceFit:
             reasons.append(f"this device has no {', '.join(missing)}")
     engine = plugin_of(variant.ep)
     if engine is not None and variant.ep in device.plugins:
-        reasons.extend(_engine_reasons(variant, engine, device))
+        reasons.extend(_find_engine_reasons(variant, engine, device))
     elif variant.ep not in device.providers:
         reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
-    reasons.extend(_gpu_reasons(variant, device))
+    reasons.extend(_find_gpu_reasons(variant, device))
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
         reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, this device has {device.runtime}")
-    reasons.extend(_wrong_reasons(variant, device))
+    reasons.extend(_find_wrong_reasons(variant, device))
     return DeviceFit(variant, tuple(reasons))
 
 
-def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
+def _find_wrong_reasons(variant: Variant, device: Device) -> List[str]:
     """Return the faults of this release of onnxruntime on this device that affect the variant."""
     products = variant.info.get("products", [])
     if not isinstance(products, list) or not all(isinstance(product, str) for product in products):
         raise BundleError(f"variant {variant.name}: products is not a list of strings")
-    wrong = wrong_here(device.runtime, device.architecture, device.features, variant.ep)
+    wrong = find_wrong_kernels(device.runtime, device.architecture, device.features, variant.ep)
     return [row.explain(device.runtime, products) for row in wrong if set(row.products).intersection(products)]
 
 
-def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
+def _find_engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
     """Return what `variant` needs from a plug-in engine but `device` lacks."""
-    precision = precision_of(variant, engine)
+    precision = read_precision(variant, engine)
     fast_on = engine.precisions[precision].fast_on
     reasons = [device.plugins[variant.ep]] if device.plugins[variant.ep] else []
     if fast_on and not device.features.intersection(fast_on):
@@ -122,7 +122,7 @@ def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> Lis
     return reasons
 
 
-def precision_of(variant: Variant, engine: EngineSpec) -> str:
+def read_precision(variant: Variant, engine: EngineSpec) -> str:
     """Return the precision in which `variant` computes the float parts of its model.
 
     Raises:
@@ -135,7 +135,7 @@ def precision_of(variant: Variant, engine: EngineSpec) -> str:
     return precision
 
 
-def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
+def _find_gpu_reasons(variant: Variant, device: Device) -> List[str]:
     """Return what `variant` needs from a GPU and from TensorRT but `device` lacks."""
     limits = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
     reasons: List[str] = []

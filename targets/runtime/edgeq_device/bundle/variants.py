@@ -13,12 +13,17 @@ from edgeq_device.bundle.manifest import (
     check_file_name,
     check_keys,
     is_plain_name,
-    object_in,
+    read_strings,
+    read_texts,
+    require_object,
     resolve_reference,
-    strings_in,
-    texts_in,
 )
-from edgeq_device.bundle.options import check_table_name, model_options, read_provider_options, read_session_options
+from edgeq_device.bundle.options import (
+    check_table_name,
+    read_model_options,
+    read_provider_options,
+    read_session_options,
+)
 from edgeq_device.engines.catalog import engine_of_file
 from edgeq_device.errors import BundleError
 from edgeq_device.measure.basis import EVERYTHING, Axis, Basis, Padding
@@ -52,7 +57,7 @@ class Case:
     outputs: Path
 
 
-def slice_name(axis: int, first_index: int, last_index: int) -> str:
+def name_slice(axis: int, first_index: int, last_index: int) -> str:
     """Return a name for the slice of indices `first_index` to `last_index` along `axis`."""
     indices = str(first_index) if first_index == last_index else f"{first_index}..{last_index}"
     return f"{indices} on axis {axis}"
@@ -70,9 +75,9 @@ class SliceTolerance:
     tolerance: float
 
     @property
-    def where(self) -> str:
+    def name(self) -> str:
         """Return the name of the slice in the output."""
-        return slice_name(self.axis, self.first, self.last)
+        return name_slice(self.axis, self.first, self.last)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Variant:
         table: path of the calibration table that must be next to the engines; None if there is none.
         bundle: sha256 of the bundle's manifest, under which the device caches what it builds; "" outside a bundle.
         hashed: record of the hashed files, if the bundle is opened in place.
-        beside: folder in which earlier versions kept engines. It is not read.
+        old_engines: folder in which earlier versions kept engines. It is not read.
     """
 
     name: str
@@ -115,7 +120,7 @@ class Variant:
     table: Optional[Path] = None
     bundle: str = ""
     hashed: Optional[Hashed] = None
-    beside: Optional[Path] = None
+    old_engines: Optional[Path] = None
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
     basis: Basis = EVERYTHING
 
@@ -132,37 +137,41 @@ class Variant:
 
 @dataclass(frozen=True)
 class _Files:
-    """Find the files of a bundle. Messages begin with `where`."""
+    """Find the files of a bundle. Messages begin with `context`."""
 
     root: Path
-    known: Mapping[str, FileRecord]
-    where: str
+    records: Mapping[str, FileRecord]
+    context: str
 
-    def existing(self, name: str) -> Path:
+    def find_file(self, name: str) -> Path:
         """Return the path of the file `name`."""
-        if name not in self.known:
-            raise BundleError(f"{self.where}: {name!r} is not in the bundle")
+        if name not in self.records:
+            raise BundleError(f"{self.context}: {name!r} is not in the bundle")
         return self.root / name
 
-    def vectors(self, name: str) -> Path:
+    def find_vectors(self, name: str) -> Path:
         """Return the path of arrays, which are an .npz file or a group of an .npz file."""
         file, _, group = name.rpartition("/")
-        if file in self.known and file.endswith(".npz") and group:
+        if file in self.records and file.endswith(".npz") and group:
             return self.root / name
-        return self.existing(name)
+        return self.find_file(name)
 
-    def place(self, name: str, kind: str) -> Path:
+    def find_place(self, name: str, kind: str) -> Path:
         """Return the path of the file `name`, or of the folder `name` if some of the files are in it."""
-        if name not in self.known if kind == "file" else not any(file.startswith(name + "/") for file in self.known):
-            raise BundleError(f"{self.where}: {name!r} is not in the bundle as a {kind}")
+        if (
+            name not in self.records
+            if kind == "file"
+            else not any(file.startswith(name + "/") for file in self.records)
+        ):
+            raise BundleError(f"{self.context}: {name!r} is not in the bundle as a {kind}")
         return self.root / name
 
-    def json(self, name: str) -> Dict[str, Any]:
+    def read_json(self, name: str) -> Dict[str, Any]:
         """Return the JSON object in a file."""
-        path = self.existing(name)
-        if self.known[name].size > MAX_BYTES:
-            raise BundleError(f"{self.where}: {name} is larger than {MAX_BYTES} bytes")
-        return parse_json(read_file(path), self.where)
+        path = self.find_file(name)
+        if self.records[name].size > MAX_BYTES:
+            raise BundleError(f"{self.context}: {name} is larger than {MAX_BYTES} bytes")
+        return parse_json(read_file(path), self.context)
 
 
 def load_variants(
@@ -176,23 +185,23 @@ def load_variants(
     """
     file = f"{place}/{COMPONENT}"
     context = f"{context}: {file}"
-    values = _Files(root, files, context).json(file)
+    values = _Files(root, files, context).read_json(file)
     check_keys(values, _COMPONENT_KEYS, context)
-    variants = object_in(values.get("variants"), f"{context}: variants")
+    variants = require_object(values.get("variants"), f"{context}: variants")
     if not variants:
         raise BundleError(f"{context}: there is no variant")
     for name in variants:
         if not is_plain_name(name):
             raise BundleError(f"{context}: variant name {name[:100]!r} is not a plain name")
     return tuple(
-        _variant(component, place, name, body, _Files(root, files, f"{context}: variant {name}"))
+        _parse_variant(component, place, name, body, _Files(root, files, f"{context}: variant {name}"))
         for name, body in variants.items()
     )
 
 
-def _variant(component: str, place: str, name: str, values: object, files: _Files) -> Variant:
-    context = files.where
-    body = object_in(values, context)
+def _parse_variant(component: str, place: str, name: str, values: object, files: _Files) -> Variant:
+    context = files.context
+    body = require_object(values, context)
     check_keys(body, _VARIANT_KEYS, context)
     folder, ep = body.get("variant_directory", name), body.get("ep")
     if not isinstance(folder, str):
@@ -201,26 +210,26 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
         raise BundleError(f"{context}: ep does not name an execution provider")
     if "device" in body and body["device"] not in _DEVICES:
         raise BundleError(f"{context}: device is not one of {', '.join(_DEVICES)}")
-    executors = object_in(body.get("executor_info"), f"{context}: executor_info")
+    executors = require_object(body.get("executor_info"), f"{context}: executor_info")
     edgeq = executors.get("edgeq")
     if not isinstance(edgeq, (dict, str)):
         raise BundleError(f"{context}: executor_info.edgeq is neither an object nor a file name")
-    ort = object_in(executors.get("ort", {}), f"{context}: executor_info.ort")
+    ort = require_object(executors.get("ort", {}), f"{context}: executor_info.ort")
     check_keys(ort, _ORT_KEYS, f"{context}: executor_info.ort")
     model_file = ort.get("model_file")
     if model_file is not None and not isinstance(model_file, str):
         raise BundleError(f"{context}: model_file is not a string")
-    session_options = texts_in(ort.get("session_options", {}), f"{context}: session_options")
-    provider_options = texts_in(ort.get("provider_options", {}), f"{context}: provider_options")
+    session_options = read_texts(ort.get("session_options", {}), f"{context}: session_options")
+    provider_options = read_texts(ort.get("provider_options", {}), f"{context}: provider_options")
     directory = f"{place}/{check_file_name(folder, context)}"
-    if not any(name.startswith(directory + "/") for name in files.known):
+    if not any(name.startswith(directory + "/") for name in files.records):
         raise BundleError(f"{context}: its directory {directory} does not exist")
-    info = files.json(resolve_reference(edgeq, directory, context)) if isinstance(edgeq, str) else dict(edgeq)
-    model = files.existing(resolve_reference(model_file, directory, context)) if model_file is not None else None
+    info = files.read_json(resolve_reference(edgeq, directory, context)) if isinstance(edgeq, str) else dict(edgeq)
+    model = files.find_file(resolve_reference(model_file, directory, context)) if model_file is not None else None
 
     def resolve(reference: str, kind: str) -> str:
         """Return, as text, the path of the bundle's file that an option names."""
-        return str(files.place(resolve_reference(reference, directory, context), kind))
+        return str(files.find_place(resolve_reference(reference, directory, context), kind))
 
     rank = info.get("rank", 0)
     if not isinstance(rank, int) or isinstance(rank, bool):
@@ -228,20 +237,20 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
     architecture = info.get("architecture", "any")
     if not isinstance(architecture, str) or not is_plain_name(architecture):
         raise BundleError(f'{context}: architecture is not a name such as "arm64"')
-    features = tuple(strings_in(info, "required_features", context))
+    features = tuple(read_strings(info, "required_features", context))
     if not all(map(is_plain_name, features)):
         raise BundleError(f'{context}: required_features are not names such as "avx2"')
     for key in _VERSIONS:
         if not isinstance(info.get(key, ""), str) or not _VERSION.fullmatch(info.get(key, "")):
             raise BundleError(f'{context}: {key} is not a version such as "1.17"')
-    cases, tolerance = _selftest(info.get("selftest", {}), files)
+    cases, tolerance = _parse_selftest(info.get("selftest", {}), files)
     return Variant(
         name=name,
         component=component,
         ep=ep,
         model=model,
         session_options={
-            **(model_options(model, context) if model is not None and engine_of_file(model.name) is None else {}),
+            **(read_model_options(model, context) if model is not None and engine_of_file(model.name) is None else {}),
             **read_session_options(session_options, context, resolve),
         },
         provider_options=read_provider_options(ep, provider_options, context, resolve),
@@ -251,26 +260,26 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
         min_onnxruntime=info.get("min_onnxruntime", ""),
         cases=cases,
         tolerance=tolerance,
-        slices=_slices(info.get("selftest_slices", {}), tolerance, context),
-        basis=_basis(info.get("selftest_basis"), tolerance, context),
+        slices=_parse_slices(info.get("selftest_slices", {}), tolerance, context),
+        basis=_parse_basis(info.get("selftest_basis"), tolerance, context),
         info=info,
-        table=_table(info, files),
+        table=_find_table(info, files),
     )
 
 
-def _table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
+def _find_table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
     """Return the path of this variant's calibration table in the bundle, or None if it has none."""
     named = info.get("table_file")
     if named is None:
         return None
     table = info.get("table")
     if not isinstance(named, str) or not isinstance(table, str) or not is_plain_name(table):
-        raise BundleError(f"{files.where}: table and table_file must name a file each")
-    check_table_name(table, files.where)
-    return files.existing(named)
+        raise BundleError(f"{files.context}: table and table_file must name a file each")
+    check_table_name(table, files.context)
+    return files.find_file(named)
 
 
-def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
+def _parse_selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
     context = f"{files.where}: selftest"
     files = replace(files, where=context)
     if not isinstance(values, dict) or not set(values) <= {"cases", "tolerance"}:
@@ -285,10 +294,12 @@ def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str
             raise BundleError(f"{context}: a case names its inputs and its outputs, each a file or a group of one")
         parsed.append(Case(*map(files.vectors, named)))
     of = f"{context}: the tolerance of"
-    return tuple(parsed), {name: _tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
+    return tuple(parsed), {name: _parse_tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
 
 
-def _slices(values: object, tolerance: Mapping[str, float], context: str) -> Dict[str, Tuple[SliceTolerance, ...]]:
+def _parse_slices(
+    values: object, tolerance: Mapping[str, float], context: str
+) -> Dict[str, Tuple[SliceTolerance, ...]]:
     """Read the tolerances of slices. They are stored outside `selftest`, because earlier readers refuse unknown keys
     there.
     """
@@ -299,31 +310,33 @@ def _slices(values: object, tolerance: Mapping[str, float], context: str) -> Dic
     for name, slices in values.items():
         if not isinstance(slices, list) or len(slices) > _MOST_SLICES:
             raise BundleError(f"{context}: {name!r} is not a list of at most {_MOST_SLICES} slices")
-        slices_by_output[name] = tuple(_slice(entry, f"{context}: {name!r}") for entry in slices)
+        slices_by_output[name] = tuple(_parse_slice(entry, f"{context}: {name!r}") for entry in slices)
     return slices_by_output
 
 
-def _slice(value: object, context: str) -> SliceTolerance:
+def _parse_slice(value: object, context: str) -> SliceTolerance:
     if not isinstance(value, dict) or set(value) != {"axis", "first", "last", "tolerance"}:
         raise BundleError(f"{context}: a slice has an axis, a first and a last index and a tolerance")
     axis, first, last = (value[key] for key in ("axis", "first", "last"))
     integral = all(isinstance(index, int) and not isinstance(index, bool) for index in (axis, first, last))
     if not integral or not 0 <= axis < _MOST_AXES or not 0 <= first <= last < _MOST_INDICES:
         raise BundleError(f"{context}: a slice is not from a first to a last index of an axis")
-    return SliceTolerance(axis, first, last, _tolerance(value["tolerance"], f"{context}: the tolerance of a slice"))
+    return SliceTolerance(
+        axis, first, last, _parse_tolerance(value["tolerance"], f"{context}: the tolerance of a slice")
+    )
 
 
-def _basis(values: object, tolerance: Mapping[str, float], context: str) -> Basis:
+def _parse_basis(values: object, tolerance: Mapping[str, float], context: str) -> Basis:
     """Read what the tolerances apply to. Without an entry, they apply to every element, in place."""
     if values is None:
         return EVERYTHING
     context = f"{context}: selftest_basis"
-    body = object_in(values, context)
+    body = require_object(values, context)
     check_keys(body, frozenset({"limits", "ranked", "padding"}), context)
-    limits, padding = object_in(body.get("limits", {}), context), object_in(body.get("padding", {}), context)
+    limits, padding = require_object(body.get("limits", {}), context), require_object(body.get("padding", {}), context)
     check_keys(padding, frozenset({"masks", "axes"}), context)
-    masks = object_in(padding.get("masks", {}), context)
-    ranked, axes = (_axes(part, context) for part in (body.get("ranked", {}), padding.get("axes", {})))
+    masks = require_object(padding.get("masks", {}), context)
+    ranked, axes = (_parse_axes(part, context) for part in (body.get("ranked", {}), padding.get("axes", {})))
     if not {*limits, *ranked, *axes} <= set(tolerance):
         raise BundleError(f"{context} names an output that the self-test does not have")
     if not all(isinstance(hidden, bool) for hidden in masks.values()):
@@ -331,15 +344,15 @@ def _basis(values: object, tolerance: Mapping[str, float], context: str) -> Basi
     if not {axis.origin for axis in axes.values()} <= set(masks):
         raise BundleError(f"{context}: positions have no mask")
     return Basis(
-        {name: _tolerance(v, f"{context}: the limit of {name!r}") for name, v in limits.items()},
+        {name: _parse_tolerance(v, f"{context}: the limit of {name!r}") for name, v in limits.items()},
         ranked,
         Padding(masks, axes),
     )
 
 
-def _axes(values: object, context: str) -> Dict[str, Axis]:
+def _parse_axes(values: object, context: str) -> Dict[str, Axis]:
     axes = {}
-    for name, value in object_in(values, context).items():
+    for name, value in require_object(values, context).items():
         if not isinstance(value, dict) or set(value) != {"place", "origin"}:
             raise BundleError(f"{context}: the axis of {name!r} has a place and an origin")
         place, origin = value["place"], value["origin"]
@@ -351,7 +364,7 @@ def _axes(values: object, context: str) -> Dict[str, Axis]:
     return axes
 
 
-def _tolerance(value: object, context: str) -> float:
+def _parse_tolerance(value: object, context: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
         raise BundleError(f"{context} is not a number of 0 or more")
     return float(value)

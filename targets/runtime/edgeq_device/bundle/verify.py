@@ -125,7 +125,7 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     for variants in bundle.components.values():
         for variant in variants:
             if name in (None, variant.name):
-                report = _report(variant, device)
+                report = _test_variant(variant, device)
                 dispensable = name is None and plugin_of(variant.ep) is not None
                 reports.append(replace(report, status=UNUSED) if report.status == FAILED and dispensable else report)
     if not reports:
@@ -134,22 +134,24 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     return Report(bundle, device, tuple(reports), signer, MAIN if name is None else None)
 
 
-def _report(variant: Variant, device: Device) -> VariantReport:
+def _test_variant(variant: Variant, device: Device) -> VariantReport:
     verdict = judge(variant, device)
     if not verdict.fits:
         return VariantReport(variant, SKIPPED, "; ".join(verdict.reasons), None)
     try:
         session = start_variant(variant)
         if not variant.cases:
-            return VariantReport(variant, LOADED, _not_compared(variant), None)
+            return VariantReport(variant, LOADED, _describe_uncompared(variant), None)
         result = run_selftest(variant, session)
         variant.check_unchanged()  # known only after the self-test has read its vectors
     except (BundleError, DataError, RuntimeUnavailableError) as error:
         return VariantReport(variant, FAILED, str(error), None)
-    return VariantReport(variant, PASSED if result.passed else FAILED, result.reason or _not_compared(variant), result)
+    return VariantReport(
+        variant, PASSED if result.passed else FAILED, result.reason or _describe_uncompared(variant), result
+    )
 
 
-def _not_compared(variant: Variant) -> str:
+def _describe_uncompared(variant: Variant) -> str:
     """Return which outputs the self-test leaves out because they depend on random numbers, or ""."""
     named = variant.info.get(DRAWN)
     names = [str(name) for name in named] if isinstance(named, list) else []
@@ -173,7 +175,7 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
             "tensorrt": device.tensorrt,
             "engines": {
                 engine.name: {"version": installed_version(engine), "problem": device.plugins.get(engine.provider, "")}
-                for engine in _plugins(bundle)
+                for engine in _find_plugins(bundle)
             },
         },
         "chosen": choice.variant.name if choice else None,
@@ -211,7 +213,7 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         *(f"  {gpu.name}, compute capability {capability_text(gpu.compute_capability)}" for gpu in device.gpus),
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
     ]
-    for engine in _plugins(bundle):
+    for engine in _find_plugins(bundle):
         state = device.plugins.get(engine.provider, "") or installed_package(engine)
         lines.append(f"  engine {engine.name}: {state}")
     lines.append("")
@@ -219,13 +221,13 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         verdict, is_chosen = judge(variant, device), choice is not None and variant is choice.variant
         state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
         state = f"chosen: {choice.why}" if choice is not None and is_chosen else state
-        lines.append(f"  {_name(variant.component, variant.name)}: {state}")
+        lines.append(f"  {_name_variant(variant.component, variant.name)}: {state}")
         if is_chosen and variant.ep == PROVIDER:
             lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
     return lines
 
 
-def _plugins(bundle: Bundle) -> List[EngineSpec]:
+def _find_plugins(bundle: Bundle) -> List[EngineSpec]:
     """Return the plug-in engines for which the bundle has variants."""
     providers = dict.fromkeys(variant.ep for group in bundle.components.values() for variant in group)
     return [engine for engine in map(plugin_of, providers) if engine is not None]
@@ -260,11 +262,11 @@ def variant_lines(report: Mapping[str, Any]) -> Iterator[str]:
     `VariantReport`.
     """
     reason = f" ({report['reason']})" if report["reason"] else ""
-    yield f"  {_name(report['component'], report['variant'])}: {report['status']}{reason}"
+    yield f"  {_name_variant(report['component'], report['variant'])}: {report['status']}{reason}"
     for name, check in report["outputs"].items():
         error = check["problem"] or f"max error {check['max_abs_error']:.3g}"
         yield f"    {name}: {error}, allowed {check['tolerance']:.3g}: {'ok' if check['passed'] else 'WRONG'}"
 
 
-def _name(component: str, variant: str) -> str:
+def _name_variant(component: str, variant: str) -> str:
     return variant if component == variant else f"{component}/{variant}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
 from edgeq_device.bundle.onnxfile import read_onnx
-from edgeq_device.bundle.options import LEVELS, rules
+from edgeq_device.bundle.options import LEVELS, load_rules
 from edgeq_device.engines.catalog import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.system.places import read_table
@@ -102,7 +102,7 @@ def _entries(options: Any) -> Dict[str, str]:
     from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 
     entries = {}
-    for key in rules().keys() - {EXTERNAL_FOLDER}:
+    for key in load_rules().keys() - {EXTERNAL_FOLDER}:
         with suppress(RuntimeError):  # the entry is not set
             entries[key] = options.get_session_config_entry(key)
     return entries

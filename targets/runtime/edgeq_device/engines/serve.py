@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.bundle.select import precision_of
+from edgeq_device.bundle.select import read_precision
 from edgeq_device.bundle.variants import Variant
 from edgeq_device.engines.catalog import FLOAT, EngineSpec, plugin_of, read_engine
 from edgeq_device.engines.sessions import best_threads, open_session
@@ -353,7 +353,7 @@ def open_request(variant: Variant, threads: int) -> Request:
         "optimization": variant.info.get("optimization", "all"),
         "threads": threads or best_threads(variant),
         "engine": engine.to_dict() if engine is not None else None,
-        "precision": precision_of(variant, engine) if engine is not None else FLOAT,
+        "precision": read_precision(variant, engine) if engine is not None else FLOAT,
         "manifest": variant.bundle,
     }
 

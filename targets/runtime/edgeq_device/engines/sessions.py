@@ -30,7 +30,7 @@ from edgeq_device.bundle.options import (
     ignore_options_in_models,
     session_options,
 )
-from edgeq_device.bundle.select import CPU, Device, precision_of
+from edgeq_device.bundle.select import CPU, Device, read_precision
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.engines import cuda
 from edgeq_device.engines.catalog import (
@@ -143,10 +143,10 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
         _put_table(variant.table, folder / table)
     cached = any(folder.glob("*.engine"))
     notes = [note] if note else []
-    if not cached and variant.beside is not None and os.path.lexists(variant.beside):
+    if not cached and variant.old_engines is not None and os.path.lexists(variant.old_engines):
         # Engines there come from an earlier version of edgeq, or from the sender of the bundle.
         why = "is not used, because no hash covers it; engines are kept in the user's cache. Remove it"
-        notes.append(f"{variant.beside} {why}")
+        notes.append(f"{variant.old_engines} {why}")
     return EngineCache(folder, cached, options, "; ".join(notes))
 
 
@@ -381,7 +381,7 @@ def open_unchecked(
         if plugin is None or not plugin.module:
             options.optimized_model_filepath = profile[1]
     if plugin is not None:
-        precision = precision_of(variant, plugin)
+        precision = read_precision(variant, plugin)
         return _open(
             variant,
             ort,
