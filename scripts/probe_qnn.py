@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx.parser
-from edgeq_device.engines.catalog import installed_version
+from edgeq_device.engines.catalog import read_installed_version
 
 from edgeq.backends.qnn.backend import write_pairs
 from edgeq.calibration.collect import collect
@@ -214,7 +214,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def version() -> str:
     """Return the versions of the tools that were probed."""
-    found = installed_version(engine_for("qnn", {}))
+    found = read_installed_version(engine_for("qnn", {}))
     return f"onnxruntime-qnn {found}, onnxruntime {onnxruntime().__version__}, simulator on Linux x86-64"
 
 

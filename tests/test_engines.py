@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines.catalog import engines, plugin_of
+from edgeq_device.engines.catalog import engines, find_plugin
 
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
@@ -34,7 +34,7 @@ def test_a_description_is_whole(name: str) -> None:
     assert engine.verified.startswith(("executed", "never run"))
     assert set(engine.why) - set(engine.source) <= {"devices", "oldest", "packages", "precisions"}
     registered = bool(engine.module) and not engine.by_name
-    assert plugin_of(engine.provider) == (engines()[name] if registered else None)
+    assert find_plugin(engine.provider) == (engines()[name] if registered else None)
     assert bool(engine.int8.operators and engine.int8.backend) is False
 
 

@@ -34,7 +34,7 @@ from edgeq_device.bundle.manifest import (
 from edgeq_device.bundle.options import provider_problem, session_problem
 from edgeq_device.bundle.package import FLOAT, MAIN
 from edgeq_device.bundle.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolerance
-from edgeq_device.engines.catalog import engine_of_file, installed_versions, plugin_of
+from edgeq_device.engines.catalog import engine_of_file, find_plugin, read_installed_versions
 from edgeq_device.errors import DeviceError
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.prepare.arrays import make_entry, write_npz
@@ -439,7 +439,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
 def _float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
     # Make one float variant for each provider and device of the int8 variants, so that comparisons use the same
     # hardware. Variants of a plug-in are compared with onnxruntime's own kernels.
-    places = list(dict.fromkeys((v.ep, v.device) for v in spec.variants if plugin_of(v.ep) is None))
+    places = list(dict.fromkeys((v.ep, v.device) for v in spec.variants if find_plugin(v.ep) is None))
     suffix = len(places) > 1
     return tuple(
         VariantSpec(f"{FLOAT}-{device}" if suffix else FLOAT, model, ep, device, info={"scheme": "float32"})
@@ -568,7 +568,7 @@ def _manifest(
 
 def tool_versions() -> dict[str, str]:
     """Return the versions of edgeq and the packages that it builds with."""
-    return {"edgeq": __version__, **installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
+    return {"edgeq": __version__, **read_installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
 
 
 def _json(value: Mapping[str, Any], context: str) -> bytes:

@@ -20,7 +20,7 @@ from edgeq_device.bundle.opening import OutputCheck, check_outputs
 from edgeq_device.bundle.package import MAIN, Bundle
 from edgeq_device.bundle.select import CPU, Device, judge, select
 from edgeq_device.bundle.variants import SliceTolerance, Variant
-from edgeq_device.engines.catalog import EngineSpec, find_library, plugin_of, problem_of
+from edgeq_device.engines.catalog import EngineSpec, describe_problem, find_library, find_plugin
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.errors import DeviceError
 from edgeq_device.measure.basis import EVERYTHING, Basis
@@ -83,7 +83,7 @@ def route_for(
         except DeviceError as error:
             return ExecutionRoute(NOT_RUN, "", str(error))
         return route_to(target, machine, simulators=simulators, progress=progress)
-    problem = problem_of(engine, str(onnxruntime().__version__))
+    problem = describe_problem(engine, str(onnxruntime().__version__))
     if not problem and target.architecture not in (ANY, machine.architecture):
         problem = f"{engine.name} runs its kernels for {target.architecture} only on {target.architecture}"
     if problem:
@@ -567,7 +567,7 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
             named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
             return f"verify {{bundle}} {named}" if named else None
         routes = [
-            route_for(target, machine, plugin_of(variant.ep), simulators=simulators)
+            route_for(target, machine, find_plugin(variant.ep), simulators=simulators)
             for variant, target in pairs
             if not _stands_in(variant) or judge(variant, device).fits
         ]
@@ -600,7 +600,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
     found = select(bundle, device, name=name, failed=others).variant
     yield found
     without = only_engine(target.backend) is None
-    if name is None and simulated is None and without and plugin_of(found.ep) is not None:
+    if name is None and simulated is None and without and find_plugin(found.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from edgeq_device.engines.catalog import parse_version
-from edgeq_device.engines.serve import import_path
+from edgeq_device.engines.serve import list_import_path
 from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load_emulators
@@ -202,7 +202,7 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     check_cpuinfo(qemu, emulator, cpu)
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     if emulator.sysroot is None:
-        folders = tuple(map(Path, import_path()))
+        folders = tuple(map(Path, list_import_path()))
         return PythonCommand((*arguments, sys.executable), (), guest_environment(os.environ), folders)
     sysroot = require_sysroot(emulator)
     root = sysroot.root

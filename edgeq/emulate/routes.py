@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines.serve import import_path
+from edgeq_device.engines.serve import list_import_path
 from edgeq_device.measure.features import FEATURES, bit_of
 from edgeq_device.system.places import move_new, scratch_folder
 from edgeq_device.system.programs import build_child_environment, find_program
@@ -91,7 +91,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
     for feature in sorted(FEATURES.intersection(features)):
         leaf, subleaf, register, bit = bit_of(feature)
         clear.append(f"{leaf}:{subleaf}:{register}:{1 << bit:#x}")
-    folders = (folder, *map(Path, import_path()))
+    folders = (folder, *map(Path, list_import_path()))
     masks = ("--mask", str(folder / "cpuid_mask.so"), *clear)
     return PythonCommand((sys.executable,), masks, guest_environment(os.environ), folders)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq_device.engines.catalog import installed_versions
+from edgeq_device.engines.catalog import read_installed_versions
 from edgeq_device.engines.cuda import Gpu, Load, read_gpus
 from edgeq_device.measure.features import (
     FEATURES,
@@ -209,7 +209,7 @@ _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 
 def detect_runtimes() -> dict[str, str]:
     """Return the version of each installed runtime, and Python's own."""
-    return runtimes_among(installed_versions(PACKAGES), platform.python_version())
+    return runtimes_among(read_installed_versions(PACKAGES), platform.python_version())
 
 
 PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)

@@ -9,15 +9,15 @@ from edgeq_device.bundle.select import find_wrong_kernels
 from edgeq_device.engines.catalog import (
     EngineSpec,
     WrongKernels,
-    form_for,
-    install_command,
-    installed_version,
+    build_install_command,
+    choose_form,
+    describe_problem,
+    describe_vendor_problem,
     parse_version,
-    problem_of,
-    this_platform,
-    vendor_problem,
+    read_installed_version,
+    read_platform,
 )
-from edgeq_device.engines.cuda import Gpu, capability_text
+from edgeq_device.engines.cuda import Gpu, format_capability
 
 from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine
@@ -73,7 +73,7 @@ def detect_engines(
     """
     states = []
     installed = _installed(engines) if elsewhere is None else elsewhere
-    place = this_platform() if elsewhere is None else _platform_of(machine)
+    place = read_platform() if elsewhere is None else _platform_of(machine)
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
         found = installed.get(engine.name, Installed())
         version = found.version
@@ -87,7 +87,9 @@ def detect_engines(
                     problem=problem,
                     precisions=engine.fast_precisions(machine.features),
                     int8_pairs=engine.int8.pairs,
-                    install="" if version else install_command(engine if elsewhere is None else _form(engine, machine)),
+                    install=""
+                    if version
+                    else build_install_command(engine if elsewhere is None else _form(engine, machine)),
                 )
             )
     return tuple(states)
@@ -112,9 +114,9 @@ def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
 
 
 def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
-    versions = {name: installed_version(engine) for name, engine in engines.items()}
+    versions = {name: read_installed_version(engine) for name, engine in engines.items()}
     return {
-        name: Installed(version, problem_of(engines[name], versions[DEFAULT]) if engines[name].module else "")
+        name: Installed(version, describe_problem(engines[name], versions[DEFAULT]) if engines[name].module else "")
         for name, version in versions.items()
         if version
     }
@@ -125,12 +127,12 @@ def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
 
     Such a problem is not an error of the engine or the machine.
     """
-    return gpu_problem(engine, machine) or vendor_problem(_form(engine, machine), version, machine.vendor)
+    return gpu_problem(engine, machine) or describe_vendor_problem(_form(engine, machine), version, machine.vendor)
 
 
 def _form(engine: Engine, machine: Machine) -> EngineSpec:
     """Return the form in which `engine` is available on `machine`."""
-    return form_for(engine, _platform_of(machine), machine.vendor)
+    return choose_form(engine, _platform_of(machine), machine.vendor)
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
@@ -138,7 +140,7 @@ def gpu_problem(engine: Engine, machine: Machine) -> str:
     if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
         return ""
     wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")
-    here = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
+    here = ", ".join(f"{gpu.name}: {format_capability(gpu.compute_capability)}" for gpu in machine.gpus)
     return f"it runs on NVIDIA GPUs of compute capability {wanted}; this machine has {here or 'none'}"
 
 
@@ -156,7 +158,7 @@ def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     Args:
         place: the machine's platform, in the form of `this_platform`.
     """
-    form = form_for(engine, place, machine.vendor)
+    form = choose_form(engine, place, machine.vendor)
     if form.platforms and place not in form.platforms:
         return False
     if form.cpu_vendors and machine.vendor and machine.vendor not in form.cpu_vendors:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from edgeq_device.bundle.options import session_problem
 from edgeq_device.engines.catalog import parse_version
-from edgeq_device.engines.cuda import capability_text
+from edgeq_device.engines.cuda import format_capability
 from edgeq_device.measure.features import normalise, normalise_architecture
 from msgspec import Meta
 
@@ -417,7 +417,7 @@ class Profile(Displayed):
     hazards: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     emulate: Mapping[str, Any] = field(default_factory=dict)
-    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=capability_text))
+    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=format_capability))
     requires_runtimes: frozenset[str] = frozenset()
     never_run: str = ""
     integer_only: bool = False
@@ -433,7 +433,7 @@ class Profile(Displayed):
             if machine.gpu is None:
                 return (*lacks, "an NVIDIA GPU")
             if machine.gpu.compute_capability < self.min_compute_capability:
-                lacks.append(f"compute capability {capability_text(self.min_compute_capability)}")
+                lacks.append(f"compute capability {format_capability(self.min_compute_capability)}")
         lacks += [f"{runtime} (not installed)" for runtime in sorted(self.requires_runtimes - set(machine.runtimes))]
         oldest, installed = self.min_onnxruntime, machine.onnxruntime
         if installed and parse_version(installed) < parse_version(oldest):
@@ -547,7 +547,9 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
     reasons = [machine.architecture if profile.architecture == ANY else profile.architecture]
     reasons += sorted(profile.requires)
     if profile.min_compute_capability is not None and machine.gpu is not None:
-        reasons.append(f"{machine.gpu.name} with compute capability {capability_text(machine.gpu.compute_capability)}")
+        reasons.append(
+            f"{machine.gpu.name} with compute capability {format_capability(machine.gpu.compute_capability)}"
+        )
     reasons += [f"{name} {machine.runtimes[name]}" for name in sorted(profile.requires_runtimes)]
     return tuple(reasons)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgeq_device.engines.cuda import capability_text
+from edgeq_device.engines.cuda import format_capability
 
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import EngineState, wrong_on
@@ -36,7 +36,7 @@ def machine_lines(
     features = machine.features if every_feature else machine.features & asked
     name = machine.cpu_name or "unknown CPU"
     gpus = [
-        f"{gpu.name}, compute capability {capability_text(gpu.compute_capability)}, {_size(gpu.memory_bytes)}, "
+        f"{gpu.name}, compute capability {format_capability(gpu.compute_capability)}, {_size(gpu.memory_bytes)}, "
         f"driver {gpu.driver or 'unknown'}"
         for gpu in machine.gpus
     ]
@@ -75,7 +75,7 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
     needs = [
         *([] if profile.architecture == "any" else [profile.architecture]),
         *sorted(profile.requires),
-        *([] if capability is None else [f"compute capability {capability_text(capability)}"]),
+        *([] if capability is None else [f"compute capability {format_capability(capability)}"]),
         *sorted(profile.requires_runtimes),
     ]
     rows = [

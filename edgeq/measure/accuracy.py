@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from edgeq_device.engines.cuda import shapes_of
+from edgeq_device.engines.cuda import read_shapes
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.latency import Distribution, Runner
 from edgeq_device.measure.scenarios import query_runner
@@ -412,7 +412,7 @@ class _Line:
         if first is None:
             raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
         self._again = dict(first.inputs)
-        self._shapes = shapes_of(first.inputs)
+        self._shapes = read_shapes(first.inputs)
         self._waiting: deque[_Waiting] = deque()
         # Size of a sample with its outputs, in bytes. It is 0 until the first sample is evaluated; until then, the
         # queue contains only this sample.
@@ -451,7 +451,7 @@ class _Line:
     def _join(self, sample: Sample) -> None:
         place = next(self._joined)
         self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known.items()}))
-        untimed = self._elsewhere if shapes_of(sample.inputs) == self._shapes else self._sessions
+        untimed = self._elsewhere if read_shapes(sample.inputs) == self._shapes else self._sessions
         self._complete(self._waiting[-1], untimed)
 
     def _complete(self, waiting: _Waiting, names: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
 from edgeq_device.bundle.select import read_precision
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
-from edgeq_device.engines.catalog import FLOAT, plugin_of
+from edgeq_device.engines.catalog import FLOAT, find_plugin
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.measure.bench import BenchSettings
 from edgeq_device.measure.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
@@ -204,7 +204,7 @@ def check_models(bundle: Bundle) -> None:
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
     """Return the settings of a variant. From `settings`, only the thread count is used."""
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     return replace(
         settings or SessionSettings(),
         engine=engine,

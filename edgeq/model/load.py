@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.bundle.onnxfile import DTYPES, is_name, read_onnx
-from edgeq_device.engines.catalog import engine_of_file, stated_signature
+from edgeq_device.engines.catalog import engine_of_file, read_file_signature
 from edgeq_device.errors import BundleError
 from edgeq_device.system.files import open_file
 from numpy.typing import NDArray
@@ -215,7 +215,7 @@ def _stated(path: Path) -> onnx.ModelProto | None:
     Return None if `path` is an ONNX file.
     """
     with device_errors():
-        found = stated_signature(path) if path.is_file() else None
+        found = read_file_signature(path) if path.is_file() else None
     if found is None:
         return None
     graph = onnx.GraphProto(name="stated")

@@ -228,7 +228,7 @@ class _Profiled:
         assert optimized is not None
         guest, folder = ready.models.guest(), f"{ready.session.hello.folder}/tmp"
         request = open_request(ready.session.send_model(self._model), with_carried(self._model, self._settings))
-        session = guest.opened({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
+        session = guest.open_session({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
         for feed in self._feeds:
             session.run(None, feed)
         here = prefix.with_name(f"{prefix.name}.json")

@@ -359,7 +359,7 @@ class BoardGuest(GuestProgram):
                 raise
             raise BoardError(f"{self.session.board.name}: {error}") from error
 
-    def opened(self, request: Mapping[str, Any]) -> GuestSession:
+    def open_session(self, request: Mapping[str, Any]) -> GuestSession:
         """Open a model, check the board's answer, and return the model's session. See `Guest.opened`."""
         reply, _ = self.exchange({"do": "open", **request})
         found = parse(reply, _Opened, self.session.board.name, BoardError)
@@ -385,7 +385,7 @@ class BoardGuest(GuestProgram):
         reply = bounds.without_controls(frame[0])
         return ({**reply, "error": bounds.brief(reply["error"])} if "error" in reply else reply), frame[1]
 
-    def _last_error(self) -> str:
+    def _describe_end(self) -> str:
         if self._late:
             raise bounds.hangs(self.session.board, self.request_s)
         try:
@@ -395,7 +395,7 @@ class BoardGuest(GuestProgram):
             code = bounds.LINK_FAILED
         if self.session.lost(code):
             raise self.session.cut(self._errors.read_last())
-        return super()._last_error()
+        return super()._describe_end()
 
 
 def senseless(session: BoardSession) -> BoardError:
@@ -496,7 +496,7 @@ class BoardModels:
             return chosen, self._model(self.guest(), {**wanted, "variant": chosen}, model)
 
     def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
-        session = guest.opened(request)
+        session = guest.open_session(request)
         graph = own_runnable(model).graph
         outputs = [output.name for output in session.outputs]
         if outputs != [output.name for output in graph.output] or not (

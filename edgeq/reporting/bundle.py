@@ -10,7 +10,7 @@ from typing import Any
 
 from edgeq_device.bundle.package import FLOAT, MAIN, Bundle
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
-from edgeq_device.engines.catalog import plugin_of
+from edgeq_device.engines.catalog import find_plugin
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.measure.bench import BenchSettings
 from edgeq_device.measure.bench_models import bundle_variants
@@ -117,7 +117,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     source = read_own(first, weights)
     found = {}
     for variant in variants:
-        if variant.model is not None and plugin_of(variant.ep) is None:
+        if variant.model is not None and find_plugin(variant.ep) is None:
             times = kernel_times(variant.model, variant_settings(variant), feed, source)
             found["float32" if variant.component == FLOAT else "int8"] = plain(times)
     return found

@@ -25,7 +25,7 @@ from edgeq_device.bundle.options import (
 )
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import FLOAT, EngineSpec, engine_of_file, find_library, open_engine
-from edgeq_device.engines.serve import GuestSession, import_path
+from edgeq_device.engines.serve import GuestSession, list_import_path
 from edgeq_device.system.places import make_scratch, scratch_folder
 from numpy.typing import NDArray
 
@@ -302,7 +302,7 @@ class GuestProgram(edgeq_device.engines.serve.Guest):
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
         """Return a session of `model` in the guest."""
-        return self.opened(open_request(str(self.file(model, settings).resolve()), settings, name))
+        return self.open_session(open_request(str(self.file(model, settings).resolve()), settings, name))
 
     def file(self, model: Path, settings: SessionSettings) -> Path:
         """Return the file to open for `model`: a copy if it has random operators that must not draw."""
@@ -426,7 +426,7 @@ def start_engine(
         (sys.executable,),
         (),
         guest_environment({**os.environ, **(environment or {})}),
-        tuple(map(Path, import_path())),
+        tuple(map(Path, list_import_path())),
     )
     with start_guest(command, f"the process of {_name(engine)}", request_s=answer_s, failure=EngineError) as guest:
         yield guest

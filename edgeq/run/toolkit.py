@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from edgeq_device.engines.catalog import this_platform as _here
+from edgeq_device.engines.catalog import read_platform as _here
 from edgeq_device.system.budget import VARIABLE, without_seconds
 from edgeq_device.system.places import describe_exposure
 from edgeq_device.system.programs import bind_to_parent, build_child_environment, find_program

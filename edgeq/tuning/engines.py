@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgeq_device.engines.catalog import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, read_installed_version
 from edgeq_device.measure.claim import SLOWER
 
 from edgeq.backends.base import Artifact, backend_named
@@ -139,7 +139,7 @@ def find_field(
         c.engine.name: tuple(p for p in c.engine.int8.pairs if c.engine.saturates(p, target.architecture, features))
         for c in found
     }
-    versions = {c.engine.name: installed_version(c.engine) for c in found}
+    versions = {c.engine.name: read_installed_version(c.engine) for c in found}
     return Field(tuple(found), own, versions, {name: pairs for name, pairs in saturating.items() if pairs})
 
 

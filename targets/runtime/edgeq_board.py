@@ -337,18 +337,18 @@ def _describe(folder, request, lines):
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
         sys.dont_write_bytecode = True
-    from edgeq_device.engines.catalog import engines, installed_version, installed_versions, problem_of
+    from edgeq_device.engines.catalog import describe_problem, engines, read_installed_version, read_installed_versions
     from edgeq_device.engines.cuda import read_gpus
     from edgeq_device.measure import environment, features
 
-    versions = installed_versions(request["packages"])
+    versions = read_installed_versions(request["packages"])
     runtime = versions.get("onnxruntime") or versions.get("onnxruntime-gpu", "")
     evidence = features.gather()
     answers = evidence.cpuid
     plugins = {}
     for name, engine in engines().items():
-        version = installed_version(engine)
-        problem = problem_of(engine, runtime) if version and engine.module else ""
+        version = read_installed_version(engine)
+        problem = describe_problem(engine, runtime) if version and engine.module else ""
         plugins[name] = {"version": version, "problem": problem}
     uname = os.uname()
     return {

@@ -30,7 +30,7 @@ from edgeq_device.bundle.opening import open_best, start_variant
 from edgeq_device.bundle.options import BRIEF_SPIN, session_options
 from edgeq_device.bundle.package import MAIN, open_bundle
 from edgeq_device.engines.catalog import add_engine, read_engine
-from edgeq_device.engines.serve import open_requested, requested_variant, serve
+from edgeq_device.engines.serve import open_requested, parse_variant, serve
 from edgeq_device.engines.sessions import onnxruntime, read_device
 from edgeq_device.measure.bench import BenchSettings
 from edgeq_device.measure.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
@@ -133,7 +133,7 @@ def _subject(description: Dict[str, Any]) -> Any:
         variants = open_bundle(description["bundle"]).components[MAIN]
         model = bundle_models([variant for variant in variants if variant.name == description["variant"]])[0]
     else:
-        variant = requested_variant(description)
+        variant = parse_variant(description)
         model = BenchModel(
             "",
             lambda threads: start_variant(variant, threads),
@@ -154,7 +154,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
         if turn >= FEWEST_SESSIONS and time.perf_counter() > end:
             break
         for description in request["models"]:
-            session = start_variant(requested_variant(description), description["threads"])
+            session = start_variant(parse_variant(description), description["threads"])
             runners[description["name"]].append(query_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
     ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from edgeq_device.engines.direct_wasm import package_problem
-from edgeq_device.engines.node import node_for
-from edgeq_device.engines.serve import import_path, python_command
+from edgeq_device.engines.node import find_or_start_node
+from edgeq_device.engines.serve import build_python_command, list_import_path
 from edgeq_device.errors import DeviceError
 from edgeq_device.system.programs import build_child_environment, find_program
 
@@ -326,8 +326,8 @@ def test_a_child_can_do_what_its_parent_can(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     plant(tmp_path)
-    assert str(tmp_path) not in import_path()
-    words = python_command("edgeq_device.measure.memory")
+    assert str(tmp_path) not in list_import_path()
+    words = build_python_command("edgeq_device.measure.memory")
     done = subprocess.run(words, input="{}", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("KeyError")
@@ -450,7 +450,7 @@ def test_each_search_for_a_program_skips_the_working_directory(monkeypatch: pyte
         "vela": find_vela,
         "python3.99": lambda: toolkit.find_base(kit),
         "ssh": lambda: Link(one_board("ssh://pi"), tmp_path),
-        "node": lambda: node_for(tmp_path),
+        "node": lambda: find_or_start_node(tmp_path),
     }
     for search in searches.values():
         with pytest.raises((EdgeqError, DeviceError), match=r"is not installed|needs Python 3|is not on PATH"):

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.engines.serve import requested_variant
+from edgeq_device.engines.serve import parse_variant
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.measure.bench_models import bundle_feeds, bundle_models, bundle_variants
 
@@ -72,7 +72,7 @@ def test_memory_is_measured_with_the_engines_of_the_bundle(
     (model,) = bundle_models([one])
     assert model.memory is not None
     model.memory(1, {})
-    again = requested_variant(seen)
+    again = parse_variant(seen)
     assert (again.bundle, again.provider_options) == ("ab12", {"trt_engine_cache_enable": "1"})
 
 

@@ -14,7 +14,7 @@ import pytest
 from edgeq_device.bundle.onnxfile import read_context, read_onnx
 from edgeq_device.engines import direct_rknn
 from edgeq_device.engines.catalog import engines
-from edgeq_device.engines.direct_rknn import SIGNATURE, chip_here, open_model
+from edgeq_device.engines.direct_rknn import SIGNATURE, open_model, read_chip
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 
 from edgeq.backends.rknn.context import write_context
@@ -159,7 +159,7 @@ def test_hostile_metadata_are_refused(held: object, lite: Path) -> None:
 
 def test_the_chip_is_the_last_of_the_vendor(tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(b"xunlong,orangepi-5\0rockchip,rk3588s\0")
-    assert chip_here(tmp_path / "c") == "rk3588s"
-    assert chip_here(tmp_path / "none") == ""
+    assert read_chip(tmp_path / "c") == "rk3588s"
+    assert read_chip(tmp_path / "none") == ""
     (tmp_path / "c").write_bytes(b"raspberrypi,5-model-b\0brcm,bcm2712\0")
-    assert chip_here(tmp_path / "c") == ""
+    assert read_chip(tmp_path / "c") == ""

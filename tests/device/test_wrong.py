@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from edgeq_device.bundle.select import find_wrong_kernels, judge, select
-from edgeq_device.engines.catalog import known_wrong
+from edgeq_device.engines.catalog import load_wrong_kernels
 from edgeq_device.errors import BundleError
 
 from edgeq.model.compatibility import wrong_table
@@ -18,7 +18,9 @@ INT8 = variant("int8", rank=9, info={"products": ["Conv u8s8"]})
 def test_devices_read_what_the_table_says() -> None:
     file = shipped("targets") / "runtime" / "edgeq_device" / "engines" / "known_wrong.json"
     assert file.read_text("utf-8") == wrong_table(), "run scripts/engines_json.py"
-    assert all(row.source.startswith("https://") and row.state and row.fix and row.products for row in known_wrong())
+    assert all(
+        row.source.startswith("https://") and row.state and row.fix and row.products for row in load_wrong_kernels()
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.engines.catalog import form_for, problem_of, serving, this_platform
+from edgeq_device.engines.catalog import choose_form, choose_installed_form, describe_problem, read_platform
 from edgeq_device.measure.latency import measure_interleaved
 from edgeq_device.measure.scenarios import query_runner
 
@@ -97,7 +97,7 @@ def test_nothing_is_started_on_a_cpu_that_an_engine_does_not_take(
     with Engines() as engines, pytest.raises(RuntimeUnavailableError, match=line):
         engines.open(demo.MODEL, SessionSettings(engine=engine))
     monkeypatch.setattr("edgeq_device.engines.catalog.read_vendor", lambda: "GenuineIntel")
-    assert problem_of(engine, "1.31.1") == ""
+    assert describe_problem(engine, "1.31.1") == ""
 
 
 def test_the_runtimes_own_kernels_run_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,26 +199,26 @@ def test_the_description_decides_which_package_serves(
     place: str, vendor: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load_engines()["openvino"]
-    assert form_for(engine, place, vendor).packages == (package,)
+    assert choose_form(engine, place, vendor).packages == (package,)
     installed: dict[str, str] = {}
     monkeypatch.setattr("edgeq_device.engines.catalog.read_vendor", lambda: vendor)
-    monkeypatch.setattr("edgeq_device.engines.catalog.this_platform", lambda: place)
+    monkeypatch.setattr("edgeq_device.engines.catalog.read_platform", lambda: place)
     monkeypatch.setattr(
-        "edgeq_device.engines.catalog.installed_versions",
+        "edgeq_device.engines.catalog.read_installed_versions",
         lambda names: {n: installed[n] for n in names if n in installed},
     )
-    assert serving(engine).packages == (package,)
+    assert choose_installed_form(engine).packages == (package,)
     if place.startswith("linux"):  # an installed package serves if it can
         installed["openvino"] = "2999.0"
-        assert serving(engine).packages == ("openvino",)
+        assert choose_installed_form(engine).packages == ("openvino",)
         installed["onnxruntime-ep-openvino"] = "1.8.1"
-        assert serving(engine).packages == (package,)
+        assert choose_installed_form(engine).packages == (package,)
 
 
 def test_a_simulator_is_opened_on_request_and_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = replace(fake_engine.install(tmp_path, monkeypatch), devices=("NPU",), simulated_on=(this_platform(),))
+    engine = replace(fake_engine.install(tmp_path, monkeypatch), devices=("NPU",), simulated_on=(read_platform(),))
     assert engine.simulated
-    assert "is a simulator" in problem_of(engine, "1.31.1")
+    assert "is a simulator" in describe_problem(engine, "1.31.1")
     with Engines() as engines:
         session = engines.open(demo.MODEL, SessionSettings(engine=engine))
         assert session.get_providers()[0] == "FakeExecutionProvider"

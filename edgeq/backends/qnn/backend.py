@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.engines.catalog import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, read_installed_version
 from edgeq_device.errors import DeviceError
 from edgeq_device.system.places import scratch_folder
 from edgeq_device.system.plainjson import parse_json
@@ -448,7 +448,7 @@ class QnnBackend(TargetBackend):
                 notes=notes,
                 coverage=forecast(changed.model, left, absent),
             )
-        how = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
+        how = f"the simulator of {engine.packages[0]} {read_installed_version(engine)}"
         found = delegated(changed.model, destination, engine, left, how, prepared.path.parent)
         return dataclasses.replace(
             artifact,

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
-from edgeq_device.engines.catalog import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, read_installed_version
 from edgeq_device.errors import DeviceError
 from onnx import TensorProto
 
@@ -30,7 +30,8 @@ from tests.graphs import proto
 
 ENGINE = engine_for("qnn", {})
 simulator = pytest.mark.skipif(
-    not installed_version(ENGINE) or not ENGINE.simulated, reason="onnxruntime-qnn, the simulator, is not installed"
+    not read_installed_version(ENGINE) or not ENGINE.simulated,
+    reason="onnxruntime-qnn, the simulator, is not installed",
 )
 NET = """g (
     float[N,3,8,8] x, float[8,3,3,3] w, float[8] b, float[8,1,3,3] d, float[4,8] f, float[4] c
@@ -211,7 +212,7 @@ def test_a_split_is_shown(prepared: PreparedModel) -> None:
 
 
 def test_the_library_is_found_by_its_metadata() -> None:
-    if not installed_version(ENGINE):
+    if not read_installed_version(ENGINE):
         with pytest.raises(DeviceError, match="onnxruntime-qnn"):
             find_library(ENGINE, "1.31.1")
 

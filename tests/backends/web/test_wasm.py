@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from edgeq_device.engines.catalog import find_library
-from edgeq_device.engines.direct_wasm import FOLDER, package_folder, pins
+from edgeq_device.engines.direct_wasm import FOLDER, load_pins, package_folder
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.latency import Bursts
 from edgeq_device.measure.scenarios import query_runner
@@ -143,9 +143,9 @@ def test_a_wrong_byte_of_the_runtime_is_refused(place: int, tmp_path: Path, monk
     here = package_folder(WASM)
     (tmp_path / WASM.module / "dist").mkdir(parents=True)
     shutil.copy(here / "package.json", tmp_path / WASM.module)
-    for file in pins()["runtimes"]["wasm"]:
+    for file in load_pins()["runtimes"]["wasm"]:
         shutil.copy(here / file["path"], tmp_path / WASM.module / file["path"])
-    wrong = tmp_path / WASM.module / pins()["runtimes"]["wasm"][place]["path"]
+    wrong = tmp_path / WASM.module / load_pins()["runtimes"]["wasm"][place]["path"]
     content = bytearray(wrong.read_bytes())
     content[-1] ^= 1
     wrong.write_bytes(content)

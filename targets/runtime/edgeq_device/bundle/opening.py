@@ -26,8 +26,8 @@ from edgeq_device.bundle.onnxfile import DTYPES
 from edgeq_device.bundle.package import MAIN, Bundle, path_next_to
 from edgeq_device.bundle.select import CPU, Choice, Device, select
 from edgeq_device.bundle.variants import DRAWN, SliceTolerance, Variant
-from edgeq_device.engines.catalog import installed_version, plugin_of
-from edgeq_device.engines.serve import Guest, GuestSession, open_request, python_command
+from edgeq_device.engines.catalog import find_plugin, read_installed_version
+from edgeq_device.engines.serve import Guest, GuestSession, build_open_request, build_python_command
 from edgeq_device.engines.sessions import PROVIDER, open_session
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, OutputError, RuntimeUnavailableError
 from edgeq_device.measure.basis import EVERYTHING, Basis
@@ -292,17 +292,17 @@ def _refuse_wrong(variant: Variant, session: Any, title: str) -> None:
 
 def start_variant(variant: Variant, threads: int = 0) -> Any:
     """Do the work of `open_variant` without the self-test."""
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     if engine is None:
         return open_session(variant, threads)
     guest = Guest(
-        python_command("edgeq_device.engines.serve"),
+        build_python_command("edgeq_device.engines.serve"),
         os.environ,
-        f"{engine.name} {installed_version(engine)}",
+        f"{engine.name} {read_installed_version(engine)}",
         request_s=ANSWER_S,
     )
     try:
-        session = guest.opened(open_request(variant, threads))
+        session = guest.open_session(build_open_request(variant, threads))
         variant.check_unchanged()
     except BaseException:
         guest.end()

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Union
 
 from edgeq_device.bundle.onnxfile import read_metadata
-from edgeq_device.engines.catalog import engine_options, plugin_of
+from edgeq_device.engines.catalog import engine_options, find_plugin
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.system.places import read_table
 from edgeq_device.system.plainjson import parse_json
@@ -145,7 +145,7 @@ def _read_engine_values(ep: str, key: str) -> List[str]:
     ONNX Runtime's own reader of packages needs these values in the bundle. edgeq's runner takes them from the
     description.
     """
-    engine = plugin_of(ep)
+    engine = find_plugin(ep)
     if engine is None:
         return []
     return [options[key] for options in (engine_options(engine, name) for name in engine.precisions) if key in options]

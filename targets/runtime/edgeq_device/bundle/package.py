@@ -33,7 +33,7 @@ from edgeq_device.bundle.manifest import (
 )
 from edgeq_device.bundle.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
 from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant, load_variants
-from edgeq_device.engines.catalog import plugin_of
+from edgeq_device.engines.catalog import find_plugin
 from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import make_temporary_folder
@@ -59,7 +59,7 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
         if variant.model is not None:
             named = variant.session_options.get(EXTERNAL_FOLDER, variant.model.parent)
             model, folder = (Path(place).relative_to(root).as_posix() for place in (variant.model, named))
-            engine = plugin_of(variant.ep)
+            engine = find_plugin(variant.ep)
             if engine is None or not engine.suffix:
                 models[model, folder, engine is not None and engine.compiled] = None
             elif not model.endswith(engine.suffix):

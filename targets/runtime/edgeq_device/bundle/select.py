@@ -12,8 +12,8 @@ from typing import Collection, FrozenSet, List, Mapping, Optional, Tuple
 
 from edgeq_device.bundle.package import MAIN, Bundle
 from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.catalog import FLOAT, EngineSpec, WrongKernels, known_wrong, parse_version, plugin_of
-from edgeq_device.engines.cuda import Gpu, capability_text
+from edgeq_device.engines.catalog import FLOAT, EngineSpec, WrongKernels, find_plugin, load_wrong_kernels, parse_version
+from edgeq_device.engines.cuda import Gpu, format_capability
 from edgeq_device.errors import BundleError
 
 
@@ -21,7 +21,7 @@ def find_wrong_kernels(
     version: str, architecture: str, features: Collection[str], provider: str = "CPUExecutionProvider"
 ) -> Tuple[WrongKernels, ...]:
     """Return the known faults of one release of onnxruntime on one CPU."""
-    rows = [row for row in known_wrong() if row.provider == provider]
+    rows = [row for row in load_wrong_kernels() if row.provider == provider]
     return tuple(row for row in rows if row.in_release(version) and row.on(architecture, features))
 
 
@@ -91,7 +91,7 @@ def judge(variant: Variant, device: Device) -> DeviceFit:
         missing = [feature for feature in variant.required_features if feature not in device.features]
         if missing:
             reasons.append(f"this device has no {', '.join(missing)}")
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     if engine is not None and variant.ep in device.plugins:
         reasons.extend(_find_engine_reasons(variant, engine, device))
     elif variant.ep not in device.providers:
@@ -144,7 +144,7 @@ def _find_gpu_reasons(variant: Variant, device: Device) -> List[str]:
         reasons.append(device.gpu_problem or "this device has no NVIDIA GPU")
     elif capability and all(gpu.compute_capability < parse_version(capability) for gpu in device.gpus):
         best = max(device.gpus, key=lambda gpu: gpu.compute_capability)
-        have = capability_text(best.compute_capability)
+        have = format_capability(best.compute_capability)
         reasons.append(f"it needs compute capability {capability}, {best.name} has {have}")
     oldest, below = limits["min_tensorrt"], limits["below_tensorrt"]
     if (oldest or below) and variant.ep in device.providers:

@@ -9,9 +9,9 @@ from edgeq_device.bundle.opening import SelfTestResult, run_selftest, start_vari
 from edgeq_device.bundle.package import MAIN, Bundle
 from edgeq_device.bundle.select import Choice, Device, DeviceFit, judge
 from edgeq_device.bundle.variants import DRAWN, Variant
-from edgeq_device.engines.catalog import EngineSpec, installed_package, installed_version, plugin_of
-from edgeq_device.engines.cuda import capability_text
-from edgeq_device.engines.sessions import PROVIDER, trtexec_line
+from edgeq_device.engines.catalog import EngineSpec, describe_package, find_plugin, read_installed_version
+from edgeq_device.engines.cuda import format_capability
+from edgeq_device.engines.sessions import PROVIDER, build_trtexec_line
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, RuntimeUnavailableError
 from edgeq_device.trust.keys import Signer
 
@@ -126,7 +126,7 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
         for variant in variants:
             if name in (None, variant.name):
                 report = _test_variant(variant, device)
-                dispensable = name is None and plugin_of(variant.ep) is not None
+                dispensable = name is None and find_plugin(variant.ep) is not None
                 reports.append(replace(report, status=UNUSED) if report.status == FAILED and dispensable else report)
     if not reports:
         names = sorted({variant.name for variants in bundle.components.values() for variant in variants})
@@ -174,7 +174,10 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
             "gpus": [gpu.to_dict() for gpu in device.gpus],
             "tensorrt": device.tensorrt,
             "engines": {
-                engine.name: {"version": installed_version(engine), "problem": device.plugins.get(engine.provider, "")}
+                engine.name: {
+                    "version": read_installed_version(engine),
+                    "problem": device.plugins.get(engine.provider, ""),
+                }
                 for engine in _find_plugins(bundle)
             },
         },
@@ -210,11 +213,11 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         *extra_lines(bundle),
         hash_line(bundle.manifest_sha256),
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
-        *(f"  {gpu.name}, compute capability {capability_text(gpu.compute_capability)}" for gpu in device.gpus),
+        *(f"  {gpu.name}, compute capability {format_capability(gpu.compute_capability)}" for gpu in device.gpus),
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
     ]
     for engine in _find_plugins(bundle):
-        state = device.plugins.get(engine.provider, "") or installed_package(engine)
+        state = device.plugins.get(engine.provider, "") or describe_package(engine)
         lines.append(f"  engine {engine.name}: {state}")
     lines.append("")
     for variant in (variant for group in bundle.components.values() for variant in group):
@@ -223,14 +226,14 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         state = f"chosen: {choice.why}" if choice is not None and is_chosen else state
         lines.append(f"  {_name_variant(variant.component, variant.name)}: {state}")
         if is_chosen and variant.ep == PROVIDER:
-            lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
+            lines.append(f"    with TensorRT's own tool: {build_trtexec_line(variant, device.tensorrt, {})}")
     return lines
 
 
 def _find_plugins(bundle: Bundle) -> List[EngineSpec]:
     """Return the plug-in engines for which the bundle has variants."""
     providers = dict.fromkeys(variant.ep for group in bundle.components.values() for variant in group)
-    return [engine for engine in map(plugin_of, providers) if engine is not None]
+    return [engine for engine in map(find_plugin, providers) if engine is not None]
 
 
 def extra_lines(bundle: Bundle) -> List[str]:

@@ -28,20 +28,20 @@ class _Bound:
     """Hold the buffers for one combination of input shapes.
 
     Attributes:
-        opened: outputs whose size may differ from run to run. Each run allocates new memory for them.
+        unsized: outputs whose size may differ from run to run. Each run allocates new memory for them.
     """
 
     binding: Any
     inputs: Dict[str, Any]
-    opened: Tuple[str, ...]
+    unsized: Tuple[str, ...]
 
 
-def shapes_of(feeds: Mapping[str, Any]) -> Key:
+def read_shapes(feeds: Mapping[str, Any]) -> Key:
     """Return the names, shapes and dtypes of inputs."""
     return tuple(sorted((name, value.shape, str(value.dtype)) for name, value in feeds.items()))
 
 
-def _in_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
+def _order_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the inputs as arrays in C order (row by row)."""
     import numpy as np  # imported here, because `read_gpus` also runs on boards without numpy
 
@@ -70,8 +70,8 @@ class BoundSession:
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """Run like `InferenceSession.run`. Inputs are copied into the buffers of earlier runs with the same shapes."""
-        arrays = _in_rows(feeds)
-        key = shapes_of(arrays)
+        arrays = _order_rows(feeds)
+        key = read_shapes(arrays)
         bound = self._bindings.get(key) or self._bind(arrays)
         if len(self._bindings) < _MOST_SHAPES:
             self._bindings[key] = bound
@@ -136,22 +136,22 @@ class CapturedSession:
         uncaptured.add_run_config_entry("gpu_graph_id", "-1")
         self.notes: Tuple[str, ...] = ()
         self._captured: Optional[BoundSession] = BoundSession(captured, ort, device, fixed=uncaptured)
-        self._opened: Optional[BoundSession] = None
+        self._uncaptured_session: Optional[BoundSession] = None
         self._open_plain = open_uncaptured
         self._shapes: Optional[Key] = None
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """Run like `InferenceSession.run`."""
-        arrays = _in_rows(feeds)
-        shapes = shapes_of(arrays)
+        arrays = _order_rows(feeds)
+        shapes = read_shapes(arrays)
         if self._captured is None or self._shapes not in (None, shapes):
-            return self._plain.run(names, arrays, run_options)
+            return self._uncaptured.run(names, arrays, run_options)
         try:
             results = self._captured.run(names, arrays, run_options)
         except Exception as error:  # onnxruntime's exceptions have no common base
             if self._shapes is not None:
                 raise
-            results = self._plain.run(names, arrays, run_options)  # raises if the inputs are wrong
+            results = self._uncaptured.run(names, arrays, run_options)  # raises if the inputs are wrong
             self.notes = (*self.notes, f"this model cannot be captured as a CUDA graph: {' '.join(str(error).split())}")
             self._captured = None
             return results
@@ -159,14 +159,14 @@ class CapturedSession:
         return results
 
     @property
-    def _plain(self) -> BoundSession:
-        if self._opened is None:
-            self._opened = self._open_plain()
-        return self._opened
+    def _uncaptured(self) -> BoundSession:
+        if self._uncaptured_session is None:
+            self._uncaptured_session = self._open_plain()
+        return self._uncaptured_session
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of the session in use."""
-        return getattr(self._captured or self._plain, name)
+        return getattr(self._captured or self._uncaptured, name)
 
 
 def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
@@ -182,13 +182,13 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
     load_libraries(ort)
 
     def open_uncaptured() -> BoundSession:
-        return BoundSession(started(ort, CUDA, open_with([(CUDA, dict(options)), _CPU])), ort, _MEMORY)
+        return BoundSession(check_started(ort, CUDA, open_with([(CUDA, dict(options)), _CPU])), ort, _MEMORY)
 
     session = open_uncaptured()
-    if not sizes_follow(session):
+    if not has_known_sizes(session):
         return session
     try:
-        captured = started(ort, CUDA, open_with([(CUDA, {**options, **_GRAPHS}), _CPU]))
+        captured = check_started(ort, CUDA, open_with([(CUDA, {**options, **_GRAPHS}), _CPU]))
     # onnxruntime refuses graphs that are split between providers, and its exceptions have no common base
     except Exception:
         return session
@@ -197,14 +197,14 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
 
 def load_libraries(ort: Any) -> None:
     """Load CUDA and cuDNN from their wheels, if they are installed as wheels."""
-    _log(ort, _ERRORS)
+    _set_log_severity(ort, _ERRORS)
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
         with redirect_stdout(sys.stderr):  # the function prints the missing libraries, and stdout may be for JSON
             preload(directory="")
 
 
-def started(ort: Any, provider: str, session: Any) -> Any:
+def check_started(ort: Any, provider: str, session: Any) -> Any:
     """Return the session if `provider` is among its providers.
 
     Raises:
@@ -215,11 +215,11 @@ def started(ort: Any, provider: str, session: Any) -> Any:
             f"onnxruntime {ort.__version__} lists {provider}, but cannot start it here",
             "See its messages above: a library of CUDA, cuDNN or TensorRT is missing or of another version",
         )
-    _log(ort, _FATAL)
+    _set_log_severity(ort, _FATAL)
     return session
 
 
-def _log(ort: Any, severity: int) -> None:
+def _set_log_severity(ort: Any, severity: int) -> None:
     """Set the lowest severity that onnxruntime logs to stderr.
 
     Only the log contains the reason why a provider does not start. Once the provider runs, however, the log would also
@@ -230,7 +230,7 @@ def _log(ort: Any, severity: int) -> None:
         choose(severity)
 
 
-def sizes_follow(session: Any) -> bool:
+def has_known_sizes(session: Any) -> bool:
     """Return whether each size of the outputs is a number, or a name that also occurs in the inputs' shapes. Other
     sizes may depend on the input values, and a captured graph would repeat the sizes of its first run.
     """
@@ -248,7 +248,7 @@ _NAME = 96
 Load = Callable[[str], Any]
 
 
-def capability_text(capability: Tuple[int, int]) -> str:
+def format_capability(capability: Tuple[int, int]) -> str:
     """Return the compute capability (7, 5) as "7.5"."""
     return "{}.{}".format(*capability)
 
@@ -268,7 +268,7 @@ class Gpu:
         """Return plain JSON values. The compute capability is a text such as "8.7", and the memory is in bytes."""
         return {
             "name": self.name,
-            "compute_capability": capability_text(self.compute_capability),
+            "compute_capability": format_capability(self.compute_capability),
             "memory_bytes": self.memory_bytes,
             "driver": self.driver,
         }
@@ -278,7 +278,7 @@ def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
     """Return the GPUs in the driver's order, and the reason if there are none ("" if there are some)."""
     problem = "this device has no NVIDIA driver"
     for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
-        library = _first(load, names)
+        library = _load_any(load, names)
         if library is None:
             continue
         gpus = query(library)
@@ -288,7 +288,7 @@ def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
     return (), problem
 
 
-def _first(load: Load, names: Tuple[str, ...]) -> Optional[Any]:
+def _load_any(load: Load, names: Tuple[str, ...]) -> Optional[Any]:
     for name in names:
         try:
             return load(name)

@@ -158,10 +158,10 @@ class _Port:
         if self.dtype.name not in _TYPES:
             raise RuntimeUnavailableError(f"{provider} does not support {self.dtype.name}")
         shape = [int(size) for size in detail["shape"]]
-        self.axes = _axes(stated, len(shape), context)
-        self.own = self.axes == tuple(range(len(shape)))
-        self.back = tuple(int(axis) for axis in np.argsort(self.axes))
-        self.fixed = tuple(shape[axis] for axis in self.back)
+        self.axes = _parse_axes(stated, len(shape), context)
+        self.in_place = self.axes == tuple(range(len(shape)))
+        self.inverse_axes = tuple(int(axis) for axis in np.argsort(self.axes))
+        self.fixed = tuple(shape[axis] for axis in self.inverse_axes)
         scale, self.zero_point = detail["quantization"]
         self.scale = np.float32(scale)
         numbers = _TYPES["float32"] if stated and scale and self.dtype.kind in "iu" else _TYPES[self.dtype.name]
@@ -170,31 +170,31 @@ class _Port:
         if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
             raise BundleError(f"{context}: name, type or shape does not match the tensor {detail['name']!r}")
         self.info = TensorInfo(name, kind, sizes)
-        self.taken = np.dtype(DTYPES[kind])
+        self.model_dtype = np.dtype(DTYPES[kind])
         integers = self.dtype.kind in "iu"
-        self.scaled = bool(scale) and integers and self.taken.kind == "f"
-        if self.taken != self.dtype and not self.scaled and not (integers and self.taken.kind in "iu"):
-            raise BundleError(f"{context}: {self.dtype.name} cannot be converted to {self.taken.name}")
+        self.scaled = bool(scale) and integers and self.model_dtype.kind == "f"
+        if self.model_dtype != self.dtype and not self.scaled and not (integers and self.model_dtype.kind in "iu"):
+            raise BundleError(f"{context}: {self.dtype.name} cannot be converted to {self.model_dtype.name}")
 
     @property
     def batched(self) -> bool:
         """Return whether the model accepts any number of samples, although the file's tensor has room for only one."""
         return bool(self.fixed) and self.fixed[0] == 1 and not isinstance(self.info.shape[0], int)
 
-    def encoded(self, array: Any) -> Any:
+    def encode(self, array: Any) -> Any:
         """Convert an array of the model to the file's tensor."""
         if self.scaled:
             limits = np.iinfo(self.dtype)
             array = np.clip(np.rint(array / self.scale) + self.zero_point, limits.min, limits.max)
         array = array.astype(self.dtype, copy=False)
-        return array if self.own else np.ascontiguousarray(array.transpose(self.axes))
+        return array if self.in_place else np.ascontiguousarray(array.transpose(self.axes))
 
-    def decoded(self, array: Any) -> Any:
+    def decode(self, array: Any) -> Any:
         """Convert a tensor of the file to the model's array."""
-        array = array if self.own else np.ascontiguousarray(array.transpose(self.back))
+        array = array if self.in_place else np.ascontiguousarray(array.transpose(self.inverse_axes))
         if self.scaled:
             array = (array.astype(np.float32) - self.zero_point) * self.scale
-        return array.astype(self.taken, copy=False)
+        return array.astype(self.model_dtype, copy=False)
 
     def check(self, feed: Mapping[str, Any]) -> Any:
         """Return the array of this input in `feed`.
@@ -207,13 +207,13 @@ class _Port:
         array = np.asarray(feed[self.info.name], order="C")
         open_axis = 1 if self.batched else 0
         fits = len(array.shape) == len(self.fixed) and array.shape[open_axis:] == self.fixed[open_axis:]
-        if array.dtype != self.taken or not fits:
-            actual, expected = f"{array.dtype} {list(array.shape)}", f"{self.taken} {self.info.shape}"
+        if array.dtype != self.model_dtype or not fits:
+            actual, expected = f"{array.dtype} {list(array.shape)}", f"{self.model_dtype} {self.info.shape}"
             raise ValueError(f"input {self.info.name!r} is {actual}, the model takes {expected}")
         return array
 
 
-def _axes(stated: Mapping[str, Any], rank: int, context: str) -> Tuple[int, ...]:
+def _parse_axes(stated: Mapping[str, Any], rank: int, context: str) -> Tuple[int, ...]:
     axes = stated.get("order", list(range(rank)))
     if not isinstance(axes, list) or sorted(map(str, axes)) != sorted(map(str, range(rank))) or rank > _MOST_AXES:
         raise BundleError(f"{context}: its order does not list the tensor's {rank} axes")
@@ -238,7 +238,7 @@ class LiteRtSession:
     def __init__(self, interpreter: Any, stated: Mapping[str, Any], provider: str, profile: str) -> None:
         self._interpreter, self._provider, self._profile = interpreter, provider, profile
         self._inputs, self._outputs = (
-            _ports(details, stated.get(key), provider, key)
+            _build_ports(details, stated.get(key), provider, key)
             for key, details in (
                 ("inputs", interpreter.get_input_details()),
                 ("outputs", interpreter.get_output_details()),
@@ -313,7 +313,7 @@ class LiteRtSession:
         return str(file)
 
 
-def _ports(details: Sequence[Mapping[str, Any]], stated: Any, provider: str, key: str) -> Tuple[_Port, ...]:
+def _build_ports(details: Sequence[Mapping[str, Any]], stated: Any, provider: str, key: str) -> Tuple[_Port, ...]:
     context = f"{SIGNATURE} in the file's metadata, {key}"
     stated = [{}] * len(details) if stated is None else stated
     if (

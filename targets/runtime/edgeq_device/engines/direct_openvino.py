@@ -16,7 +16,7 @@ import numpy as np
 
 from edgeq_device.bundle.onnxfile import DTYPES
 from edgeq_device.bundle.options import session_options
-from edgeq_device.engines.catalog import EngineSpec, install_command, installed_package
+from edgeq_device.engines.catalog import EngineSpec, build_install_command, describe_package
 from edgeq_device.errors import RuntimeUnavailableError
 
 _CONFIG = "load_config"
@@ -43,13 +43,13 @@ def open_model(
         raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
     ((device, properties),) = json.loads(engine_settings[_CONFIG]).items()
     reader_options = session_options(ort, config=_PLAIN, threads=1, optimization="none")
-    described = _described(ort.InferenceSession(model, reader_options, providers=["CPUExecutionProvider"]))
+    described = _describe_tensors(ort.InferenceSession(model, reader_options, providers=["CPUExecutionProvider"]))
     profile = options.profile_file_prefix if options.enable_profiling else ""
-    core = _imported(engine).Core()
+    core = _import_package(engine).Core()
     return OpenVinoSession(core, model, (device, properties), described, engine.provider, profile)
 
 
-def _described(session: Any) -> Described:
+def _describe_tensors(session: Any) -> Described:
     """Return descriptions of a session's inputs and outputs. The session can then be freed."""
     from edgeq_device.engines.serve import (
         TensorInfo,  # imported here, because that module imports the caller of this one
@@ -61,7 +61,7 @@ def _described(session: Any) -> Described:
     )
 
 
-def _imported(engine: EngineSpec) -> Any:
+def _import_package(engine: EngineSpec) -> Any:
     """Import the package without its telemetry, and return the package.
 
     Once imported, the telemetry would send events and leave files in the home directory. The package does not need it.
@@ -70,8 +70,8 @@ def _imported(engine: EngineSpec) -> Any:
     try:
         return import_module(engine.module)
     except Exception as error:  # an import may raise any exception
-        problem = f"{installed_package(engine)} cannot be imported: {' '.join(str(error).split())}"
-        raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
+        problem = f"{describe_package(engine)} cannot be imported: {' '.join(str(error).split())}"
+        raise RuntimeUnavailableError(problem, f"Update it: {build_install_command(engine)}") from error
 
 
 class OpenVinoSession:
@@ -105,7 +105,7 @@ class OpenVinoSession:
         self._open = {place: port.get_partial_shape() for place, port in enumerate(self._model.inputs)}
         self._any_sizes = None if self._model.is_dynamic() else self._compile()
         self._sized: Optional[Tuple[Sizes, Any]] = None
-        self._last: Any = self._any_sizes
+        self._last_request: Any = self._any_sizes
 
     def _compile(self) -> Any:
         """Compile the model for its present sizes, and return an inference request that runs it."""
@@ -133,14 +133,14 @@ class OpenVinoSession:
         Raises:
             ValueError: an input is missing or unknown, or its type or shape differs from the model's.
         """
-        arrays = [self._checked(info, input_feed) for info in self._inputs]
+        arrays = [self._check_input(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
             raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
-        self._last = self._request(tuple(array.shape for array in arrays))
-        outputs = self._last.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
+        self._last_request = self._choose_request(tuple(array.shape for array in arrays))
+        outputs = self._last_request.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
         return list(outputs) if output_names is None else [outputs[self._places[name]] for name in output_names]
 
-    def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
+    def _check_input(self, info: Any, feed: Mapping[str, Any]) -> Any:
         """Return the array of one input. Refuse an array of another type, because openvino would convert it."""
         if info.name not in feed:
             raise ValueError(f"input {info.name!r} is missing")
@@ -154,7 +154,7 @@ class OpenVinoSession:
             raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {expected}")
         return array
 
-    def _request(self, sizes: Sizes) -> Any:
+    def _choose_request(self, sizes: Sizes) -> Any:
         """Return an inference request for inputs of these sizes."""
         if self._any_sizes is None and self._sized is None:
             self._sized = self._compile_sized(sizes)
@@ -179,7 +179,7 @@ class OpenVinoSession:
         """Write the layers of the last run in the form that the engine's plug-in uses, and return the path of the file.
         Each layer lists the nodes that it was made from, if openvino keeps their names.
         """
-        executed = self._last.get_compiled_model().get_runtime_model().get_ordered_ops()
+        executed = self._last_request.get_compiled_model().get_runtime_model().get_ordered_ops()
         described = {operation.get_friendly_name(): operation.get_rt_info() for operation in executed}
         merged = {name: str(info[_MERGED].value) for name, info in described.items() if _MERGED in info}
         events: List[Dict[str, Any]] = [
@@ -194,7 +194,7 @@ class OpenVinoSession:
                     _MERGED: merged.get(layer.node_name, ""),
                 },
             }
-            for layer in self._last.get_profiling_info()
+            for layer in self._last_request.get_profiling_info()
             if layer.status == layer.Status.EXECUTED
         ]
         file = Path(f"{self._profile}.json")

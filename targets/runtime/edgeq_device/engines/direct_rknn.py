@@ -45,8 +45,8 @@ def open_model(
     """
     del ort, options
     path = Path(model)
-    described = _signature(path)
-    chip = chip_here(_COMPATIBLE)
+    described = _read_signature(path)
+    chip = read_chip(_COMPATIBLE)
     if chip and not chip.startswith(described["platform"]):
         raise RuntimeUnavailableError(f"{path.name} was compiled for {described['platform']}, this board has {chip}")
     lite = import_module(f"{engine.module}.api").RKNNLite
@@ -55,12 +55,12 @@ def open_model(
         file = Path(folder) / "model.rknn"
         file.write_bytes(read_context(path, path.name))
         session = lite()
-        _succeed(session.load_rknn(str(file)), f"{engine.module} cannot load {path.name}")
-    _succeed(session.init_runtime(core_mask=getattr(lite, mask)), f"{engine.module} cannot start {path.name}")
+        _check_status(session.load_rknn(str(file)), f"{engine.module} cannot load {path.name}")
+    _check_status(session.init_runtime(core_mask=getattr(lite, mask)), f"{engine.module} cannot start {path.name}")
     return RknnSession(session, described, engine.provider, mask)
 
 
-def chip_here(compatible: Path) -> str:
+def read_chip(compatible: Path) -> str:
     """Return the Rockchip chip in the device tree, such as "rk3588s", or "" if there is none."""
     try:
         names = compatible.read_bytes().split(b"\0")
@@ -70,7 +70,7 @@ def chip_here(compatible: Path) -> str:
     return next((name[len(_VENDOR) :] for name in reversed(list(texts)) if name.startswith(_VENDOR)), "")
 
 
-def _signature(path: Path) -> Mapping[str, Any]:
+def _read_signature(path: Path) -> Mapping[str, Any]:
     """Return the chip, the inputs and the outputs from the file's metadata.
 
     Raises:
@@ -97,7 +97,7 @@ def _is_tensor(entry: Any) -> bool:
     return isinstance(shape, list) and len(shape) <= _MOST_DIMS and all(type(n) is int and n > 0 for n in shape)
 
 
-def _succeed(code: Any, problem: str) -> None:
+def _check_status(code: Any, problem: str) -> None:
     if code != 0:
         raise RuntimeUnavailableError(f"{problem}: its answer is {code}", "See its output")
 
@@ -145,7 +145,7 @@ class RknnSession:
             ValueError: an input is missing or unknown, or its type or shape differs from the model's.
             RuntimeUnavailableError: the NPU gives no answer, or an answer of another form.
         """
-        arrays = [self._checked(info, input_feed) for info in self._inputs]
+        arrays = [self._check_input(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
             raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
         # Without data_type, rknnlite would treat the values as uint8 pixels.
@@ -162,7 +162,7 @@ class RknnSession:
             named[info.name] = np.asarray(array, np.dtype(DTYPES[info.type])).reshape(shape)
         return list(named.values()) if output_names is None else [named[name] for name in output_names]
 
-    def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
+    def _check_input(self, info: Any, feed: Mapping[str, Any]) -> Any:
         """Return the array of one input."""
         if info.name not in feed:
             raise ValueError(f"input {info.name!r} is missing")

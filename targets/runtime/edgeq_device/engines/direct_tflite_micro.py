@@ -34,11 +34,11 @@ def open_model(
     content = read_file(Path(model))
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter
-    interpreter = _opened(runtime, content, model, int(engine_settings.get(_ARENA, 0)))
+    interpreter = _allocate(runtime, content, model, int(engine_settings.get(_ARENA, 0)))
     return LiteRtSession(_Interpreter(interpreter), stated, engine.provider, "")
 
 
-def _opened(runtime: Any, content: bytes, model: str, requested_bytes: int) -> Any:
+def _allocate(runtime: Any, content: bytes, model: str, requested_bytes: int) -> Any:
     """Return an interpreter with enough memory for the activations, which may be larger than the file.
 
     Args:
@@ -67,11 +67,11 @@ class _Interpreter:
 
     def get_input_details(self) -> List[Dict[str, Any]]:
         """Return the inputs."""
-        return _details(self._interpreter.get_input_details, 0)
+        return _read_details(self._interpreter.get_input_details, 0)
 
     def get_output_details(self) -> List[Dict[str, Any]]:
         """Return the outputs."""
-        return _details(self._interpreter.get_output_details, _OUTPUTS)
+        return _read_details(self._interpreter.get_output_details, _OUTPUTS)
 
     def set_tensor(self, index: int, array: Any) -> None:
         """Set an input."""
@@ -89,7 +89,7 @@ class _Interpreter:
 _OUTPUTS = 1 << 16
 
 
-def _details(read_detail: Any, base: int) -> List[Dict[str, Any]]:
+def _read_details(read_detail: Any, base: int) -> List[Dict[str, Any]]:
     """Return the descriptions of all inputs or outputs. The interpreter does not report how many there are, so
     `read_detail` is called until it raises an error.
     """

@@ -26,13 +26,13 @@ engine's install command puts the package."""
 
 
 @lru_cache(maxsize=1)
-def pins() -> Mapping[str, Any]:
+def load_pins() -> Mapping[str, Any]:
     """Return web.json: the package, its version, and the files of each runtime in it with their hashes."""
     table: Mapping[str, Any] = read_table("engines/web.json")
     return table
 
 
-def modules_folder() -> Path:
+def find_modules_folder() -> Path:
     """Return the node_modules folder that is searched for the package."""
     named = os.environ.get(FOLDER, "")
     if named:
@@ -45,7 +45,7 @@ def modules_folder() -> Path:
 
 def package_folder(engine: EngineSpec) -> Path:
     """Return the folder of the engine's package. The folder may not exist."""
-    return modules_folder() / engine.module
+    return find_modules_folder() / engine.module
 
 
 def package_version(engine: EngineSpec) -> str:
@@ -62,7 +62,7 @@ def package_problem(engine: EngineSpec) -> str:
     """Return why an installed package would not run, or "" if nothing prevents it. A missing package is not reported
     here.
     """
-    version, pinned = package_version(engine), pins()["version"]
+    version, pinned = package_version(engine), load_pins()["version"]
     if find_program("node") is None:
         return f"{engine.name} runs in node, which is not on PATH: install node 20 or newer first"
     if version and version != pinned:
@@ -83,19 +83,19 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, engine_se
     level = options.graph_optimization_level
     request = {
         "model": str(Path(model).absolute()),
-        "data": _external(Path(model)),
+        "data": _find_external(Path(model)),
         "provider": engine.provider,
         "optimization": next(n for n, v in LEVELS.items() if getattr(ort.GraphOptimizationLevel, v) == level),
-        "session_options": _entries(options),
+        "session_options": _read_entries(options),
         "profile": [options.profile_file_prefix] if options.enable_profiling else [],
     }
     # imported here, because it needs numpy, and boards are described without numpy
-    from edgeq_device.engines.node import node_for
+    from edgeq_device.engines.node import find_or_start_node
 
-    return node_for(package_folder(engine)).opened(request)
+    return find_or_start_node(package_folder(engine)).open_session(request)
 
 
-def _entries(options: Any) -> Dict[str, str]:
+def _read_entries(options: Any) -> Dict[str, str]:
     """Return the session configuration entries that are set. The folder of external data is left out, because the files
     in it are sent along.
     """
@@ -108,7 +108,7 @@ def _entries(options: Any) -> Dict[str, str]:
     return entries
 
 
-def _external(model: Path) -> List[Tuple[str, str]]:
+def _find_external(model: Path) -> List[Tuple[str, str]]:
     """Return, for each file with external data, its name in the model and its path."""
     folder, paths = model.resolve().parent, {}
     for tensor in read_onnx(model, str(model)).external:

@@ -27,8 +27,8 @@ import numpy as np
 
 from edgeq_device.bundle.select import read_precision
 from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.catalog import FLOAT, EngineSpec, plugin_of, read_engine
-from edgeq_device.engines.sessions import best_threads, open_session
+from edgeq_device.engines.catalog import FLOAT, EngineSpec, find_plugin, read_engine
+from edgeq_device.engines.sessions import open_session, read_best_threads
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import MachineWatch
 from edgeq_device.measure.latency import Burst, Bursts, burst, quiet_collector
@@ -52,14 +52,14 @@ sys.exit(import_module(module).main())
 """
 
 
-def python_command(module: str) -> List[str]:
+def build_python_command(module: str) -> List[str]:
     """Return the command line that runs `main()` of a module of edgeq_device in a fresh isolated interpreter."""
     # Use -B, because a compiled file in a bundle would not be in the bundle's manifest.
-    return [sys.executable, "-I", "-B", "-c", _BOOT, str(_root()), module, *import_path()]
+    return [sys.executable, "-I", "-B", "-c", _BOOT, str(_find_root()), module, *list_import_path()]
 
 
 @lru_cache(maxsize=1)
-def _root() -> Path:
+def _find_root() -> Path:
     """Return the folder or zip that contains edgeq_device. If the code came from a bundle's zip, return a copy of that
     zip.
     """
@@ -82,7 +82,7 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-def import_path() -> List[str]:
+def list_import_path() -> List[str]:
     """Return the search path of this process for modules, without the working directory.
 
     The exception is a working directory from which numpy or onnxruntime was loaded: it is kept, because they are
@@ -92,7 +92,7 @@ def import_path() -> List[str]:
         working_folder: Optional[str] = os.path.realpath(Path.cwd())
     except OSError:  # the directory was removed, so nothing can be imported from it
         working_folder = None
-    package_folders = {_folder_of("numpy"), _folder_of("onnxruntime")}
+    package_folders = {_find_folder_of("numpy"), _find_folder_of("onnxruntime")}
     entries = [str(entry) for entry in sys.path]
     return [
         e
@@ -101,7 +101,7 @@ def import_path() -> List[str]:
     ]
 
 
-def _folder_of(package: str) -> Optional[str]:
+def _find_folder_of(package: str) -> Optional[str]:
     file = getattr(sys.modules.get(package), "__file__", None)
     return os.path.realpath(str(Path(file).parent.parent)) if file else None
 
@@ -193,11 +193,11 @@ class Guest:
             write_frame(self._process.stdin, request, arrays or {})
             frame = self._receive(request)
         except (OSError, ValueError, EOFError) as error:  # the pipe is closed, or a frame is cut off
-            raise self._failure(f"{self.title} {self._last_error()}") from error
+            raise self._failure(f"{self.title} {self._describe_end()}") from error
         finally:
             watchdog.cancel()
         if frame is None:
-            raise self._failure(f"{self.title} {self._last_error()}")
+            raise self._failure(f"{self.title} {self._describe_end()}")
         reply, results = frame
         if "error" in reply:
             if reply["kind"] in ("InvalidArgument", "ValueError"):
@@ -205,7 +205,7 @@ class Guest:
             raise self._failure(f"{self.title}: {reply['error']}")
         return reply, results
 
-    def opened(self, request: Mapping[str, Any]) -> GuestSession:
+    def open_session(self, request: Mapping[str, Any]) -> GuestSession:
         """Open the session that a request describes."""
         reply, _ = self.exchange({"do": "open", **request})
         inputs, outputs = (tuple(TensorInfo(*spec) for spec in reply[key]) for key in ("inputs", "outputs"))
@@ -221,7 +221,7 @@ class Guest:
         self._late = True
         self._process.kill()
 
-    def _last_error(self) -> str:
+    def _describe_end(self) -> str:
         if self._late:
             return f"does not answer within {self.request_s:g} s"
         self._process.kill()
@@ -341,9 +341,9 @@ def serve(
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
-def open_request(variant: Variant, threads: int) -> Request:
+def build_open_request(variant: Variant, threads: int) -> Request:
     """Return the request with which another process opens `variant`."""
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     return {
         "name": variant.name,
         "model": str(variant.model),
@@ -351,7 +351,7 @@ def open_request(variant: Variant, threads: int) -> Request:
         "session_options": dict(variant.session_options),
         "provider_options": dict(variant.provider_options),
         "optimization": variant.info.get("optimization", "all"),
-        "threads": threads or best_threads(variant),
+        "threads": threads or read_best_threads(variant),
         "engine": engine.to_dict() if engine is not None else None,
         "precision": read_precision(variant, engine) if engine is not None else FLOAT,
         "manifest": variant.bundle,
@@ -362,16 +362,16 @@ def open_requested(request: Request) -> Any:
     """Return the session that a request describes, opened by the same code as a bundle's variant. If the request has a
     "profile", the profiler is on.
     """
-    variant, engine = requested_variant(request), requested_engine(request)
+    variant, engine = parse_variant(request), parse_engine(request)
     return open_session(variant, request["threads"], engine, profile=request.get("profile", ()))
 
 
-def requested_engine(request: Request) -> Optional[EngineSpec]:
+def parse_engine(request: Request) -> Optional[EngineSpec]:
     """Return the engine in a request to open a session, or None if the request does not name one."""
     return read_engine(request["engine"]) if request["engine"] is not None else None
 
 
-def requested_variant(request: Request) -> Variant:
+def parse_variant(request: Request) -> Variant:
     """Return the variant that a request to open a session describes."""
     return Variant(
         name=request["name"],
@@ -418,7 +418,7 @@ def _answer(
         runners.append(query_runner(session, feeds, **request["queries"]))
         return {"runner": len(runners) - 1}, {}
     if request["do"] == "burst":
-        return _burst(request, runners[request["runner"]])
+        return _run_burst(request, runners[request["runner"]])
     if request["do"] == "close":
         sessions[request["session"]] = None
         if hasattr(session, "close"):  # such a session itself runs in another process
@@ -427,7 +427,7 @@ def _answer(
     raise ValueError("unknown request %r" % request["do"])
 
 
-def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
+def _run_burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
     spent = time.process_time()
     turn = Bursts(request["length_s"], request["lead_in_s"]), request["slow"]
     with quiet_collector(), MachineWatch(time.perf_counter) as watch:

@@ -35,14 +35,14 @@ from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.engines import cuda
 from edgeq_device.engines.catalog import (
     EngineSpec,
+    choose_installed_form,
+    describe_package,
+    describe_problem,
     engine_options,
     engines,
-    installed_package,
+    find_plugin,
     open_engine,
     parse_version,
-    plugin_of,
-    problem_of,
-    serving,
 )
 from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUnavailableError
 from edgeq_device.measure.features import read_features
@@ -59,7 +59,7 @@ _LINKED = re.compile(rb"libnvinfer\.so\.(\d+)|nvinfer_(\d+)\.dll")
 Load = Callable[[str], Any]
 
 
-def linked_version(ort: Any) -> Optional[int]:
+def read_linked_version(ort: Any) -> Optional[int]:
     """Return the major version of TensorRT that onnxruntime's provider is linked against, or None if there is no such
     provider.
     """
@@ -73,20 +73,20 @@ def linked_version(ort: Any) -> Optional[int]:
 
 def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
     """Return (version, "") of the TensorRT that onnxruntime would load, or ("", reason) if it would not load any."""
-    major = linked_version(ort)
+    major = read_linked_version(ort)
     if major is None:
         return "", f"onnxruntime {ort.__version__} here has no {PROVIDER}"
     names = (f"libnvinfer.so.{major}", f"nvinfer_{major}.dll")
-    for name in (*names, *_packaged(names)):
+    for name in (*names, *_find_packaged(names)):
         try:
             library = load(name)
         except OSError:
             continue
-        return version_text(int(library.getInferLibVersion())), ""
+        return format_version(int(library.getInferLibVersion())), ""
     return "", f"TensorRT {major} is not installed: onnxruntime {ort.__version__} needs {names[0]}"
 
 
-def version_text(number: int) -> str:
+def format_version(number: int) -> str:
     """Return TensorRT's version number as text: 8601 is 8.6.1, 100300 is 10.3.0."""
     wide = number >= 100000
     major, remaining = divmod(number, 10000 if wide else 1000)
@@ -94,7 +94,7 @@ def version_text(number: int) -> str:
     return f"{major}.{minor}.{patch}"
 
 
-def _packaged(names: Tuple[str, ...]) -> List[str]:
+def _find_packaged(names: Tuple[str, ...]) -> List[str]:
     """Return the paths of the libraries in TensorRT's wheel. onnxruntime's provider finds them once they are loaded by
     path.
     """
@@ -134,13 +134,13 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
     Create the engine's folder.
     """
     gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=cuda.Gpu("", (0, 0)))
-    folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
-    options = typed_options(variant, tensorrt)
+    folder, note = _make_engine_folder(variant, name_engine(variant, gpu, tensorrt))
+    options = select_typed_options(variant, tensorrt)
     options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
     table = variant.info.get(TABLE)
     if isinstance(table, str) and variant.table is not None:
         # The provider searches for the table by its name, in the folder of the engines.
-        _put_table(variant.table, folder / table)
+        _copy_table(variant.table, folder / table)
     cached = any(folder.glob("*.engine"))
     notes = [note] if note else []
     if not cached and variant.old_engines is not None and os.path.lexists(variant.old_engines):
@@ -150,7 +150,7 @@ def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> En
     return EngineCache(folder, cached, options, "; ".join(notes))
 
 
-def _put_table(table: Path, place: Path) -> None:
+def _copy_table(table: Path, place: Path) -> None:
     """Copy the calibration table to `place`. Replace an earlier table there, but refuse to replace any other file.
 
     Raises:
@@ -168,7 +168,7 @@ def _put_table(table: Path, place: Path) -> None:
         draft.replace(place)
 
 
-def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
+def name_engine(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
     """Return a folder name made of the GPU, its compute capability, TensorRT's version and the model's hash."""
     assert variant.model is not None
     digest = hashlib.sha256(read_file(variant.model)).hexdigest()
@@ -176,7 +176,7 @@ def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
     return f"{name}-sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}-trt{tensorrt}-{digest}"
 
 
-def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
+def select_typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
     """Return the variant's provider options. Precision flags are left out for versions of TensorRT that follow the
     types in the file.
     """
@@ -184,7 +184,7 @@ def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
     return {key: value for key, value in variant.provider_options.items() if key not in dropped}
 
 
-def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
+def build_trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
     """Return the command that builds and times the same engine with TensorRT's own tool. The user runs it in the
     bundle's folder.
 
@@ -203,7 +203,7 @@ def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, .
     return " ".join(shlex.quote(word) for word in [*words, "--useCudaGraph", "--noDataTransfers"])
 
 
-def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
+def _make_engine_folder(variant: Variant, key: str) -> Tuple[Path, str]:
     """Return a folder for `key` that nobody else can write to, and a note. Usually the folder is in the user's cache,
     and the note is "". If it cannot be there, the folder is temporary, and the note gives the reason.
     """
@@ -217,7 +217,7 @@ def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
     return folder, note
 
 
-def static_shapes(specs: Any) -> bool:
+def has_static_shapes(specs: Any) -> bool:
     """Return whether every size of these inputs or outputs is a number."""
     return all(isinstance(size, int) for spec in specs for size in spec.shape)
 
@@ -252,15 +252,15 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[c
             flush=True,
         )
     start = time.perf_counter()
-    session = cuda.started(ort, PROVIDER, open_with(_providers(engine.options)))
-    session = _with_graphs(open_with, session, engine.options)
+    session = cuda.check_started(ort, PROVIDER, open_with(_list_providers(engine.options)))
+    session = _open_with_graphs(open_with, session, engine.options)
     # Use one BoundSession from now on, because a captured CUDA graph keeps using its buffers.
     bound = cuda.BoundSession(session, ort, "cuda")
     shapes: Dict[str, Tuple[int, ...]] = {}
     if variant.cases:  # if sizes are open, the first run builds the engine
         feeds = read_arrays(variant.cases[0].inputs)
         infer(bound, feeds)
-        if not static_shapes(bound.get_inputs()):
+        if not has_static_shapes(bound.get_inputs()):
             shapes = {name: value.shape for name, value in feeds.items()}
     did = "loaded from" if engine.cached else "built and kept in"
     seconds = time.perf_counter() - start
@@ -268,26 +268,26 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[c
     cache_notes = [engine.note] if engine.note else []
     if not engine.cached:
         print(*map(escape, (took, *cache_notes)), sep="\n", file=sys.stderr, flush=True)
-    bound.notes = (took, f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}", *cache_notes)
+    bound.notes = (took, f"with TensorRT's own tool: {build_trtexec_line(variant, tensorrt, shapes)}", *cache_notes)
     return bound
 
 
-def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]) -> Any:
+def _open_with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]) -> Any:
     """Return a session with CUDA graphs if all sizes are fixed. One launch then replays the whole model.
 
     The engine is already in its cache, so it is not built again. If the provider refuses, because the graph is split
     between providers, return `session`.
     """
-    if not (static_shapes(session.get_inputs()) and static_shapes(session.get_outputs())):
+    if not (has_static_shapes(session.get_inputs()) and has_static_shapes(session.get_outputs())):
         return session
     try:
-        captured = open_with(_providers({**options, _GRAPHS: "1"}))
+        captured = open_with(_list_providers({**options, _GRAPHS: "1"}))
     except RuntimeUnavailableError:
         return session
     return captured if PROVIDER in captured.get_providers() else session
 
 
-def _providers(options: Dict[str, str]) -> List[Any]:
+def _list_providers(options: Dict[str, str]) -> List[Any]:
     """Return the list of providers: TensorRT with `options`, then CUDA, then the CPU. CUDA is set to compute the file's
     float32 operators in float32.
     """
@@ -332,7 +332,7 @@ def read_device() -> Device:
     """Return a description of this device, read from the operating system and from onnxruntime."""
     ort = onnxruntime()
     version, providers = str(ort.__version__), tuple(ort.get_available_providers())
-    plugins = {engine.provider: problem_of(engine, version) for engine in engines().values() if engine.module}
+    plugins = {engine.provider: describe_problem(engine, version) for engine in engines().values() if engine.module}
     return Device(*read_features(), version, providers, *cuda.read_gpus(), *read_tensorrt(ort), plugins)
 
 
@@ -373,9 +373,9 @@ def open_unchecked(
     if not isinstance(level, str) or level not in LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(LEVELS)}")
     config = {**BRIEF_SPIN, **variant.session_options}
-    threads = threads or best_threads(variant)
+    threads = threads or read_best_threads(variant)
     options = session_options(ort, config=config, threads=threads, optimization=level)
-    plugin = engine or plugin_of(variant.ep)
+    plugin = engine or find_plugin(variant.ep)
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile[0]
         if plugin is None or not plugin.module:
@@ -386,7 +386,7 @@ def open_unchecked(
             variant,
             ort,
             lambda model: open_engine(ort, plugin, model, options, precision=precision, threads=threads),
-            package=installed_package(plugin) if serving(plugin).adapter else "",
+            package=describe_package(plugin) if choose_installed_form(plugin).adapter else "",
         )
 
     def open_with(providers: List[Any]) -> Any:
@@ -409,7 +409,9 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
         elif not package and parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
             session = open_it(read_file(variant.model))
         else:
-            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not package) as model:
+            with _gather_files(
+                variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not package
+            ) as model:
                 session = open_it(str(model))
         variant.check_unchanged()
         return session
@@ -426,7 +428,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
         ) from error
 
 
-def best_threads(variant: Variant) -> int:
+def read_best_threads(variant: Variant) -> int:
     """Return the number of threads with which the variant ran best, or 0 if the variant does not record it."""
     threads = variant.info.get("threads", 0)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
@@ -435,7 +437,7 @@ def best_threads(variant: Variant) -> int:
 
 
 @contextmanager
-def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
+def _gather_files(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
     """Put `model` next to its external weights, in a folder that is removed after the block. Runtimes that do not know
     the folder option need this.
 

@@ -17,7 +17,7 @@ from edgeq_device.bundle.opening import open_best, open_variant
 from edgeq_device.bundle.package import FLOAT, Bundle
 from edgeq_device.bundle.select import Device
 from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.serve import open_request
+from edgeq_device.engines.serve import build_open_request
 from edgeq_device.engines.sessions import onnxruntime
 from edgeq_device.errors import DataError, RuntimeUnavailableError
 from edgeq_device.measure.bench import BenchSettings, OnProgress, Report, run_bench
@@ -176,4 +176,4 @@ def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequen
 
 
 def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
-    return measure_memory(open_request(variant, threads), shapes)
+    return measure_memory(build_open_request(variant, threads), shapes)

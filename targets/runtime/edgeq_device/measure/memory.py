@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from edgeq_device.engines.serve import python_command, requested_engine, requested_variant
+from edgeq_device.engines.serve import build_python_command, parse_engine, parse_variant
 from edgeq_device.engines.sessions import onnxruntime, open_unchecked
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import read_memory
@@ -54,7 +54,7 @@ def measure_memory(
     order = {**request, "shapes": {name: list(shape) for name, shape in shapes.items()}}
     try:
         child = subprocess.run(
-            python_command(f"{__package__}.memory"),
+            build_python_command(f"{__package__}.memory"),
             env=build_child_environment(),
             input=json.dumps(order),
             capture_output=True,
@@ -91,7 +91,7 @@ def main() -> int:
         order = json.load(sys.stdin)
         onnxruntime()
         baseline, _ = read_memory(ROOT)
-        session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
+        session = open_unchecked(parse_variant(order), order["threads"], parse_engine(order))
         loaded, _ = _with_helper(session)
         for feed in draw_feeds(session, order["shapes"], count=1) * 5:
             session.run(None, feed)
