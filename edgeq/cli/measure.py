@@ -200,7 +200,7 @@ def bench_command(
     edgeq bench bundle/ --on ssh://pi@10.0.0.5
     edgeq bench bundle/ --on fleet.toml
     """
-    from edgeq_device.measure.bench import bench_lines, parse_settings
+    from edgeq_device.measure.bench import format_bench, parse_settings
     from edgeq_device.prepare.arrays import parse_shapes
 
     from edgeq.measure.bench import BenchData, bench
@@ -227,7 +227,7 @@ def bench_command(
         found = bench_on(boards[0], run, progress=printer.progress())
     else:
         found = run(progress=printer.progress())
-    lines = bench_lines(found.report, verbose=printer.verbose)
+    lines = format_bench(found.report, verbose=printer.verbose)
     printer.result(found, lambda: click.echo("\n".join(map(escape, lines))))
 
 

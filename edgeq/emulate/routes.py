@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.engines.serve import list_import_path
-from edgeq_device.measure.features import FEATURES, bit_of
+from edgeq_device.measure.features import FEATURES, find_bit
 from edgeq_device.system.places import move_new, scratch_folder
 from edgeq_device.system.programs import build_child_environment, find_program
 
@@ -89,7 +89,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
     folder = _masked_runtime(progress)
     clear = []
     for feature in sorted(FEATURES.intersection(features)):
-        leaf, subleaf, register, bit = bit_of(feature)
+        leaf, subleaf, register, bit = find_bit(feature)
         clear.append(f"{leaf}:{subleaf}:{register}:{1 << bit:#x}")
     folders = (folder, *map(Path, list_import_path()))
     masks = ("--mask", str(folder / "cpuid_mask.so"), *clear)

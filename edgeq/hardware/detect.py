@@ -32,11 +32,11 @@ from edgeq_device.measure.features import (
     ROOT,
     Evidence,
     Reading,
-    allowed_cores,
     gather,
     interpret,
     normalise,
     parse_identity,
+    read_allowed_cores,
     read_text,
 )
 
@@ -120,7 +120,7 @@ def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
             the control groups may lower the result further.
     """
     quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
-    return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
+    return max(1, min([len(read_allowed_cores()) if affinity is None else affinity, *quotas]))
 
 
 def memory_bytes(root: Path = ROOT) -> int:

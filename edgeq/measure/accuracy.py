@@ -23,7 +23,7 @@ import numpy as np
 from edgeq_device.engines.cuda import read_shapes
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.latency import Distribution, Runner
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample, Samples, Shard, Sharded, SourceSamples, open_samples
@@ -422,7 +422,7 @@ class _Line:
     def runner(self, name: str, session: Any) -> Runner:
         """Return a function that runs the next sample on a session of the model `name`."""
         if name in self._elsewhere:
-            elsewhere: Runner = query_runner(session, [self._again])
+            elsewhere: Runner = make_runner(session, [self._again])
             return elsewhere
         return lambda: self._run(name, session)
 

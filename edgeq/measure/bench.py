@@ -17,9 +17,9 @@ from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.engines.catalog import FLOAT, find_plugin
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.measure.bench_models import Shapes, build_bench_models, choose_variants, find_feeds
 from edgeq_device.measure.latency import Distribution, Runner, WarmUp, measure_interleaved
-from edgeq_device.measure.scenarios import Feed, query_runner
+from edgeq_device.measure.scenarios import Feed, make_runner
 
 from edgeq.data.open_source import Data, as_data
 from edgeq.errors import BundleError, UsageError
@@ -368,7 +368,7 @@ def _bench_bundle(
     with device_errors(), open_bundle(path) as bundle:
         check_models(bundle)
         if place is None:
-            variants, notes = bundle_variants(bundle, read_device(), variant)
+            variants, notes = choose_variants(bundle, read_device(), variant)
         else:
             variants, notes = list(bundle.components[MAIN]), ()
         samples = None
@@ -384,10 +384,10 @@ def _bench_bundle(
             samples = _samples(data, signature, chosen.model, progress)
         if place is not None:
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
-        own = None if data.shapes else bundle_feeds(variants)
+        own = None if data.shapes else find_feeds(variants)
         feeds = own if samples is None else lambda session: samples
         return measure_models(
-            bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
+            build_bench_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
         )
 
 
@@ -434,7 +434,7 @@ def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, 
     Args:
         feeds: inputs of one query; a query runs all of them.
     """
-    return {name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()}
+    return {name: [make_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()}
 
 
 def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> Mapping[str, Distribution]:

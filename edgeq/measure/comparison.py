@@ -503,7 +503,7 @@ class OutputComparison:
         self.classes.shaped = self.classes.shaped and pair.ranked is None
         if best is not None:
             self.equal_rows += int((best == candidate.reshape(len(best), -1).argmax(1)).sum())
-        (r, c), counted = pair.numbers(), pair.counted
+        (r, c), counted = pair.to_numbers(), pair.mask
         elements = r.size if counted is None else int(counted.sum())
         if not elements:
             return

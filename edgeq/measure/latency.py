@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.measure.bench import BenchSettings, OnProgress, bench_lines
+from edgeq_device.measure.bench import BenchSettings, OnProgress, format_bench
 from edgeq_device.measure.bench_models import BenchModel, Shapes, bench_models
 from edgeq_device.measure.claim import Claim
 from edgeq_device.measure.memory import MemoryUse, measure_memory
@@ -83,12 +83,12 @@ class Measurement(Page):
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the measurement as a readable table."""
-        return "\n".join(bench_lines(self.report, verbose=verbose))
+        return "\n".join(format_bench(self.report, verbose=verbose))
 
 
 def speed_of(found: Measurement, name: str) -> Claim:
     """Return the claim that compares the speed of `name` with the baseline in the single-stream scenario."""
-    return Claim.read(found.ratio(name))
+    return Claim.from_record(found.ratio(name))
 
 
 def bench_model(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.measure.claim import SLOWER, Claim, claim
+from edgeq_device.measure.claim import SLOWER, Claim, make_claim
 from edgeq_device.measure.latency import Distribution
 
 from edgeq.backends.base import Artifact
@@ -521,5 +521,5 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
 
 
 def _speed(latency: Mapping[str, Distribution]) -> SpeedComparison:
-    found = claim(latency[FLOAT], latency[INT8])
-    return SpeedComparison({name: distribution.undisturbed() for name, distribution in latency.items()}, found)
+    found = make_claim(latency[FLOAT], latency[INT8])
+    return SpeedComparison({name: distribution.drop_disturbed() for name, distribution in latency.items()}, found)

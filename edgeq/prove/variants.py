@@ -133,11 +133,11 @@ def _allowed(
         return 0.0, ()
     sums, changed, grid = SliceSums(), 0.0, [np.zeros(0)]
     for case, pair in pairs:
-        expected, other = pair.numbers()
+        expected, other = pair.to_numbers()
         other = other if other.shape == expected.shape else expected
         changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
-        sums.update(expected, other, case.inputs.values(), counted=pair.counted, ranked=pair.ranked)
-        grid.append(expected.ravel() if pair.counted is None else expected[pair.counted])
+        sums.update(expected, other, case.inputs.values(), counted=pair.mask, ranked=pair.ranked)
+        grid.append(expected.ravel() if pair.mask is None else expected[pair.mask])
     values = np.concatenate(grid)
     largest = float(np.abs(values).max(initial=0.0))
     if values.size >= _ENOUGH_VALUES:  # The distance of a quantity from zero is not its size.

@@ -13,7 +13,7 @@ from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.engines.catalog import find_plugin
 from edgeq_device.engines.sessions import read_device
 from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import bundle_variants
+from edgeq_device.measure.bench_models import choose_variants
 from edgeq_device.prepare.arrays import read_arrays
 from edgeq_device.system.files import read_file
 from edgeq_device.system.plainjson import MAX_BYTES, parse_json
@@ -85,7 +85,7 @@ def measured(
 ) -> dict[str, Any]:
     """Return `record` with latencies and kernel times that are measured now on this machine."""
     found = bench(bundle.source, variant=name, settings=settings, progress=progress)
-    variants, _ = bundle_variants(bundle, read_device(), name)
+    variants, _ = choose_variants(bundle, read_device(), name)
     chosen = variants[-1]
     times = _kernels(variants)
     bodies = {key: dict(body) for key, body in record["variants"].items()}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, claim
-from edgeq_device.measure.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, histogram, shared_edges
+from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, make_claim
+from edgeq_device.measure.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, compute_shared_edges, count_bins
 
 from edgeq.backends.base import Artifact, backend_named
 from edgeq.data.samples import Samples, Subset
@@ -368,15 +368,15 @@ def race_of(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
         batch: number of samples in a query.
     """
     whole = ranking.distributions
-    measured = {name: distribution.undisturbed() for name, distribution in whole.items()}
+    measured = {name: distribution.drop_disturbed() for name, distribution in whole.items()}
     timings = {}
     for name, distribution in measured.items():
         figures = plain(distribution)
         figures["samples_per_s"] *= batch
-        beside = (claim(whole[baseline], whole[name]), measured[baseline].p50)
+        beside = (make_claim(whole[baseline], whole[name]), measured[baseline].p50)
         timings[name] = StructureTiming(figures) if name == baseline else StructureTiming(figures, *beside)
-    edges = shared_edges(list(measured.values()))
-    counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
+    edges = compute_shared_edges(list(measured.values()))
+    counts = {name: count_bins(distribution, edges) for name, distribution in measured.items()}
     return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
 
 

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, rank_until_settled
 from edgeq_device.measure.latency import warm_up_all
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 from edgeq.backends.base import Artifact
 from edgeq.measure.latency import session_memory
@@ -173,4 +173,4 @@ class LocalClock:
 
 
 def _runners(sessions: Sequence[Any], feed: Feed) -> list[Callable[[], object]]:
-    return [query_runner(session, [feed]) for session in sessions]
+    return [make_runner(session, [feed]) for session in sessions]

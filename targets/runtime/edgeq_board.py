@@ -358,7 +358,7 @@ def _describe(folder, request, lines):
             "cpuid": answers and {"leaves": [[*k, *v] for k, v in answers.leaves.items()], "xcr0": answers.xcr0},
         },
         "files": {name: text for name, text in _system_files(features.read_text) if text is not None},
-        "affinity": len(features.allowed_cores()),
+        "affinity": len(features.read_allowed_cores()),
         "os": "%s %s" % (uname.sysname, uname.release),
         "versions": versions,
         "engines": plugins,

@@ -33,12 +33,12 @@ from edgeq_device.engines.catalog import add_engine, read_engine
 from edgeq_device.engines.serve import open_requested, parse_variant, serve
 from edgeq_device.engines.sessions import onnxruntime, read_device
 from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.measure.bench_models import BenchModel, bench_models, build_bench_models, choose_variants, find_feeds
 from edgeq_device.measure.claim import FEWEST_SESSIONS, rank_until_settled
 from edgeq_device.measure.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.measure.latency import Bursts, WarmUp
 from edgeq_device.measure.memory import measure_memory
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 from edgeq_device.prepare.arrays import read_arrays
 from edgeq_device.system.files import read_file
 
@@ -116,9 +116,9 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     feeds, notes = None, ()
     if request["bundle"]:
-        variants, notes = bundle_variants(open_bundle(request["bundle"]), read_device(), request["variant"])
-        models = bundle_models(variants)
-        feeds = None if request["shapes"] else bundle_feeds(variants)
+        variants, notes = choose_variants(open_bundle(request["bundle"]), read_device(), request["variant"])
+        models = build_bench_models(variants)
+        feeds = None if request["shapes"] else find_feeds(variants)
     else:
         models = [_subject(description) for description in request["models"]]
     if request["feeds"]:
@@ -131,7 +131,7 @@ def _subject(description: Dict[str, Any]) -> Any:
     """Return a model for a benchmark. `description` names a variant of a bundle, or is a request to open a model."""
     if description.get("bundle"):
         variants = open_bundle(description["bundle"]).components[MAIN]
-        model = bundle_models([variant for variant in variants if variant.name == description["variant"]])[0]
+        model = build_bench_models([variant for variant in variants if variant.name == description["variant"]])[0]
     else:
         variant = parse_variant(description)
         model = BenchModel(
@@ -155,7 +155,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
             break
         for description in request["models"]:
             session = start_variant(parse_variant(description), description["threads"])
-            runners[description["name"]].append(query_runner(session, feeds))
+            runners[description["name"]].append(make_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
     ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])
     answer: Dict[str, Any] = {

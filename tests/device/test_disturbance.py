@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.measure.environment import Others, Waits
+from edgeq_device.measure.environment import CompetingLoad, Waits
 from edgeq_device.measure.latency import Bursts, measure_interleaved
 
 OWN, WORKER = threading.get_native_id(), 10_000_001
@@ -46,7 +46,7 @@ class System:
         return start, self.clock.now
 
     def disturbed(self, runs: list[tuple[float, float]]) -> list[bool]:
-        return list(self.waits.disturbed(*(np.array(side) for side in zip(*runs, strict=True))))
+        return list(self.waits.find_disturbed(*(np.array(side) for side in zip(*runs, strict=True))))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_thread_that_ended_is_no_trouble(system: System) -> None:
     (system.tasks / str(WORKER)).rmdir()
     system.waited.pop(WORKER)
     system.waits.start()
-    assert system.waits.known
+    assert system.waits.is_known
 
 
 @pytest.mark.parametrize("text", ["0 0 0\n", ""])
@@ -97,8 +97,8 @@ def test_where_the_kernel_does_not_count_nothing_is_known(tmp_path: Path, text: 
         waits = Waits(root=root)
         waits.start()
         waits.look(time.perf_counter())
-        assert not waits.known
-        assert waits.disturbed(np.zeros(3), np.ones(3)).size == 0
+        assert not waits.is_known
+        assert waits.find_disturbed(np.zeros(3), np.ones(3)).size == 0
         waits.close()
 
 
@@ -135,13 +135,13 @@ def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path, monkeyp
     stat = tmp_path / "proc/stat"
     stat.parent.mkdir()
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    others = Others(root=tmp_path, own_cpu_s=lambda: 0.0)
+    others = CompetingLoad(root=tmp_path, own_cpu_s=lambda: 0.0)
     others.look()
-    assert others.busy() == 0, "the system does not say"
+    assert others.measure_busy() == 0, "the system does not say"
     for running in (3, 1, 9, 2):
         stat.write_text(f"cpu  1 0 0 9 0 0 0 0\nprocs_running {running}\n")
         others.look()
-    assert others.busy() == (2 / 4 + 0 + 1 + 1 / 4) / 4
+    assert others.measure_busy() == (2 / 4 + 0 + 1 + 1 / 4) / 4
 
 
 def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,11 +119,11 @@ def test_memory_of_this_process_is_plausible() -> None:
     ],
 )
 def test_cpu_name(tmp_path: Path, cpuinfo: str, name: str) -> None:
-    assert environment.cpu_name(write(tmp_path, {"proc/cpuinfo": cpuinfo})) == name
+    assert environment.read_cpu_name(write(tmp_path, {"proc/cpuinfo": cpuinfo})) == name
 
 
 def test_cpu_name_is_never_empty_or_missing(tmp_path: Path) -> None:
-    assert environment.cpu_name(tmp_path)
+    assert environment.read_cpu_name(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "cores"), [("0", (0,)), ("0,2,4-7", (0, 2, 4, 5, 6, 7)), ("3 , 1-2,2", (1, 2, 3))])

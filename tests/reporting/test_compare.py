@@ -175,7 +175,7 @@ def test_a_limit_holds_only_where_that_is_shown(found: Comparison, said: list[st
 @pytest.mark.usefixtures("made_up_memory")
 def test_limits_fail_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The test does not depend on whether this machine is quiet enough for a claim.
-    monkeypatch.setattr("edgeq_device.measure.bench.claim", lambda baseline, model: Claim(1.1, 1.0, 1.2, 0.96, 9))
+    monkeypatch.setattr("edgeq_device.measure.bench.make_claim", lambda baseline, model: Claim(1.1, 1.0, 1.2, 0.96, 9))
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
     command = ["compare", str(a), str(b), "--duration", "0.02", "--json"]
     failed = CliRunner().invoke(group, [*command, "--min-speedup", "1000"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from edgeq_device.engines.catalog import choose_form, choose_installed_form, describe_problem, read_platform
 from edgeq_device.measure.latency import measure_interleaved
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 from edgeq import demo
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
@@ -37,7 +37,7 @@ def test_a_described_engine_runs_in_a_process_of_its_own(tmp_path: Path, monkeyp
         np.testing.assert_array_equal(session.run(None, FEED)[0], open_session(demo.MODEL).run(None, FEED)[0])
         other = engines.open(demo.MODEL, SessionSettings(engine=engine))
         assert other.guest is session.guest
-        runners = {"there": query_runner(session, [FEED]), "here": query_runner(open_session(demo.MODEL), [FEED])}
+        runners = {"there": make_runner(session, [FEED]), "here": make_runner(open_session(demo.MODEL), [FEED])}
         measured = measure_interleaved(runners, min_duration_s=0.02, min_runs=20)
         assert all(found.count >= 20 and found.p50 > 0 for found in measured.values())
 

@@ -109,7 +109,7 @@ def test_all_models_of_a_race_have_the_same_number_of_sessions_and_enough_for_a_
 ) -> None:
     opener = Opener(each_s)
     pool, raced = pool_of(opener, monkeypatch), dict[str, int]()
-    monkeypatch.setattr(module, "query_runner", lambda session, feeds: lambda: None)
+    monkeypatch.setattr(module, "make_runner", lambda session, feeds: lambda: None)
     monkeypatch.setattr(
         module,
         "rank_until_settled",

@@ -178,18 +178,18 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.engines.sessions import read_device
-    from edgeq_device.measure.bench import bench_lines, parse_settings
-    from edgeq_device.measure.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
+    from edgeq_device.measure.bench import format_bench, parse_settings
+    from edgeq_device.measure.bench_models import bench_models, build_bench_models, choose_variants, find_feeds
     from edgeq_device.prepare.arrays import parse_shapes
 
     lift_seconds()  # the options of bench set how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
     bench_settings = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
-    variants, passed_over = bundle_variants(bundle, read_device(), arguments.variant)
-    feeds = None if shapes else bundle_feeds(variants)
-    report = bench_models(bundle_models(variants), bench_settings, feeds=feeds, shapes=shapes, notes=passed_over)
-    _show(arguments, report, bench_lines(report, verbose=arguments.verbose))
+    variants, passed_over = choose_variants(bundle, read_device(), arguments.variant)
+    feeds = None if shapes else find_feeds(variants)
+    report = bench_models(build_bench_models(variants), bench_settings, feeds=feeds, shapes=shapes, notes=passed_over)
+    _show(arguments, report, format_bench(report, verbose=arguments.verbose))
     return 0
 
 

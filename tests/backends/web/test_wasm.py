@@ -14,7 +14,7 @@ from edgeq_device.engines.catalog import find_library
 from edgeq_device.engines.direct_wasm import FOLDER, load_pins, package_folder
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.latency import Bursts
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 import edgeq
 from edgeq import demo
@@ -84,7 +84,7 @@ def test_layers_are_timed(engines: Engines, quantized: Any, samples: Any) -> Non
 def test_runs_are_timed_where_they_run(engines: Engines, samples: Any) -> None:
     session = engines.open(demo.MODEL, SETTINGS)
     for how in ({}, {"samples_per_query": 4}, {"samples_per_query": 4, "batch": 2}):
-        taken = query_runner(session, samples, **how).burst(Bursts(0.02, 0.01), slow=False)  # type: ignore[attr-defined]
+        taken = make_runner(session, samples, **how).burst(Bursts(0.02, 0.01), slow=False)  # type: ignore[attr-defined]
         assert 0 < sum(taken.samples) <= taken.busy_s
     session.close()
     with pytest.raises(EngineError):

@@ -165,10 +165,10 @@ def _mask_uncounted(pair: OutputPair) -> Tuple["np.ndarray[Any, Any]", "np.ndarr
     description of what cannot be compared ("" if there is nothing).
     """
     actual, expected = pair.candidate, pair.reference
-    if pair.counted is not None and actual.shape == expected.shape:
+    if pair.mask is not None and actual.shape == expected.shape:
         zero = expected.dtype.type(0)
         # A NaN or an infinity of one side alone stays, and fails the check.
-        left_out = ~pair.counted & (np.isfinite(actual) | ~np.isfinite(expected))
+        left_out = ~pair.mask & (np.isfinite(actual) | ~np.isfinite(expected))
         actual, expected = np.where(left_out, zero, actual), np.where(left_out, zero, expected)
     if pair.strays:
         return actual, expected, f"{pair.strays} elements mean nothing on one side alone"

@@ -31,8 +31,8 @@ from edgeq_device.engines.catalog import FLOAT, EngineSpec, find_plugin, read_en
 from edgeq_device.engines.sessions import open_session, read_best_threads
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import MachineWatch
-from edgeq_device.measure.latency import Burst, Bursts, burst, quiet_collector
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.latency import Burst, Bursts, quiet_collector, run_burst
+from edgeq_device.measure.scenarios import make_runner
 from edgeq_device.prepare.arrays import read_frame, to_array, write_frame
 from edgeq_device.system.budget import lift_seconds, without_seconds
 from edgeq_device.system.places import make_temporary_folder
@@ -272,7 +272,7 @@ class GuestSession:
         return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
 
     def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:
-        """Return a runner that runs queries in the guest. `edgeq_device.measure.scenarios.query_runner` calls this. The
+        """Return a runner that runs queries in the guest. `edgeq_device.measure.scenarios.make_runner` calls this. The
         samples are sent only once.
         """
         arrays = {f"{i} {name}": np.asarray(value) for i, feed in enumerate(feeds) for name, value in feed.items()}
@@ -296,7 +296,7 @@ class GuestRunner:
         return self.burst(Bursts(0.0, 0.0), slow=True)
 
     def burst(self, bursts: Bursts, slow: bool) -> Burst:
-        """Run a burst like `edgeq_device.measure.latency.burst`, but time it with the guest's clock."""
+        """Run a burst like `edgeq_device.measure.latency.run_burst`, but time it with the guest's clock."""
         turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
         request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
         reply, results = self.session.guest.exchange(request)
@@ -415,7 +415,7 @@ def _answer(
         for key, value in arrays.items():  # keys are "0 name", "1 name" ...
             index, _, name = key.partition(" ")
             feeds[int(index)][name] = value
-        runners.append(query_runner(session, feeds, **request["queries"]))
+        runners.append(make_runner(session, feeds, **request["queries"]))
         return {"runner": len(runners) - 1}, {}
     if request["do"] == "burst":
         return _run_burst(request, runners[request["runner"]])
@@ -432,6 +432,6 @@ def _run_burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
     turn = Bursts(request["length_s"], request["lead_in_s"]), request["slow"]
     with quiet_collector(), MachineWatch(time.perf_counter) as watch:
         # A runner in another process is timed by that process.
-        turn_record = runner.burst(*turn) if hasattr(runner, "burst") else burst(runner, *turn, watch)
+        turn_record = runner.burst(*turn) if hasattr(runner, "burst") else run_burst(runner, *turn, watch)
     arrays = {"samples": np.array(turn_record.samples, np.float64), "disturbed": turn_record.disturbed}
     return {"busy_s": turn_record.busy_s, "cpu_s": turn_record.cpu_s or time.process_time() - spent}, arrays

@@ -1,6 +1,6 @@
 """Benchmark several sessions together: warm up, run the scenarios, watch the machine, and return one report.
 
-`edgeq bench` on a workstation and `edgeq_run.py bench` on a device both use `run_bench` and `bench_lines`.
+`edgeq bench` on a workstation and `edgeq_run.py bench` on a device both use `run_bench` and `format_bench`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from edgeq_device.errors import DataError, UsageError
 from edgeq_device.measure import environment, latency, scenarios
-from edgeq_device.measure.claim import Claim, claim
-from edgeq_device.measure.environment import Others, parse_cores
-from edgeq_device.measure.features import ROOT, allowed_cores
+from edgeq_device.measure.claim import Claim, make_claim
+from edgeq_device.measure.environment import CompetingLoad, parse_cores
+from edgeq_device.measure.features import ROOT, read_allowed_cores
 from edgeq_device.measure.latency import WarmUp
 
 OFFICIAL_DURATION_S = 600.0
@@ -133,7 +133,7 @@ def parse_settings(
 _COLUMNS = ("p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "mean ms", "CV %", "samples/s", "queries")
 
 
-def bench_lines(report: Mapping[str, Any], *, verbose: bool = False) -> List[str]:
+def format_bench(report: Mapping[str, Any], *, verbose: bool = False) -> List[str]:
     """Return the report of `run_bench` as text: a compact table for each scenario, the ratios, and the notes. The last
     line is not empty.
 
@@ -142,20 +142,20 @@ def bench_lines(report: Mapping[str, Any], *, verbose: bool = False) -> List[str
     """
     lines: List[str] = []
     if verbose:
-        lines += [*_machine(report), ""]
+        lines += [*_describe_machine(report), ""]
     for name, scenario in report["scenarios"].items():
-        lines += _scenario(name, scenario, report, verbose=verbose)
+        lines += _format_scenario(name, scenario, report, verbose=verbose)
         lines.append("")
     peak = report["process_peak_rss_bytes"]
     if peak is not None and any(m["memory"] is None for m in report["models"].values()):
-        lines.append(f"peak memory of the whole process: {_mb(peak)}")
+        lines.append(f"peak memory of the whole process: {_format_mb(peak)}")
     lines += [f"note: {note}" for note in report["notes"]]
     while lines and not lines[-1]:
         lines.pop()
     return lines
 
 
-def _machine(report: Mapping[str, Any]) -> List[str]:
+def _describe_machine(report: Mapping[str, Any]) -> List[str]:
     machine, settings = report["machine"], report["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     count = settings["threads"]
@@ -168,43 +168,46 @@ def _machine(report: Mapping[str, Any]) -> List[str]:
     ]
 
 
-def _scenario(name: str, scenario: Mapping[str, Any], report: Mapping[str, Any], *, verbose: bool) -> List[str]:
+def _format_scenario(name: str, scenario: Mapping[str, Any], report: Mapping[str, Any], *, verbose: bool) -> List[str]:
     models: Dict[str, Any] = scenario["models"]
     with_memory = all(report["models"][m]["memory"] for m in models)
     rows = [["", *_COLUMNS, *(["peak RSS"] if with_memory else [])]]
     for model, result in models.items():
         figures = result["latency"]
         row = [model]
-        row += [_ms(figures[key]) for key in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_ms")]
-        row += [f"{100 * figures['cv']:.1f}", _rate(figures["samples_per_s"]), str(figures["count"])]
+        row += [_format_ms(figures[key]) for key in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "mean_ms")]
+        row += [f"{100 * figures['cv']:.1f}", _format_rate(figures["samples_per_s"]), str(figures["count"])]
         if with_memory:
-            row.append(_mb(report["models"][model]["memory"]["process_peak_bytes"]))
+            row.append(_format_mb(report["models"][model]["memory"]["process_peak_bytes"]))
         rows.append(row)
-    lines = [_title(name, scenario), *_table(rows)]
+    lines = [_format_title(name, scenario), *_align_columns(rows)]
     for model, result in models.items():
         if "server" in result:
-            lines.append("  " + _server(model, result["server"]))
-    lines += [f"  {Claim.read(r).sentence(model, report['baseline'])}" for model, r in scenario["ratios"].items()]
+            lines.append("  " + _format_server(model, result["server"]))
+    lines += [
+        f"  {Claim.from_record(r).sentence(model, report['baseline'])}" for model, r in scenario["ratios"].items()
+    ]
     if verbose:
         edges = scenario["histogram_edges_ms"]
         width = max(len(model) for model in models)
         lines += [
-            f"  {model.ljust(width)}  |{latency.sparkline(result['histogram'])}|" for model, result in models.items()
+            f"  {model.ljust(width)}  |{latency.draw_sparkline(result['histogram'])}|"
+            for model, result in models.items()
         ]
         span = len(next(iter(models.values()))["histogram"])
-        low_label, high_label = f"{_ms(edges[0])} ms", f"{_ms(edges[-1])} ms"
+        low_label, high_label = f"{_format_ms(edges[0])} ms", f"{_format_ms(edges[-1])} ms"
         lines.append(f"  {' ' * width}   {low_label}{high_label.rjust(span - len(low_label))}")
     return lines
 
 
-def _title(name: str, scenario: Mapping[str, Any]) -> str:
+def _format_title(name: str, scenario: Mapping[str, Any]) -> str:
     counts = {"p90_ms": "p90", "p99_ms": "p99", "achieved_qps": "the rate", "samples_per_s": "samples/s"}
     size = scenario["samples_per_query"]
     batch = f", batches of {scenario['batch']}" if scenario["batch"] > 1 else ""
     return f"{name}: {size} sample{'s' if size > 1 else ''} a query{batch}; {counts[scenario['metric']]} counts"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> List[str]:
+def _align_columns(rows: Sequence[Sequence[str]]) -> List[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  " + "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
@@ -212,25 +215,25 @@ def _table(rows: Sequence[Sequence[str]]) -> List[str]:
     ]
 
 
-def _server(model: str, server: Mapping[str, Any]) -> str:
+def _format_server(model: str, server: Mapping[str, Any]) -> str:
     verdict = "sustains" if server["valid"] else "does NOT sustain"
-    bound = _ms(server["latency_bound_ms"])
+    bound = _format_ms(server["latency_bound_ms"])
     return (
-        f"{model} {verdict} {_rate(server['target_qps'])} queries/s with p99 within {bound} ms"
-        f" (achieved {_rate(server['achieved_qps'])}, {100 * server['over_bound_share']:.2f} % over the bound)"
+        f"{model} {verdict} {_format_rate(server['target_qps'])} queries/s with p99 within {bound} ms"
+        f" (achieved {_format_rate(server['achieved_qps'])}, {100 * server['over_bound_share']:.2f} % over the bound)"
     )
 
 
-def _ms(value: float) -> str:
+def _format_ms(value: float) -> str:
     digits = 4 if value < 1 else 3 if value < 10 else 2 if value < 100 else 1
     return f"{value:.{digits}f}"
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _mb(size: int) -> str:
+def _format_mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
@@ -255,17 +258,17 @@ class Monitor:
         self.load_before = load_before
         self.mhz: List[float] = []
         self.celsius: Dict[str, List[float]] = {}
-        self._others = Others(root=root)
+        self._competing = CompetingLoad(root=root)
         self._throttles_first = environment.read_throttle_count(root)
         self._quota_first = environment.read_quota_throttles(root)
-        self._read()
+        self._take_reading()
 
     def sample(self) -> None:
         """Read clocks and temperatures, unless the last reading is less than half a second old."""
-        if time.monotonic() - self._last >= _INTERVAL_S:
-            self._read()
+        if time.monotonic() - self._last_reading >= _INTERVAL_S:
+            self._take_reading()
 
-    def _read(self) -> None:
+    def _take_reading(self) -> None:
         frequencies = environment.read_frequencies(self._root)
         if frequencies:
             # Record the highest clock, which is that of the core that has just worked. The clocks of idle cores carry
@@ -273,33 +276,33 @@ class Monitor:
             self.mhz.append(max(frequencies.values()))
         for zone, celsius in environment.read_temperatures(self._root).items():
             self.celsius.setdefault(zone, []).append(celsius)
-        self._last = time.monotonic()
+        self._last_reading = time.monotonic()
 
     def finish(self) -> Dict[str, Any]:
         """Take a last reading and return the whole record under stable names. A value is None if the system does not
         report it.
         """
-        self._read()
+        self._take_reading()
         return {
-            "clock_mhz": _range(self.mhz),
-            "temperature_c": {zone: _range(values) for zone, values in sorted(self.celsius.items())},
+            "clock_mhz": _summarize_range(self.mhz),
+            "temperature_c": {zone: _summarize_range(values) for zone, values in sorted(self.celsius.items())},
             "load_before": self.load_before,
-            "others_share": self._others.share(),
-            "stolen_share": self._others.stolen_share(),
-            "thermal_throttles": _difference(self._throttles_first, environment.read_throttle_count(self._root)),
-            "quota_throttles": _difference(self._quota_first, environment.read_quota_throttles(self._root)),
+            "others_share": self._competing.measure_share(),
+            "stolen_share": self._competing.measure_stolen_share(),
+            "thermal_throttles": _subtract(self._throttles_first, environment.read_throttle_count(self._root)),
+            "quota_throttles": _subtract(self._quota_first, environment.read_quota_throttles(self._root)),
         }
 
 
-def _range(values: List[float]) -> Optional[Dict[str, float]]:
+def _summarize_range(values: List[float]) -> Optional[Dict[str, float]]:
     return {"first": values[0], "last": values[-1], "min": min(values), "max": max(values)} if values else None
 
 
-def _difference(start: Optional[int], end: Optional[int]) -> Optional[int]:
+def _subtract(start: Optional[int], end: Optional[int]) -> Optional[int]:
     return None if start is None or end is None else end - start
 
 
-def environment_notes(readings: Dict[str, Any], cores: int) -> List[str]:
+def describe_environment(readings: Dict[str, Any], cores: int) -> List[str]:
     """Return one sentence for each recorded condition that may have changed the figures. `readings` is the record that
     `Monitor.finish` returns.
 
@@ -357,7 +360,7 @@ def run_bench(
         versions: versions of the software that the sessions run on, for the record.
 
     Returns:
-        A report of plain values. docs/reference/bench.md lists its keys, and `bench_lines` renders it.
+        A report of plain values. docs/reference/bench.md lists its keys, and `format_bench` renders it.
 
     Raises:
         UsageError: the settings make no sense.
@@ -379,12 +382,12 @@ def run_bench(
     # Warm up once before the monitor starts. Otherwise the rise from the idle clock would be mistaken for a
     # disturbance.
     bench.warm(
-        {name: [scenarios.query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()}
+        {name: [scenarios.make_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()}
     )
     monitor = bench.monitor = Monitor(root=root, load_before=load_before)
-    results = {name: bench.scenario(scenarios.SCENARIOS[name], notes) for name in settings.scenarios}
+    results = {name: bench.run_scenario(scenarios.SCENARIOS[name], notes) for name in settings.scenarios}
     readings = monitor.finish()
-    notes += environment_notes(readings, len(allowed_cores()))
+    notes += describe_environment(readings, len(read_allowed_cores()))
     return {
         "schema": SCHEMA,
         "baseline": baseline,
@@ -448,7 +451,7 @@ class _Bench:
         latency.warm_up_all([group[1:] for group in runners.values() if group[1:]], self.settings.warm_up, self.clock)
         return warmed
 
-    def scenario(self, scenario: scenarios.Scenario, notes: List[str]) -> Report:
+    def run_scenario(self, scenario: scenarios.Scenario, notes: List[str]) -> Report:
         """Measure every model in one scenario. Return the scenario's figures as JSON values, with latencies in
         milliseconds.
 
@@ -459,7 +462,7 @@ class _Bench:
         """
         batch = self.settings.batch if scenario.name in ("offline", "multi-stream") else 1
         per_query = batch if scenario is scenarios.OFFLINE else scenario.samples_per_query
-        runners = self._runners(per_query, batch)
+        runners = self._open_runners(per_query, batch)
         warmed = self.warm(runners)
         notes += [
             f"{scenario.name}: {name} did not become stable within {w.seconds:.1f} s of warm-up"
@@ -469,7 +472,7 @@ class _Bench:
         models: Dict[str, Report] = {name: {} for name in runners}
         claims: Dict[str, Claim] = {}
         if scenario is scenarios.SERVER:
-            served = self._serve({name: group[0] for name, group in runners.items()})
+            served = self._run_server({name: group[0] for name, group in runners.items()})
             distributions = {name: result.latency for name, result in served.items()}
             for name, result in served.items():
                 models[name]["server"] = {key: getattr(result, key) for key in _SERVED}
@@ -484,19 +487,19 @@ class _Bench:
                 seed=self.settings.seed,
                 samples_per_query=per_query,
                 clock=self.clock,
-                on_progress=lambda share: self._tick(scenario.name, share),
+                on_progress=lambda share: self._report_progress(scenario.name, share),
             )
             base = distributions[self.baseline]
-            claims = {name: claim(base, d) for name, d in distributions.items() if name != self.baseline}
-        edges = latency.shared_edges(list(distributions.values()))
+            claims = {name: make_claim(base, d) for name, d in distributions.items() if name != self.baseline}
+        edges = latency.compute_shared_edges(list(distributions.values()))
         for name, distribution in distributions.items():
             summary = distribution.to_dict()
             figures = {**summary, **models[name].get("server", {})}
             models[name]["metric_value"] = figures[scenario.metric]
             models[name]["latency"] = summary
             models[name]["warm_up"] = {"runs": warmed[name].runs, "stable": warmed[name].stable}
-            models[name]["histogram"] = latency.histogram(distribution, edges)
-        notes += _small_sample_notes(scenario, distributions)
+            models[name]["histogram"] = latency.count_bins(distribution, edges)
+        notes += _describe_small_samples(scenario, distributions)
         return {
             "metric": scenario.metric,
             "samples_per_query": per_query,
@@ -506,12 +509,12 @@ class _Bench:
             "histogram_edges_ms": [float(e) for e in edges],
         }
 
-    def _runners(self, per_query: int, batch: int) -> Dict[str, List[latency.Runner]]:
+    def _open_runners(self, per_query: int, batch: int) -> Dict[str, List[latency.Runner]]:
         runners = {}
         for name, sessions in self.sessions.items():
             try:
                 group = [
-                    scenarios.query_runner(
+                    scenarios.make_runner(
                         s, self.feeds, samples_per_query=per_query, batch=batch, seed=self.settings.seed
                     )
                     for s in sessions
@@ -525,7 +528,7 @@ class _Bench:
             runners[name] = group
         return runners
 
-    def _serve(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
+    def _run_server(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
         """Run the server scenario for one model at a time, because each stream of arrivals needs the whole machine."""
         settings = self.settings
         short = min(1.0, settings.min_duration_s)
@@ -540,7 +543,7 @@ class _Bench:
                 rate: float, seconds: float, run: latency.Runner = run, position: int = position
             ) -> scenarios.ServerResult:
                 """Serve at `rate` queries a second for `seconds`."""
-                return scenarios.serve(
+                return scenarios.run_server(
                     run,
                     rate_qps=rate,
                     latency_bound_ms=bound,
@@ -549,7 +552,9 @@ class _Bench:
                     seed=settings.seed,
                     clock=self.clock,
                     sleep=self.sleep,
-                    on_progress=lambda share: self._tick(scenarios.SERVER.name, (position + share) / len(runners)),
+                    on_progress=lambda share: self._report_progress(
+                        scenarios.SERVER.name, (position + share) / len(runners)
+                    ),
                 )
 
             if settings.target_qps is not None:
@@ -561,13 +566,15 @@ class _Bench:
                 )
         return results
 
-    def _tick(self, scenario: str, share: float) -> None:
+    def _report_progress(self, scenario: str, share: float) -> None:
         if self.monitor is not None:
             self.monitor.sample()
         self.on_progress(scenario, share)
 
 
-def _small_sample_notes(scenario: scenarios.Scenario, distributions: Mapping[str, latency.Distribution]) -> List[str]:
+def _describe_small_samples(
+    scenario: scenarios.Scenario, distributions: Mapping[str, latency.Distribution]
+) -> List[str]:
     fewest = min(d.count for d in distributions.values())
     if fewest >= 1000:
         return []

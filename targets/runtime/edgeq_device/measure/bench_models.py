@@ -39,7 +39,7 @@ class BenchModel:
         memory: function that takes the number of threads and the input shapes, measures the memory use in a separate
             process, and returns it; None skips the measurement.
         sessions: number of sessions in which the model is timed; they take turns (see `latency.Runners`).
-        apart: function that takes the number of threads and the number of a process, 1 or more, and returns a session
+        open_in_process: function that takes the number of threads and the number of a process, 1 or more, and returns a session
             in that process; None opens the further sessions with `open`.
     """
 
@@ -47,11 +47,11 @@ class BenchModel:
     open: Callable[[int], Any]
     memory: Optional[Callable[[int, Shapes], MemoryUse]] = None
     sessions: int = 1
-    apart: Optional[Callable[[int, int], Any]] = None
+    open_in_process: Optional[Callable[[int, int], Any]] = None
 
-    def further(self, threads: int) -> List[Any]:
+    def open_further(self, threads: int) -> List[Any]:
         """Return the sessions after the first one."""
-        open_session = self.apart or (lambda threads, process: self.open(threads))
+        open_session = self.open_in_process or (lambda threads, process: self.open(threads))
         return [open_session(threads, process) for process in range(1, self.sessions)]
 
 
@@ -90,7 +90,7 @@ def bench_models(
     remarks: List[str] = []
     with pinned(settings.pin):
         sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
-        more = {m.name: m.further(settings.threads) for m in models}
+        more = {m.name: m.open_further(settings.threads) for m in models}
         remarks += [note for session in sessions.values() for note in getattr(session, "notes", ())]
         _check_same_inputs(sessions)
         session = next(iter(sessions.values()))
@@ -106,12 +106,12 @@ def bench_models(
             sessions, samples, settings, more=more, memory=memory, versions=versions, on_progress=on_progress
         )
     if feeds is None:
-        remarks.append(_how_made_up(session, shapes or {}, actual))
+        remarks.append(_made_up_note(session, shapes or {}, actual))
     report["notes"] = [*notes, *report["notes"], *remarks]
     return report
 
 
-def _how_made_up(session: Any, shapes: Shapes, actual: Shapes) -> str:
+def _made_up_note(session: Any, shapes: Shapes, actual: Shapes) -> str:
     open_inputs = [i.name for i in session.get_inputs() if not all(isinstance(size, int) for size in i.shape[1:])]
     sized = [f"{name} of {','.join(map(str, actual[name]))}" for name in open_inputs if name not in shapes]
     sizes_note = f", with 1 for open sizes ({'; '.join(sized)}; --shape NAME=SIZES sets others)" if sized else ""
@@ -132,7 +132,7 @@ def _check_same_inputs(sessions: Mapping[str, Any]) -> None:
             )
 
 
-def bundle_variants(
+def choose_variants(
     bundle: Bundle, device: Device, name: Optional[str] = None
 ) -> Tuple[List[Variant], Tuple[str, ...]]:
     """Return the variants to measure, and the reason why each better variant was passed over.
@@ -150,7 +150,7 @@ def bundle_variants(
     return variants, best.passed_over
 
 
-def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
+def build_bench_models(variants: Sequence[Variant]) -> List[BenchModel]:
     """Return a benchmark model for each variant. The model has the variant's name, except that variants of the
     component "float32" are named "float32".
     """
@@ -158,13 +158,13 @@ def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
         BenchModel(
             FLOAT if variant.component == FLOAT else variant.name,
             partial(open_variant, variant),
-            partial(_memory, variant),
+            partial(_measure_variant, variant),
         )
         for variant in variants
     ]
 
 
-def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
+def find_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
     """Return a function that provides the inputs of the self-test as samples, for the argument `feeds` of
     `bench_models`. Return None if the variants have no self-test.
     """
@@ -175,5 +175,5 @@ def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequen
     return lambda session: [read_arrays(path) for path in paths]
 
 
-def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
+def _measure_variant(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
     return measure_memory(build_open_request(variant, threads), shapes)

@@ -22,7 +22,7 @@ from edgeq_device.measure.latency import (
     Recorder,
     Runners,
     WarmUp,
-    out_of_reach,
+    is_out_of_reach,
     quiet_collector,
     warm_up_all,
 )
@@ -60,7 +60,7 @@ class Ratio:
     b_ms: Optional[float] = None
 
 
-def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
+def compute_ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
     """Return how many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
 
     Each round gives the ratio of the median latencies of two bursts. The bursts are adjacent in time, so drift of the
@@ -71,12 +71,12 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
 
     If `by_session` is set and both ran in at least `FEWEST_SESSIONS` sessions, each session instead gives one ratio:
     the median of its rounds' ratios. All rounds of a session share the session's place in memory and its process, so
-    more rounds do not predict the next session better. The interval is then that of `_next_measurement`.
+    more rounds do not predict the next session better. The interval is then that of `_predict_next`.
 
     If one runner was measured for longer and has more rounds than the other, the surplus rounds are left out.
     """
     rounds = min(len(a.rounds), len(b.rounds))
-    times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
+    times = np.stack([a.compute_round_medians()[:rounds], b.compute_round_medians()[:rounds]])
     measured = ~np.isnan(times).any(axis=0)
     times, session = times[:, measured], np.flatnonzero(measured) % a.sessions
     quotients = np.divide(*np.maximum(times, 1e-12))
@@ -88,20 +88,20 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
         # The estimate is the ratio of two latencies that were observed together, so take the round next to the mean.
         centre = int(np.abs(np.log(quotients) - medians.mean()).argmin())
         if pairs >= FEWEST_SESSIONS:
-            low, high = _next_measurement(medians, confidence)
+            low, high = _predict_next(medians, confidence)
         else:
             low, high, confidence = float(quotients.min()), float(quotients.max()), 0.0
     else:
         pairs, ordered = len(quotients), np.sort(quotients)
         centre = int(np.argsort(quotients, kind="stable")[pairs // 2])
-        k, confidence = _interval_rank(pairs, confidence)
+        k, confidence = _find_interval_rank(pairs, confidence)
         low, high = float(ordered[k]), float(ordered[-1 - k])
     estimate = float(quotients[centre])
     latencies = float(times[0][centre]), float(times[1][centre])
     return Ratio(estimate, min(low, estimate), max(high, estimate), confidence, pairs, *latencies)
 
 
-def _next_measurement(logs: np.ndarray, confidence: float) -> Tuple[float, float]:
+def _predict_next(logs: np.ndarray, confidence: float) -> Tuple[float, float]:
     """Return the interval in which the mean ratio of as many new sessions lies with probability `confidence`.
 
     The logarithm of a session's ratio is the sum of the models' true ratio, a deviation of the session, and the noise
@@ -114,11 +114,11 @@ def _next_measurement(logs: np.ndarray, confidence: float) -> Tuple[float, float
         logs: float64[n], n >= 2: logarithm of each session's ratio.
     """
     count = len(logs)
-    reach = student_t(confidence, count - 1) * float(logs.std(ddof=1)) * math.sqrt(2 / count)
+    reach = find_student_t(confidence, count - 1) * float(logs.std(ddof=1)) * math.sqrt(2 / count)
     return math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
 
 
-def student_t(confidence: float, freedom: int) -> float:
+def find_student_t(confidence: float, freedom: int) -> float:
     """Return the t for which Student's t distribution is between -t and t with probability `confidence`.
 
     The probability is a finite sum for a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
@@ -149,7 +149,7 @@ def student_t(confidence: float, freedom: int) -> float:
     return high
 
 
-def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
+def _find_interval_rank(n: int, confidence: float) -> Tuple[int, float]:
     """Return k and the coverage of the interval that remains when k of n values are dropped at each end. k is the
     largest number for which that interval still covers the median with probability `confidence`.
     """
@@ -269,35 +269,35 @@ def rank_until_settled(
             turn = list(active)
             random_order.shuffle(turn)
             with quiet_collector():
-                quiet = {name: recorders[name].turn() for name in turn}
+                quiet = {name: recorders[name].run_turn() for name in turn}
             rounds += 1
             on_round()
             if quiet.get(reference, True):
                 undisturbed += sum(quiet.values()) / len(quiet)
             spent = clock() - start
-            hopeless = out_of_reach(undisturbed, spent, max_duration_s - spent)
+            hopeless = is_out_of_reach(undisturbed, spent, max_duration_s - spent)
             out_of_time = rounds >= max_rounds or spent >= max_duration_s or hopeless
             if rounds < next_look and not out_of_time:
                 continue
             looks += 1
             next_look = rounds + max(1, rounds // 4)
-            measured = {name: recorders[name].distribution() for name in recorders}
+            measured = {name: recorders[name].build_distribution() for name in recorders}
             sure = 1 - allowance / (looks * (looks + 1))
-            ranking = _look(measured, active, places, rounds, sure, harmless)
-            if out_of_time or (ranking.settled and _in_each_session(measured, active, keep)):
+            ranking = _check_order(measured, active, places, rounds, sure, harmless)
+            if out_of_time or (ranking.settled and _has_each_session(measured, active, keep)):
                 return ranking
             slowest = ranking.order[places - 1]
             remaining = {*ranking.order[:places], keep}
-            active = [n for n in active if n in remaining or not _slower(measured[n], measured[slowest], sure)]
+            active = [n for n in active if n in remaining or not _is_slower(measured[n], measured[slowest], sure)]
 
 
 _Harmless = Callable[[str, str, Ratio], bool]
 
 
-def _look(
+def _check_order(
     measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, harmless: _Harmless
 ) -> SpeedRanking:
-    speed = {name: d.undisturbed().p50 for name, d in measured.items()}
+    speed = {name: d.drop_disturbed().p50 for name, d in measured.items()}
     order = sorted(measured, key=lambda name: (name not in active, speed[name]))
     contest = order[: len(active)]
     neighbours = [(contest[i], contest[i + 1]) for i in range(places - 1)]
@@ -305,7 +305,7 @@ def _look(
     settled = True
     ties = []
     for winner, rival in neighbours:
-        between = ratio(measured[rival], measured[winner], confidence=sure)
+        between = compute_ratio(measured[rival], measured[winner], confidence=sure)
         if harmless(winner, rival, between):
             ties += [(winner, rival)] if between.low <= 1 else []
         else:
@@ -313,7 +313,7 @@ def _look(
     return SpeedRanking(tuple(order), settled, tuple(ties), rounds, measured)
 
 
-def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
+def _has_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
     """Return whether each runner shares an undisturbed round with `keep` in each session. Return True if claims do not
     use sessions.
     """
@@ -321,12 +321,12 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
     rivals = [measured[name] for name in active if name != keep]
-    return all(ratio(measured[keep], rival, by_session=True).pairs >= max(sessions) for rival in rivals)
+    return all(compute_ratio(measured[keep], rival, by_session=True).pairs >= max(sessions) for rival in rivals)
 
 
-def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
+def _is_slower(a: Distribution, b: Distribution, sure: float) -> bool:
     """Return whether `a` is certain to be slower than `b`. If `a` is far slower, fewer rounds suffice."""
-    between = ratio(a, b, confidence=sure)
+    between = compute_ratio(a, b, confidence=sure)
     return between.low > (1 if between.confidence >= sure else _FAR) and between.confidence >= _FEWEST
 
 
@@ -443,22 +443,22 @@ class Claim:
         return {**asdict(self), "verdict": self.verdict}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "Claim":
+    def from_record(cls, record: Mapping[str, Any]) -> "Claim":
         """Return the claim that a record of `to_dict` describes."""
         fields = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
         likely = fields.get("likely")
         return cls(**{**fields, "likely": None if likely is None else tuple(likely)})
 
 
-def claim(baseline: Distribution, model: Distribution) -> Claim:
+def make_claim(baseline: Distribution, model: Distribution) -> Claim:
     """Return what can be claimed about `model` against `baseline`. The two must have been measured together.
 
-    Only undisturbed runs count, and only rounds (or sessions, see `ratio`) in which both models have undisturbed runs.
+    Only undisturbed runs count, and only rounds (or sessions, see `compute_ratio`) in which both models have undisturbed runs.
     If there are too few for an interval, if they contradict each other, or if the machine was busy, nothing is claimed.
     An estimate is then given instead.
     """
-    speedup = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
-    reason = _reason(speedup, baseline, model)
+    speedup = compute_ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
+    reason = _describe_doubt(speedup, baseline, model)
     if reason:
         rests_on = speedup.confidence, speedup.pairs, speedup.a_ms, speedup.b_ms
         return Claim(None, None, None, *rests_on, reason, _estimate(speedup, baseline, model))
@@ -491,11 +491,11 @@ def _estimate(speedup: Ratio, baseline: Distribution, model: Distribution) -> Op
     logs = np.log(means[0] / means[1])
     if len(logs) < FEWEST_ESTIMATED:
         return None
-    low, high = _next_measurement(logs, CONFIDENCE)
+    low, high = _predict_next(logs, CONFIDENCE)
     return math.exp(logs.mean()), low / ESTIMATE_ALLOWANCE, high * ESTIMATE_ALLOWANCE
 
 
-def _reason(speedup: Ratio, baseline: Distribution, model: Distribution) -> str:
+def _describe_doubt(speedup: Ratio, baseline: Distribution, model: Distribution) -> str:
     """Return why nothing can be claimed, or "" if something can."""
     busy, stolen = max(baseline.busy, model.busy), max(baseline.stolen, model.stolen)
     disturbed = max(baseline.disturbed_share, model.disturbed_share)

@@ -9,7 +9,7 @@ it. On Linux, a ready thread of niceness -20 gets a core before ordinary threads
 niceness needs root, CAP_SYS_NICE or a limit that permits it; otherwise nothing changes. Other processes wait while the
 timing lasts, so the figures of another measurement next to this one would be wrong: that is not the default.
 
-`Waits` finds the runs that other processes disturbed, and `Others` measures how busy these processes kept the machine.
+`Waits` finds the runs that other processes disturbed, and `CompetingLoad` measures how busy these processes kept the machine.
 For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in
 which no thread of this process waited takes as long as on a quiet machine, apart from effects of shared caches and the
 shared clock. So the median of such runs is correct even if a competitor takes every second time slice. The shortest run
@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edgeq_device.errors import UsageError
-from edgeq_device.measure.features import ROOT, allowed_cores, read_text
+from edgeq_device.measure.features import ROOT, read_allowed_cores, read_text
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def _number(text: Optional[str]) -> Optional[float]:
+def _parse_number(text: Optional[str]) -> Optional[float]:
     try:
         return float(text) if text is not None else None
     except ValueError:
@@ -49,7 +49,7 @@ def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
     """
     mhz_by_core = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
-        khz = _number(read_text(path))
+        khz = _parse_number(read_text(path))
         if khz:
             mhz_by_core[int(path.parent.parent.name[3:])] = khz / 1e3
     if mhz_by_core:
@@ -69,7 +69,7 @@ def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
     """Return degrees Celsius, keyed by thermal zone. A zone is named like "zone0 (cpu-thermal)"."""
     celsius_by_zone = {}
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone[0-9]*")):
-        millidegrees = _number(read_text(path / "temp"))
+        millidegrees = _parse_number(read_text(path / "temp"))
         if millidegrees is None or not -50e3 < millidegrees < 250e3:
             continue
         kind = (read_text(path / "type") or "").strip()
@@ -82,7 +82,7 @@ def read_throttle_count(root: Path = ROOT) -> Optional[int]:
     the system does not count this.
     """
     paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
-    counts = [n for n in (_number(read_text(path)) for path in paths) if n is not None]
+    counts = [n for n in (_parse_number(read_text(path)) for path in paths) if n is not None]
     return int(sum(counts)) if counts else None
 
 
@@ -100,7 +100,7 @@ def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
 def read_load(root: Path = ROOT) -> Optional[float]:
     """Return the load average of the last minute: the number of processes that run or wait for a core."""
     text = read_text(root / "proc/loadavg")
-    return _number(text.split()[0]) if text and text.split() else None
+    return _parse_number(text.split()[0]) if text and text.split() else None
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int]
     return None, usage if sys.platform == "darwin" else usage * 1024
 
 
-def cpu_name(root: Path = ROOT) -> str:
+def read_cpu_name(root: Path = ROOT) -> str:
     """Return the processor's name from /proc/cpuinfo or from Windows, or else the name of its architecture."""
     info = read_text(root / "proc/cpuinfo") or ""
     match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
@@ -199,11 +199,11 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
     """Return a description of the machine under stable names, for a report."""
     return {
-        "cpu_name": cpu_name(root),
+        "cpu_name": read_cpu_name(root),
         "architecture": platform.machine(),
         "os": platform.system(),
         "threads": os.cpu_count(),
-        "allowed_cores": list(allowed_cores()),
+        "allowed_cores": list(read_allowed_cores()),
         "governors": list(read_governors(root)),
     }
 
@@ -225,8 +225,8 @@ class Precedence:
 
     def __init__(self, *, root: Path = ROOT) -> None:
         self._tasks = root / "proc/self/task"
-        self._nice = wanted_niceness()
-        self._before: Dict[int, int] = {}
+        self._nice = read_niceness()
+        self._niceness_by_thread: Dict[int, int] = {}
         self._possible = self._nice != 0 and hasattr(os, "setpriority")
 
     def take(self) -> None:
@@ -238,9 +238,9 @@ class Precedence:
         except OSError:
             self._possible = False  # the system is not Linux, or hides the file
             return
-        original = next(iter(self._before.values()), None)
+        original = next(iter(self._niceness_by_thread.values()), None)
         for thread in threads:
-            if thread in self._before:
+            if thread in self._niceness_by_thread:
                 continue
             try:
                 niceness = os.getpriority(os.PRIO_PROCESS, thread)
@@ -249,7 +249,7 @@ class Precedence:
                     niceness = original
                 if niceness <= 0:
                     os.setpriority(os.PRIO_PROCESS, thread, self._nice)
-                    self._before[thread] = niceness
+                    self._niceness_by_thread[thread] = niceness
             except ProcessLookupError:
                 continue  # the thread has ended
             except PermissionError:
@@ -258,15 +258,15 @@ class Precedence:
 
     def release(self) -> None:
         """Restore the former niceness of every thread."""
-        for thread, niceness in self._before.items():
+        for thread, niceness in self._niceness_by_thread.items():
             try:
                 os.setpriority(os.PRIO_PROCESS, thread, niceness)
             except ProcessLookupError:
                 continue
-        self._before.clear()
+        self._niceness_by_thread.clear()
 
 
-def wanted_niceness() -> int:
+def read_niceness() -> int:
     """Return the niceness in `EDGEQ_NICE`, or 0 if the variable is not set.
 
     Raises:
@@ -313,35 +313,35 @@ class Waits:
         self._tasks = root / "proc/self/task"
         self._clock = clock
         self._sleep = sleep
-        self._own = str(threading.get_native_id())
+        self._own_thread = str(threading.get_native_id())
         self._files: Dict[str, int] = {}
         self._waited: Dict[str, int] = {}
         self._looked = self._next = 0.0
         self._stretches: List[Tuple[float, float]] = []
-        self.known = False
+        self.is_known = False
 
     def start(self) -> None:
         """Start a new record, which includes threads that have started since the last one."""
-        self.known = self._open()
+        self.is_known = self._open_files()
         self._stretches = []
-        self._read()
+        self._read_waits()
         self._looked = self._next = self._clock()
 
     def look(self, now: float) -> None:
         """Record the waits that ended since the last look. Call this after each run; the method itself limits how often
         it reads.
         """
-        if not self.known or now < self._next:
+        if not self.is_known or now < self._next:
             return
         previous, self._looked = self._looked, now
-        own_s, workers_s = self._read()
+        own_s, workers_s = self._read_waits()
         if max(own_s, workers_s) > _SHARE * (now - previous):
             # This thread had a core at the last look, but a worker may have been waiting. The wait is counted only when
             # the worker gets its core, and it disturbed all runs in between.
             self._stretches.append((previous - workers_s, now))
         self._next = now + (self._clock() - now) / _OVERHEAD if len(self._files) > _FEW_THREADS else now
 
-    def disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    def find_disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return bool[n], which is True for each run since `start` that overlaps with a wait. Return an empty array if
         waits are not known.
 
@@ -350,9 +350,9 @@ class Waits:
         """
         import numpy as np  # imported here, because boards are described without numpy
 
-        if not self.known:
+        if not self.is_known:
             return np.empty(0, bool)
-        if not self._all_asleep():
+        if not self._wait_until_asleep():
             return np.ones(len(starts), bool)
         self._next = 0.0
         self.look(self._clock())
@@ -367,7 +367,7 @@ class Waits:
             os.close(file)
         self._files.clear()
 
-    def _open(self) -> bool:
+    def _open_files(self) -> bool:
         try:
             names = {task.name for task in self._tasks.iterdir()}
         except OSError:
@@ -380,28 +380,28 @@ class Waits:
         for name in set(self._files) - names:
             os.close(self._files.pop(name))
             self._waited.pop(name, None)
-        return any(self._figures(file)[0] > 0 for file in self._files.values())
+        return any(self._read_figures(file)[0] > 0 for file in self._files.values())
 
-    def _read(self) -> Tuple[float, float]:
+    def _read_waits(self) -> Tuple[float, float]:
         """Return the seconds that this thread has waited since the last reading, and the seconds of whichever other
         thread waited longest.
         """
         own_ns = workers_ns = 0
         for name, file in self._files.items():
-            total = self._figures(file)[1]
+            total = self._read_figures(file)[1]
             waited = total - self._waited.get(name, total)
             self._waited[name] = total
-            if name == self._own:
+            if name == self._own_thread:
                 own_ns = waited
             else:
                 workers_ns = max(workers_ns, waited)
         return own_ns / 1e9, workers_ns / 1e9
 
-    def _all_asleep(self) -> bool:
+    def _wait_until_asleep(self) -> bool:
         """Pause until no other thread of this process is ready to run, because the kernel counts a wait only after it
         has ended. Return False if a thread stays ready to run without getting a core.
         """
-        ran = {name: self._figures(file)[0] for name, file in self._files.items() if name != self._own}
+        ran = {name: self._read_figures(file)[0] for name, file in self._files.items() if name != self._own_thread}
         for _ in range(_PATIENCE):
             self._sleep(_PAUSE_S)
             # The state comes after the program's name, which may contain any character, even brackets.
@@ -410,10 +410,10 @@ class Waits:
             if not ran:
                 return True
         spun_ns = _PATIENCE * _PAUSE_S * 1e9 / 2
-        return all(self._figures(self._files[name])[0] - on_core_ns > spun_ns for name, on_core_ns in ran.items())
+        return all(self._read_figures(self._files[name])[0] - on_core_ns > spun_ns for name, on_core_ns in ran.items())
 
     @staticmethod
-    def _figures(file: int) -> Tuple[int, int]:
+    def _read_figures(file: int) -> Tuple[int, int]:
         """Return how many nanoseconds a thread spent on a core, and how many it waited for one. Both are 0 if the
         kernel does not count them or the thread has ended.
         """
@@ -424,54 +424,54 @@ class Waits:
         return (int(figures[0]), int(figures[1])) if len(figures) >= 2 else (0, 0)
 
 
-class Others:
+class CompetingLoad:
     """Measure how much of the machine's time other processes use from now on, and how much they would like to use."""
 
     def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
         self._root = root
         self._cores = os.cpu_count() or 1
-        self._wanted: List[float] = []
+        self._demand: List[float] = []
         self._own_cpu_s = own_cpu_s
         self._own_first = own_cpu_s()
-        self._first = read_cpu_times(root)
+        self._start = read_cpu_times(root)
 
-    def share(self) -> Optional[float]:
+    def measure_share(self) -> Optional[float]:
         """Return the share of the machine's time that other processes used, 0 to 1, or None if the system does not
         report it.
         """
         ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        work_share = self._share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
+        work_share = self._measure_share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
         return None if work_share is None else min(1.0, max(0.0, work_share))
 
-    def stolen_share(self) -> Optional[float]:
+    def measure_stolen_share(self) -> Optional[float]:
         """Return the share of the machine's time that a virtual machine's host took, or None if the system does not
         report it.
         """
-        return self._share_of("stolen")
+        return self._measure_share_of("stolen")
 
-    def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
+    def _measure_share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
         """Return the share of one kind of ticks among all ticks since the start. Subtract `without` ticks from the
         count of that kind.
         """
         now = read_cpu_times(self._root)
-        if self._first is None or now is None or now.total <= self._first.total:
+        if self._start is None or now is None or now.total <= self._start.total:
             return None
-        ticks = getattr(now, kind) - getattr(self._first, kind) - without
-        return float(ticks / (now.total - self._first.total))
+        ticks = getattr(now, kind) - getattr(self._start, kind) - without
+        return float(ticks / (now.total - self._start.total))
 
     def look(self) -> None:
         """Count the threads that want a core now. Call this while no other thread of this process wants one."""
         runnable = read_runnable(self._root)
         if runnable is not None:
-            self._wanted.append(min(1.0, max(0, runnable - 1) / self._cores))
+            self._demand.append(min(1.0, max(0, runnable - 1) / self._cores))
 
-    def busy(self) -> float:
+    def measure_busy(self) -> float:
         """Return the share of the machine's time that others used or wanted, plus the share that a virtual machine's
         host took. Others may want a core and not get it, because this process has precedence. Return 0 if the system
         does not report it.
         """
-        mean_demand = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
-        return min(1.0, max(self.share() or 0.0, mean_demand) + (self.stolen_share() or 0.0))
+        mean_demand = sum(self._demand) / len(self._demand) if self._demand else 0.0
+        return min(1.0, max(self.measure_share() or 0.0, mean_demand) + (self.measure_stolen_share() or 0.0))
 
 
 class MachineWatch:
@@ -482,11 +482,11 @@ class MachineWatch:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self._real = clock is time.perf_counter
-        self._elsewhere_s = 0.0
+        self._outside_s = 0.0
         self._answered = False
         self.waits = Waits()
         self._precedence = Precedence()
-        self._others = Others(own_cpu_s=lambda: time.process_time() + self._elsewhere_s)
+        self._competing = CompetingLoad(own_cpu_s=lambda: time.process_time() + self._outside_s)
 
     def __enter__(self) -> MachineWatch:
         return self
@@ -496,12 +496,12 @@ class MachineWatch:
         self.waits.close()
 
     def look_around(self) -> None:
-        """See `Others.look`."""
+        """See `CompetingLoad.look`."""
         if self._real:
             if self._answered:
                 time.sleep(_ANSWERED_S)
                 self._answered = False
-            self._others.look()
+            self._competing.look()
 
     def start(self) -> None:
         """Begin a turn."""
@@ -509,17 +509,17 @@ class MachineWatch:
             self._precedence.take()
             self.waits.start()
 
-    def used_elsewhere(self, cpu_s: float) -> None:
+    def add_outside_time(self, cpu_s: float) -> None:
         """Count processor time of a runner in another process as time of this process. Call this just after the other
         process has answered.
         """
-        self._elsewhere_s += cpu_s
+        self._outside_s += cpu_s
         self._answered = cpu_s > 0
 
-    def busy(self) -> float:
-        """See `Others.busy`."""
-        return self._others.busy() if self._real else 0.0
+    def measure_busy(self) -> float:
+        """See `CompetingLoad.busy`."""
+        return self._competing.measure_busy() if self._real else 0.0
 
-    def stolen(self) -> float:
+    def measure_stolen(self) -> float:
         """Return the part of `busy` that a virtual machine's host took."""
-        return min(self.busy(), self._others.stolen_share() or 0.0)
+        return min(self.measure_busy(), self._competing.measure_stolen_share() or 0.0)

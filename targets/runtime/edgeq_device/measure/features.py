@@ -50,7 +50,7 @@ FEATURES = frozenset(_BITS)
 """Every feature that `cpuid_features` can find."""
 
 
-def bit_of(feature: str) -> Tuple[int, int, int, int]:
+def find_bit(feature: str) -> Tuple[int, int, int, int]:
     """Return where CPUID reports `feature`: the leaf, the subleaf, the register (0 is EAX) and the bit."""
     leaf, subleaf, register, bit, _ = _BITS[feature]
     return leaf, subleaf, register, bit
@@ -228,7 +228,7 @@ def gather() -> Evidence:
 def interpret(evidence: Evidence) -> Reading:
     """Decide which features count: they must be listed by the system and not denied by the CPU."""
     architecture = normalise_architecture(evidence.machine)
-    listed, source = _listed(evidence, architecture)
+    listed, source = _read_listed(evidence, architecture)
     if evidence.cpuid is None:
         return Reading(architecture, listed, source)
     answered = cpuid_features(evidence.cpuid)
@@ -238,14 +238,14 @@ def interpret(evidence: Evidence) -> Reading:
     hidden = answered - listed - _UNLISTED
     notes = []
     if denied:
-        notes.append(f"/proc/cpuinfo lists {_joined(denied)}, which CPUID denies (an emulator?): not counted")
+        notes.append(f"/proc/cpuinfo lists {_join(denied)}, which CPUID denies (an emulator?): not counted")
     if hidden:
-        notes.append(f"CPUID reports {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
+        notes.append(f"CPUID reports {_join(hidden)}, which /proc/cpuinfo does not list: not counted")
     features = listed - denied | answered & _UNLISTED
     return Reading(architecture, features, source, denied | hidden, tuple(notes))
 
 
-def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]:
+def _read_listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]:
     """Return the features that the operating system lists, and their source. The source is "" if nothing is listed."""
     hwcap = parse_hwcap(*read_hwcap(evidence.auxv)) if architecture == "arm64" else frozenset()
     for source, features in (
@@ -341,7 +341,7 @@ def _query_windows() -> Tuple[int, ...]:
     return tuple(number for number in sorted(map(int, _WINDOWS)) if present(number))
 
 
-def _joined(names: Iterable[str]) -> str:
+def _join(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
@@ -355,7 +355,7 @@ def read_text(path: Path, limit: int = 1 << 20) -> Optional[str]:
         return None
 
 
-def allowed_cores() -> Tuple[int, ...]:
+def read_allowed_cores() -> Tuple[int, ...]:
     """Return the logical cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))

@@ -127,10 +127,10 @@ class Distribution:
         """
         if not self.disturbed_share:
             return 0.0
-        excess = np.maximum(self.samples_ms[self.disturbed] - self.undisturbed().p50, 0.0)
+        excess = np.maximum(self.samples_ms[self.disturbed] - self.drop_disturbed().p50, 0.0)
         return float(excess.sum() / max(self.samples_ms.sum(), 1e-12))
 
-    def undisturbed(self) -> Distribution:
+    def drop_disturbed(self) -> Distribution:
         """Return only the queries that were not disturbed. Return all queries if all were disturbed, or if it is
         unknown which ones were.
         """
@@ -139,7 +139,7 @@ class Distribution:
         samples = self.samples_ms[~self.disturbed]
         return Distribution(samples, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
 
-    def round_medians(self) -> np.ndarray:
+    def compute_round_medians(self) -> np.ndarray:
         """Return float64[r]: the median latency of each round in milliseconds, without disturbed queries. The median is
         NaN if all queries of the round were disturbed.
         """
@@ -170,7 +170,7 @@ class Distribution:
         }
 
 
-def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
+def compute_shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
     """Return float64[41]: histogram edges, evenly spaced in log(milliseconds), from the smallest latency to the largest
     p99.9.
     """
@@ -179,7 +179,7 @@ def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
     return np.geomspace(low, high, _BINS + 1)
 
 
-def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:
+def count_bins(distribution: Distribution, edges: np.ndarray) -> List[int]:
     """Return how many latencies are between successive `edges`. Latencies outside the edges count in the first or last
     bin.
     """
@@ -187,7 +187,7 @@ def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:
     return [int(c) for c in counts]
 
 
-def sparkline(counts: Sequence[int]) -> str:
+def draw_sparkline(counts: Sequence[int]) -> str:
     """Return one character for each bin. Its height shows the bin's share of the fullest bin. A bin that is not empty
     is never blank.
     """
@@ -234,7 +234,7 @@ class WarmedUp:
     stable: bool
 
 
-def _each(runners: Runners) -> Sequence[Runner]:
+def _as_sequence(runners: Runners) -> Sequence[Runner]:
     return (runners,) if callable(runners) else runners
 
 
@@ -243,7 +243,7 @@ def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: C
     if settings is None:
         return
     for run in runners:
-        sessions = _each(run)
+        sessions = _as_sequence(run)
         min_s, max_s = settings.min_s / len(sessions), settings.max_s / len(sessions)
         for session in sessions:
             warm_up(session, replace(settings, min_s=min_s, max_s=max_s), clock=clock)
@@ -263,17 +263,17 @@ def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = ti
             spent = now - start
             window = settings.window
             full = len(latencies) >= 2 * window and len(latencies) % max(1, window // 2) == 0
-            if full and spent >= settings.min_s and _steady(latencies, window, settings.tolerance):
+            if full and spent >= settings.min_s and _is_steady(latencies, window, settings.tolerance):
                 stable = True
                 break
             if len(latencies) >= 2 and (spent >= settings.max_s or len(latencies) >= settings.max_runs):
                 window = min(window, len(latencies) // 2)
-                stable = len(latencies) >= 4 and _steady(latencies, window, settings.tolerance)
+                stable = len(latencies) >= 4 and _is_steady(latencies, window, settings.tolerance)
                 break
     return WarmedUp(len(latencies), spent, stable)
 
 
-def _steady(latencies: List[float], window: int, tolerance: float) -> bool:
+def _is_steady(latencies: List[float], window: int, tolerance: float) -> bool:
     latest = float(np.median(latencies[-window:]))
     previous = float(np.median(latencies[-2 * window : -window]))
     return abs(latest - previous) <= tolerance * previous
@@ -309,7 +309,7 @@ class Burst(NamedTuple):
     cpu_s: float = 0.0
 
 
-def burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst:
+def run_burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst:
     """Run and return one turn. Skip the lead-in if `slow` is set."""
     clock, look = watch.clock, watch.waits.look
     samples, ends = array("d"), array("d")  # an array takes only 8 bytes a query, even in a ten-minute run
@@ -330,7 +330,7 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst
         ends.append(now)
         look(now)
     finished = np.array(ends)
-    return Burst(samples, now - begin, watch.waits.disturbed(finished - np.array(samples), finished))
+    return Burst(samples, now - begin, watch.waits.find_disturbed(finished - np.array(samples), finished))
 
 
 UNDISTURBED_ROUNDS = 24
@@ -341,7 +341,7 @@ ESTIMATE_S = 2.0
 """Seconds of timing that suffice for an estimate if a machine is too busy for a claim."""
 
 
-def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
+def is_out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
     """Return whether a machine is too busy for a claim in the time that is left.
 
     This is so if `ESTIMATE_S` seconds have passed and, at the present rate, not even half of `UNDISTURBED_ROUNDS` will
@@ -354,8 +354,8 @@ class Recorder:
     """Record the latencies of one runner, turn by turn."""
 
     def __init__(self, run: Runners, bursts: Bursts, watch: MachineWatch) -> None:
-        local_turns = [partial(burst, runner, watch=watch) for runner in _each(run)]
-        self._turns = [getattr(runner, "burst", turn) for runner, turn in zip(_each(run), local_turns)]
+        local_turns = [partial(run_burst, runner, watch=watch) for runner in _as_sequence(run)]
+        self._turns = [getattr(runner, "burst", turn) for runner, turn in zip(_as_sequence(run), local_turns)]
         self._bursts = bursts
         self._watch = watch
         self._samples = array("d")  # seconds
@@ -373,7 +373,7 @@ class Recorder:
         """Return the number of turns taken."""
         return len(self._starts)
 
-    def turn(self) -> bool:
+    def run_turn(self) -> bool:
         """Run one burst, and return whether at least one of its runs was not disturbed."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
         self._watch.look_around()
@@ -381,11 +381,11 @@ class Recorder:
         self._starts.append(self.count)
         self._samples.extend(record.samples)
         self._disturbed.append(record.disturbed)
-        self._watch.used_elsewhere(record.cpu_s)
+        self._watch.add_outside_time(record.cpu_s)
         self.busy_s += record.busy_s
         return not record.disturbed.size or not record.disturbed.all()
 
-    def distribution(self, samples_per_query: int = 1) -> Distribution:
+    def build_distribution(self, samples_per_query: int = 1) -> Distribution:
         """Return the latencies recorded so far, in milliseconds. Each turn is a round, and the throughput refers to the
         recorded time.
         """
@@ -397,9 +397,9 @@ class Recorder:
             self.busy_s,
             # Disturbances are known either for every run or for none.
             disturbed if len(disturbed) == self.count else np.empty(0, bool),
-            self._watch.busy(),
+            self._watch.measure_busy(),
             len(self._turns),
-            self._watch.stolen(),
+            self._watch.measure_stolen(),
         )
 
 
@@ -446,23 +446,23 @@ def measure_interleaved(
         shuffle = random.Random(seed).shuffle
         given_up: Optional[float] = None
         # number of undisturbed rounds in each session
-        together = [0] * max(len(_each(run)) for run in runners.values())
+        together = [0] * max(len(_as_sequence(run)) for run in runners.values())
         while True:
             shuffle(order)
             session = order[0].rounds % len(together)
             with quiet_collector():
-                turns = [recorder.turn() for recorder in order]
+                turns = [recorder.run_turn() for recorder in order]
             together[session] += all(turns)
-            share = min(min(_share(r.busy_s, min_duration_s), _share(r.count, min_runs)) for r in order)
+            share = min(min(_compute_share(r.busy_s, min_duration_s), _compute_share(r.count, min_runs)) for r in order)
             on_progress(share)
             if share < 1:
                 continue
             given_up = clock() + patience_s if given_up is None else given_up
             rounds_needed = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
             now = clock()
-            hopeless = out_of_reach(sum(together), now - start, given_up - now)
+            hopeless = is_out_of_reach(sum(together), now - start, given_up - now)
             if now >= given_up or hopeless or min(together) >= rounds_needed:
-                return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
+                return {name: r.build_distribution(samples_per_query) for name, r in recorders.items()}
 
 
 def check_limits(min_duration_s: float, min_queries: int) -> None:
@@ -473,7 +473,7 @@ def check_limits(min_duration_s: float, min_queries: int) -> None:
         raise ValueError(f"the minimum number of queries must be at least 1, not {min_queries}")
 
 
-def _share(value: float, goal: float) -> float:
+def _compute_share(value: float, goal: float) -> float:
     return min(1.0, value / goal) if goal > 0 else 1.0
 
 

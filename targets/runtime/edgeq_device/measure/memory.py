@@ -71,7 +71,7 @@ def measure_memory(
     return MemoryUse(**answer)
 
 
-def _with_helper(session: Any) -> Tuple[Optional[int], Optional[int]]:
+def _read_with_guest(session: Any) -> Tuple[Optional[int], Optional[int]]:
     """Return the sum of `read_memory` over this process and the process in which the session runs, if that is another
     one.
     """
@@ -92,10 +92,10 @@ def main() -> int:
         onnxruntime()
         baseline, _ = read_memory(ROOT)
         session = open_unchecked(parse_variant(order), order["threads"], parse_engine(order))
-        loaded, _ = _with_helper(session)
+        loaded, _ = _read_with_guest(session)
         for feed in draw_feeds(session, order["shapes"], count=1) * 5:
             session.run(None, feed)
-        _, peak = _with_helper(session)
+        _, peak = _read_with_guest(session)
         if baseline is None or loaded is None or peak is None:
             raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
         print(json.dumps(MemoryUse(max(0, loaded - baseline), max(0, peak - baseline), peak).to_dict()))

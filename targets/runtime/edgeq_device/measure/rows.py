@@ -37,13 +37,17 @@ def match_rows(reference: Sequence[Array], candidate: Sequence[Array]) -> Tuple[
     Args:
         reference, candidate: the outputs that share one order of rows, each [rows, columns].
     """
-    identity = np.concatenate([_identities(r, c) for r, c in zip(reference, candidate)])
+    identity = np.concatenate([_find_identities(r, c) for r, c in zip(reference, candidate)])
     a, b = (np.concatenate([array.astype(np.float64) for array in arrays], axis=1) for arrays in (reference, candidate))
     if not len(a) or not len(b) or len(a) * len(b) > _MOST_PAIRS:
         order = np.arange(min(len(a), len(b)))
         return order, order
-    box = _box_columns(a, identity)
-    cost = _distances(a[:, ~identity], b[:, ~identity]) if box is None else _box_costs(a[:, box], b[:, box])
+    box = _find_boxes(a, identity)
+    cost = (
+        _compute_distances(a[:, ~identity], b[:, ~identity])
+        if box is None
+        else _compute_box_costs(a[:, box], b[:, box])
+    )
     if identity.any():
         keys = np.concatenate([a[:, identity], b[:, identity]])
         numbers = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
@@ -59,7 +63,7 @@ def match_rows(reference: Sequence[Array], candidate: Sequence[Array]) -> Tuple[
     return np.array(reference_places, np.intp), np.array(candidate_places, np.intp)
 
 
-def _identities(reference: Array, candidate: Array) -> Array:
+def _find_identities(reference: Array, candidate: Array) -> Array:
     """Return which columns contain class numbers, indices or truth values."""
     if reference.dtype.kind != "f":
         return np.ones(reference.shape[1], bool)
@@ -71,7 +75,7 @@ def _identities(reference: Array, candidate: Array) -> Array:
     return is_identity
 
 
-def _box_columns(rows: Array, identity: Array) -> Optional[slice]:
+def _find_boxes(rows: Array, identity: Array) -> Optional[slice]:
     """Return the first four neighbouring columns that are corners of boxes, or None."""
     for start in range(rows.shape[1] - 3):
         box = rows[:, start : start + 4]
@@ -83,7 +87,7 @@ def _box_columns(rows: Array, identity: Array) -> Optional[slice]:
     return None
 
 
-def _box_costs(a: Array, b: Array) -> Array:
+def _compute_box_costs(a: Array, b: Array) -> Array:
     """Return 1 - IoU for each pair of boxes, [len(a), len(b)]. Equal boxes without an area have a cost of 0."""
     low = np.maximum(a[:, None, :2], b[None, :, :2])
     high = np.minimum(a[:, None, 2:], b[None, :, 2:])
@@ -95,7 +99,7 @@ def _box_costs(a: Array, b: Array) -> Array:
     return np.where(equal, 0.0, np.nan_to_num(1 - iou, nan=np.inf))
 
 
-def _distances(a: Array, b: Array) -> Array:
+def _compute_distances(a: Array, b: Array) -> Array:
     """Return the distance of each pair of rows in standard deviations of the reference's columns, [len(a), len(b)]."""
     if not a.shape[1]:
         return np.zeros((len(a), len(b)))

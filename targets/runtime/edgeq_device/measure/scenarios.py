@@ -47,7 +47,7 @@ _CYCLE = 1024  # number of queries after which the drawn order repeats
 _PROBE_S, _TRIALS, _WITHIN = 2.0, 8, 1.1
 
 
-def sample_order(samples: int, draws: int, seed: int) -> List[int]:
+def draw_order(samples: int, draws: int, seed: int) -> List[int]:
     """Return `draws` indices of samples, each below `samples`. The result consists of complete shuffles one after
     another, so all indices occur equally often.
     """
@@ -58,7 +58,7 @@ def sample_order(samples: int, draws: int, seed: int) -> List[int]:
     return [int(i) for i in np.concatenate(shuffles)[:draws]]
 
 
-def query_runner(
+def make_runner(
     session: Any, feeds: Sequence[Feed], *, samples_per_query: int = 1, batch: int = 1, seed: int = 0
 ) -> Runner:
     """Return a function that runs the next query on `session`. The session is an `onnxruntime.InferenceSession`, or any
@@ -77,7 +77,7 @@ def query_runner(
     if elsewhere is not None:
         runner: Runner = elsewhere(feeds, samples_per_query=samples_per_query, batch=batch, seed=seed)
         return runner
-    order = cycle(sample_order(len(feeds), max(_CYCLE, len(feeds)) // samples_per_query * samples_per_query, seed))
+    order = cycle(draw_order(len(feeds), max(_CYCLE, len(feeds)) // samples_per_query * samples_per_query, seed))
     run = session.run
     if samples_per_query == 1:
         single = cycle([dict(feeds[next(order)]) for _ in range(max(_CYCLE, len(feeds)))])
@@ -129,7 +129,7 @@ class ServerResult:
         return self.complete and self.latency.p99 <= self.latency_bound_ms
 
 
-def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int) -> np.ndarray:
+def draw_arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int) -> np.ndarray:
     """Return float64[n]: ascending arrival times of a Poisson process, in seconds.
 
     The gaps are exponential with mean 1 / rate. They continue until both limits are met, so n >= `min_queries` and the
@@ -146,7 +146,7 @@ def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int
     return times[:count]
 
 
-def serve(
+def run_server(
     run: Runner,
     *,
     rate_qps: float,
@@ -164,7 +164,7 @@ def serve(
     overloaded server would take many times the duration for the same result.
     """
     check_limits(min_duration_s, min_queries)
-    due = arrivals(rate_qps, min_duration_s, min_queries, seed)
+    due = draw_arrivals(rate_qps, min_duration_s, min_queries, seed)
     fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many queries over the bound, p99 is over it too
     latencies = np.empty(len(due))
     over = 0
