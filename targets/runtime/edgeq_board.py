@@ -51,29 +51,29 @@ def serve(folder, who):
     """Answer requests until the input ends or is silent for too long."""
     hello = {"python": "%d.%d.%d" % sys.version_info[:3], "system": os.name, "folder": str(folder)}
     if sys.version_info < (3, 9) or os.name != "posix":
-        _say(hello)
+        _send(hello)
         return 0
-    lock, holder = _lock(folder, who)
+    lock, holder = _take_lock(folder, who)
     if lock is None:
-        _say(dict(hello, busy=holder))
+        _send(dict(hello, busy=holder))
         return 0
     try:
         _clear(folder)
-        _say(dict(hello, token=_read_lock(folder)["token"], free=_free(folder), **_modules(folder)))
+        _send(dict(hello, token=_read_lock(folder)["token"], free=_count_free(folder), **_find_modules(folder)))
         lines = _Lines(0)
         while True:
-            line = lines.line(SILENCE_S)
+            line = lines.read_line(SILENCE_S)
             if line is None:
                 return 0
             request = json.loads(line.decode())
             if request["do"] == "alive":
                 continue
             try:
-                _say(_ANSWERS[request["do"]](folder, request, lines))
+                _send(_ANSWERS[request["do"]](folder, request, lines))
             except OSError as error:
-                _say({"error": error.strerror or str(error), "free": _free(folder)})
+                _send({"error": error.strerror or str(error), "free": _count_free(folder)})
             except RefusedError as error:
-                _say({"error": str(error)})
+                _send({"error": str(error)})
             except EndedError:
                 return 0
             if request["do"] == "clean":
@@ -94,7 +94,7 @@ def attach(folder, token, command):
     waiting = threading.Thread(target=child.wait)
     waiting.start()
     try:
-        while waiting.is_alive() and os.getppid() == parent and _held(folder, token):
+        while waiting.is_alive() and os.getppid() == parent and _has_lock(folder, token):
             waiting.join(_LOOK_S)
     finally:
         try:
@@ -110,39 +110,39 @@ class _Lines:
 
     def __init__(self, descriptor):
         self._descriptor = descriptor
-        self._held = b""
+        self._pending = b""
 
-    def line(self, patience_s):
+    def read_line(self, patience_s):
         """Return the next line. Return None if the input ended or was silent for `patience_s` seconds."""
-        while b"\n" not in self._held:
-            if len(self._held) > LONGEST_LINE or not self._more(patience_s):
+        while b"\n" not in self._pending:
+            if len(self._pending) > LONGEST_LINE or not self._receive(patience_s):
                 return None
-        line, _, self._held = self._held.partition(b"\n")
+        line, _, self._pending = self._pending.partition(b"\n")
         return line
 
-    def chunks(self, count):
+    def read_chunks(self, count):
         """Yield `count` bytes, piece by piece."""
         while count:
-            if not self._held and not self._more(SILENCE_S):
+            if not self._pending and not self._receive(SILENCE_S):
                 raise EndedError
-            piece, self._held = self._held[:count], self._held[count:]
+            piece, self._pending = self._pending[:count], self._pending[count:]
             count -= len(piece)
             yield piece
 
-    def _more(self, patience_s):
+    def _receive(self, patience_s):
         ready, _, _ = select.select([self._descriptor], [], [], patience_s)
         more = os.read(self._descriptor, CHUNK) if ready else b""
-        self._held += more
+        self._pending += more
         return bool(more)
 
 
-def _say(answer):
+def _send(answer):
     data = json.dumps(answer).encode() + b"\n"
     while data:
         data = data[os.write(_OUT, data) :]
 
 
-def _lock(folder, who):
+def _take_lock(folder, who):
     """Take the lock, and return its file descriptor and None. If another session has the lock, return None and a record
     of that session.
     """
@@ -171,7 +171,7 @@ def _read_lock(folder):
         return {"token": "", "who": "", "since": 0}
 
 
-def _held(folder, token):
+def _has_lock(folder, token):
     """Return whether the session of `token` still has the lock."""
     import fcntl
 
@@ -197,11 +197,11 @@ def _clear(folder):
             program.unlink()
 
 
-def _free(folder):
+def _count_free(folder):
     return shutil.disk_usage(str(folder)).free
 
 
-def _modules(folder):
+def _find_modules(folder):
     """Return the versions of numpy and onnxruntime, the user's own package folder if there is one, and whether this
     Python is the one in FOLDER/venv.
     """
@@ -225,7 +225,7 @@ def _modules(folder):
     return {"modules": versions, "paths": paths, "private": private}
 
 
-def _inside(folder, name):
+def _resolve_inside(folder, name):
     """Return the path of `name` in `folder`. Refuse a name that leads out of `folder`."""
     parts = name.split("/")
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
@@ -233,7 +233,7 @@ def _inside(folder, name):
     return folder.joinpath(*parts)
 
 
-def _sha256(path):
+def _hash_file(path):
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
@@ -241,7 +241,7 @@ def _sha256(path):
     return digest.hexdigest()
 
 
-def _places(folder, keep):
+def _make_folders(folder, keep):
     """Return the folder for files and the folder for directories. With `keep` they are permanent. Otherwise they belong
     only to this session.
     """
@@ -251,13 +251,13 @@ def _places(folder, keep):
     return base / "blobs", base / "trees"
 
 
-def _tree(folder, request, lines):
+def _assemble_tree(folder, request, lines):
     """Check all files of a listing, put them into a directory, and return the directory's path as `path`. `path` is ""
     if a file or the listing is missing.
     """
-    blobs, trees = _places(folder, request["keep"])
+    blobs, trees = _make_folders(folder, request["keep"])
     digest = request["digest"]
-    root, listing = _inside(trees, digest), _inside(trees, digest + ".json")
+    root, listing = _resolve_inside(trees, digest), _resolve_inside(trees, digest + ".json")
     if not listing.exists():
         return {"path": ""}
     text = listing.read_bytes()
@@ -267,9 +267,9 @@ def _tree(folder, request, lines):
     files = json.loads(text.decode())
     complete = True
     for name, (sha256, size) in files.items():
-        path, blob = _inside(root, name), _inside(blobs, sha256)
+        path, blob = _resolve_inside(root, name), _resolve_inside(blobs, sha256)
         stored = path if path.exists() else blob
-        if stored.exists() and (stored.stat().st_size != size or _sha256(stored) != sha256):
+        if stored.exists() and (stored.stat().st_size != size or _hash_file(stored) != sha256):
             for place in (path, blob):  # one file under two names, if the file system has hard links
                 if place.exists():
                     place.unlink()
@@ -297,21 +297,21 @@ def _remove_others(root, files):
             path.unlink()
 
 
-def _listing(folder, request, lines):
+def _store_listing(folder, request, lines):
     """Store a listing, which is {path: [sha256, size]} as JSON. Return the hashes of the files that are missing on this
     board.
     """
-    blobs, trees = _places(folder, request["keep"])
+    blobs, trees = _make_folders(folder, request["keep"])
     text = request["listing"].encode()
     digest = hashlib.sha256(text).hexdigest()
     (trees / (digest + ".json")).write_bytes(text)
-    missing = {sha for sha, _ in json.loads(text.decode()).values() if not _inside(blobs, sha).exists()}
-    return {"missing": sorted(missing), "free": _free(folder)}
+    missing = {sha for sha, _ in json.loads(text.decode()).values() if not _resolve_inside(blobs, sha).exists()}
+    return {"missing": sorted(missing), "free": _count_free(folder)}
 
 
-def _put(folder, request, lines):
+def _store(folder, request, lines):
     """Read the bytes of a file, which come after the request, and store them under their hash."""
-    blobs, _ = _places(folder, request["keep"])
+    blobs, _ = _make_folders(folder, request["keep"])
     draft = folder / "tmp" / "incoming"
     digest, problem = hashlib.sha256(), None
     with draft.open("wb", buffering=0) as stream:
@@ -328,11 +328,11 @@ def _put(folder, request, lines):
     if digest.hexdigest() != request["sha256"]:
         raise RefusedError("a file arrived with other content")
     draft.chmod(0o400)
-    draft.replace(_inside(blobs, request["sha256"]))
+    draft.replace(_resolve_inside(blobs, request["sha256"]))
     return {}
 
 
-def _describe(folder, request, lines):
+def _describe_board(folder, request, lines):
     """Describe the board and its state. `request["runtime"]` is the folder that contains edgeq_device."""
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
@@ -357,7 +357,7 @@ def _describe(folder, request, lines):
             "auxv": base64.b64encode(evidence.auxv).decode(),
             "cpuid": answers and {"leaves": [[*k, *v] for k, v in answers.leaves.items()], "xcr0": answers.xcr0},
         },
-        "files": {name: text for name, text in _system_files(features.read_text) if text is not None},
+        "files": {name: text for name, text in _read_system_files(features.read_text) if text is not None},
         "affinity": len(features.read_allowed_cores()),
         "os": "%s %s" % (uname.sysname, uname.release),
         "versions": versions,
@@ -369,12 +369,12 @@ def _describe(folder, request, lines):
             "temperature_c": environment.read_temperatures(),
             "thermal_throttles": environment.read_throttle_count(),
             "load": environment.read_load(),
-            "free_bytes": _free(folder),
+            "free_bytes": _count_free(folder),
         },
     }
 
 
-def _system_files(read_text):
+def _read_system_files(read_text):
     root = Path("/")
     for name in _FILES:
         yield name, read_text(root / name)
@@ -391,14 +391,20 @@ def _system_files(read_text):
                 yield str((mount / folder / name).relative_to(root)), read_text(mount / folder / name)
 
 
-def _clean(folder, request, lines):
+def _remove_everything(folder, request, lines):
     """Remove everything and return its size in bytes."""
     size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     shutil.rmtree(str(folder))
     return {"bytes": size}
 
 
-_ANSWERS = {"tree": _tree, "listing": _listing, "put": _put, "describe": _describe, "clean": _clean}
+_ANSWERS = {
+    "tree": _assemble_tree,
+    "listing": _store_listing,
+    "put": _store,
+    "describe": _describe_board,
+    "clean": _remove_everything,
+}
 
 if __name__ == "__main__":
     # Text that a library prints must not end up between the answers.

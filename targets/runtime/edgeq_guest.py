@@ -45,13 +45,13 @@ from edgeq_device.system.files import read_file
 
 def main(arguments: Sequence[str]) -> int:
     """Answer requests until the input ends."""
-    shim = _mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
-    engine = {"assign": _assign, "compile": _compile}
-    board = {"choose": _choose, "bench": _bench, "peak": _peak, "race": _race, "read": _read}
-    return serve(_open, {"features": lambda request: _features(request, shim), **engine, **board})
+    shim = _install_mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
+    engine = {"assign": _assign_nodes, "compile": _compile}
+    board = {"choose": _choose, "bench": _bench, "peak": _measure_peak, "race": _race, "read": _fetch_file}
+    return serve(_open, {"features": lambda request: _read_features(request, shim), **engine, **board})
 
 
-def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
+def _assign_nodes(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the nodes that each provider takes, graph by graph."""
     ort, options = _engine_options(request)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -76,7 +76,7 @@ def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
     return ort, options
 
 
-def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
+def _read_features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
     """Return the features that the CPU itself reports, because /proc/cpuinfo may describe the host."""
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
@@ -97,17 +97,17 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
 
 
 def _open(request: Dict[str, Any]) -> Any:
-    return _best(request).session if request.get("bundle") else open_requested(request)
+    return _open_best(request).session if request.get("bundle") else open_requested(request)
 
 
-def _best(request: Dict[str, Any]) -> Any:
+def _open_best(request: Dict[str, Any]) -> Any:
     """Open and return the variant of a bundle that fits this device, or the one that the request names."""
     bundle = open_bundle(request["bundle"])  # a copy of the bundle's files is kept until the process ends
     return open_best(bundle, read_device(), name=request["variant"], threads=request["threads"])
 
 
 def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
-    best = _best(request)
+    best = _open_best(request)
     return {"variant": best.choice.variant.name, "passed_over": list(best.passed_over)}
 
 
@@ -120,14 +120,14 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
         models = build_bench_models(variants)
         feeds = None if request["shapes"] else find_feeds(variants)
     else:
-        models = [_subject(description) for description in request["models"]]
+        models = [_build_bench_model(description) for description in request["models"]]
     if request["feeds"]:
         samples = [read_arrays(Path(file)) for file in request["feeds"]]
         feeds = lambda session: samples  # noqa: E731
     return bench_models(models, BenchSettings(**settings), feeds=feeds, shapes=request["shapes"], notes=notes)
 
 
-def _subject(description: Dict[str, Any]) -> Any:
+def _build_bench_model(description: Dict[str, Any]) -> Any:
     """Return a model for a benchmark. `description` names a variant of a bundle, or is a request to open a model."""
     if description.get("bundle"):
         variants = open_bundle(description["bundle"]).components[MAIN]
@@ -177,7 +177,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     return answer
 
 
-def _read(request: Dict[str, Any]) -> Dict[str, Any]:
+def _fetch_file(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the content of a file that was written on this machine, and remove the file."""
     file = Path(request["file"])
     content = np.frombuffer(read_file(file), np.uint8)
@@ -185,11 +185,11 @@ def _read(request: Dict[str, Any]) -> Dict[str, Any]:
     return {"content": content}
 
 
-def _peak(request: Dict[str, Any]) -> Dict[str, Any]:
+def _measure_peak(request: Dict[str, Any]) -> Dict[str, Any]:
     return measure_memory(request, request["shapes"]).to_dict()
 
 
-def _mask(library: str, bits: Sequence[str]) -> Any:
+def _install_mask(library: str, bits: Sequence[str]) -> Any:
     shim = ctypes.CDLL(library)
     shim.edgeq_mask_count.restype = ctypes.c_ulong
     shim.edgeq_mask_clear.argtypes = [ctypes.c_uint32] * 4

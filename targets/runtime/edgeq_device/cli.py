@@ -27,18 +27,18 @@ READER_GONE = 141
 _endings = Endings()
 
 
-def program(root: Path) -> int:
+def run_program(root: Path) -> int:
     """Run `main` in a process under the limits of the budget. The program that travels in a bundle calls this."""
     try:
         confine("edgeq_run")
     except DeviceError as error:
-        return _failed(error)
+        return _report_failure(error)
     _endings.unwind()
     os.environ.update(build_child_environment())  # for programs that libraries start
     try:
         return main(root=root)
     except KeyboardInterrupt:
-        return _interrupted()
+        return _report_interrupt()
     finally:
         _endings.close()
 
@@ -46,7 +46,7 @@ def program(root: Path) -> int:
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
     """Run one command on the bundle at `root` (or --bundle) and return the exit code."""
     prepare_output()
-    arguments = _parser(root).parse_args(argv)
+    arguments = _build_parser(root).parse_args(argv)
     try:
         trust = find_trust(arguments.trust, required=arguments.require_signature)
         if arguments.run is None:
@@ -55,21 +55,21 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
             arguments.signer = check_signature(bundle, trust)
             return int(arguments.run(bundle, arguments))
     except DeviceError as error:
-        return _failed(error)
+        return _report_failure(error)
     except MemoryError:
-        return _failed(BudgetError("memory ran out", "EDGEQ_BUDGET sets the limit; give smaller inputs"))
+        return _report_failure(BudgetError("memory ran out", "EDGEQ_BUDGET sets the limit; give smaller inputs"))
     except BrokenPipeError:
         return READER_GONE
 
 
-def _interrupted() -> int:
+def _report_interrupt() -> int:
     print("edgeq_run: interrupted", file=sys.stderr)
     return INTERRUPTED
 
 
-def _failed(error: DeviceError) -> int:
+def _report_failure(error: DeviceError) -> int:
     if _endings.number:
-        return _interrupted() if _endings.number == signal.SIGINT else 128 + _endings.number
+        return _report_interrupt() if _endings.number == signal.SIGINT else 128 + _endings.number
     print(escape(hide_passwords(f"edgeq_run: {error}")), file=sys.stderr)
     return error.exit_code
 
@@ -79,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(escape(hide_passwords(message)))
 
 
-def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
+def _build_parser(root: Optional[Path]) -> argparse.ArgumentParser:
     parser = _Parser(prog="edgeq_run.py", description="Check, time and run this bundle on this device.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run, summary in (
@@ -107,20 +107,22 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         if name == "verify":
             command.add_argument("--expect", metavar="SHA256", help="refuse a bundle whose manifest has another hash")
         if name in ("bench", "infer"):
-            command.add_argument("--threads", type=_count, default=0, help="threads inside an operator (0: all cores)")
+            command.add_argument(
+                "--threads", type=_parse_count, default=0, help="threads inside an operator (0: all cores)"
+            )
         if name == "bench":
             _add_bench_options(command)
         if name == "infer":
             command.add_argument(
                 "inputs", nargs="+", metavar="INPUT", help="IMAGE.jpg, X.npz, X.npy, or INPUT_NAME=X.npy"
             )
-            command.add_argument("--top", type=_count, metavar="N", help="print the N best classes of each input")
+            command.add_argument("--top", type=_parse_count, metavar="N", help="print the N best classes of each input")
             command.add_argument("-o", "--output", type=Path, help=".npz for the outputs (default: next to the bundle)")
             command.add_argument("--force", action="store_true", help="replace an existing output")
     return parser
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must be 0 or more")
@@ -145,7 +147,7 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME=SIZES",
         help="make up inputs of this shape",
     )
-    add("--seed", type=_count, default=0, help="seed of sample order, interleaving and arrivals (0)")
+    add("--seed", type=_parse_count, default=0, help="seed of sample order, interleaving and arrivals (0)")
     add("-v", "--verbose", action="store_true", help="show the distributions and the machine")
 
 
@@ -162,7 +164,7 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
             raise
         # A bundle for other devices is still listed: each variant is shown with the reason why it does not run here.
         choice = None
-    _show(arguments, describe(bundle, device, choice), info_lines(bundle, device, choice))
+    _print_record(arguments, describe(bundle, device, choice), info_lines(bundle, device, choice))
     return 0
 
 
@@ -171,7 +173,7 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.engines.sessions import read_device
 
     report = verify(bundle, read_device(), arguments.variant, arguments.signer)
-    _show(arguments, report.to_dict(), report_lines(report))
+    _print_record(arguments, report.to_dict(), report_lines(report))
     report.check()
     return 0
 
@@ -189,13 +191,13 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     variants, passed_over = choose_variants(bundle, read_device(), arguments.variant)
     feeds = None if shapes else find_feeds(variants)
     report = bench_models(build_bench_models(variants), bench_settings, feeds=feeds, shapes=shapes, notes=passed_over)
-    _show(arguments, report, format_bench(report, verbose=arguments.verbose))
+    _print_record(arguments, report, format_bench(report, verbose=arguments.verbose))
     return 0
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     if arguments.top or any(Path(text).suffix.lower() in IMAGES for text in arguments.inputs):
-        return _answer(bundle, arguments)
+        return _infer_items(bundle, arguments)
     from edgeq_device.bundle.opening import choose_output_path, open_best, open_variant, read_feeds, save_outputs
     from edgeq_device.engines.sessions import infer, read_device
 
@@ -221,11 +223,11 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     lines = [f"variant {choice.variant.name}: {choice.why}"]
     lines += [f"  {reason}" for reason in best.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
-    _show(arguments, record, [*lines, f"written to {arguments.output or output}"])
+    _print_record(arguments, record, [*lines, f"written to {arguments.output or output}"])
     return 0
 
 
-def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
+def _infer_items(bundle: Bundle, arguments: argparse.Namespace) -> int:
     """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
     from edgeq_device.bundle.opening import choose_output_path, read_feeds, save_outputs
     from edgeq_device.program import Model
@@ -255,7 +257,7 @@ def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
         save_outputs(output, results[0], force=arguments.force)
         record["output"] = str(arguments.output or output)
         lines.append(f"written to {record['output']}")
-    _show(arguments, record, lines)
+    _print_record(arguments, record, lines)
     return 0
 
 
@@ -264,11 +266,11 @@ def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
 
     digest = pull(parse_reference(arguments.reference), arguments.output, trust)
     record = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}
-    _show(arguments, record, [f"{arguments.output}: pulled, all hashes right", f"manifest sha256 {digest}"])
+    _print_record(arguments, record, [f"{arguments.output}: pulled, all hashes right", f"manifest sha256 {digest}"])
     return 0
 
 
-def _show(arguments: argparse.Namespace, record: Dict[str, Any], lines: List[str]) -> None:
+def _print_record(arguments: argparse.Namespace, record: Dict[str, Any], lines: List[str]) -> None:
     try:
         print(format_json(record) if arguments.json else "\n".join(map(escape, lines)), flush=True)
     except OSError as error:

@@ -52,7 +52,7 @@ class Model:
             DataError: `x` does not fit the model, or cannot be read.
             BundleError: `x` needs preprocessing, but the bundle has no preprocessing that runs here.
         """
-        feeds = dict(x) if isinstance(x, Mapping) else self._fed(x)
+        feeds = dict(x) if isinstance(x, Mapping) else self._build_feeds(x)
         check_feeds(self.session, feeds)
         return infer(self.session, feeds)
 
@@ -79,16 +79,16 @@ class Model:
         Raises:
             DataError: no output is one row of scores.
         """
-        scores = next((row for array in outputs.values() if (row := _row(array)) is not None), None)
+        scores = next((row for array in outputs.values() if (row := _to_row(array)) is not None), None)
         if scores is None:
             raise DataError("no output is one row of class scores", "Read the outputs themselves")
         best = np.argsort(-scores, kind="stable")[: max(1, count)]
-        return [(self._label(int(i), len(scores)), float(scores[i])) for i in best]
+        return [(self._find_label(int(i), len(scores)), float(scores[i])) for i in best]
 
-    def _label(self, index: int, count: int) -> str:
+    def _find_label(self, index: int, count: int) -> str:
         return self.labels[index] if len(self.labels) == count else str(index)
 
-    def _fed(self, x: Any) -> Dict[str, Any]:
+    def _build_feeds(self, x: Any) -> Dict[str, Any]:
         spec = self._specs[self.inputs[0]]
         as_it_is = (
             isinstance(x, np.ndarray)
@@ -144,7 +144,7 @@ def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
     return tuple(lines[:_MOST_LABELS])
 
 
-def _row(array: Any) -> Any:
+def _to_row(array: Any) -> Any:
     """Return an output as one row of scores, or None if it is not one row."""
     if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 1 and array.size == array.shape[-1]:
         return to_array(array).reshape(-1).astype(np.float64)
