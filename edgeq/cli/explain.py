@@ -322,10 +322,10 @@ def debug_command(
     """
     from edgeq.jobs.calibrate import parse_bytes
     from edgeq.measure.debug import debug
-    from edgeq.run.session import given_options
+    from edgeq.run.session import parse_session_options
 
     options["memory"] = parse_bytes(memory) if memory is not None else None
-    options["session_options"] = given_options(session_options)
+    options["session_options"] = parse_session_options(session_options)
     found = debug(**options, engine=engine or "", progress=printer.progress())
     printer.lines(found, draw_diagnosis(found, verbose=printer.verbose))
 
@@ -440,7 +440,7 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
     from edgeq.data.open_source import Data
     from edgeq.hardware.target import resolve
     from edgeq.prove.saturation import audit_saturation
-    from edgeq.run.session import given_options
+    from edgeq.run.session import parse_session_options
 
     engine, target = options["engine"], options["target"]
     samples = Data(data, options["preprocess"], count=options["count"]) if data is not None else None
@@ -449,7 +449,7 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
         samples,
         reference=options["reference"],
         variant=options["variant"],
-        config=given_options(options["session_options"]),
+        config=parse_session_options(options["session_options"]),
         engine=engines_of([engine])[0].engine if engine is not None else None,
         target=resolve(target) if target is not None else None,
         progress=printer.progress(),

@@ -91,7 +91,7 @@ def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
     edgeq toolkit rknn --install
     """
     from edgeq.backends.base import toolkits
-    from edgeq.run.toolkit import install, state_of
+    from edgeq.run.toolkit import describe_state, install
 
     known = toolkits()
     if name is not None and name not in known:
@@ -102,7 +102,7 @@ def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
             raise UsageError("no toolkit is named to install", f"Name one: {', '.join(known)}")
         printer.progress().note(known[name].plan())
         install(known[name], progress=printer.progress())
-    states = {toolkit.name: state_of(toolkit) for toolkit in chosen}
+    states = {toolkit.name: describe_state(toolkit) for toolkit in chosen}
     lines = [f"{t.name:<8} {text}" for t in chosen for text in (t.title, states[t.name], f"--install {t.plan()}")]
     printer.lines({t.name: {"version": t.version, "state": states[t.name], "plan": t.plan()} for t in chosen}, lines)
 

@@ -204,7 +204,7 @@ def bench_command(
     from edgeq_device.prepare.arrays import parse_shapes
 
     from edgeq.measure.bench import BenchData, bench
-    from edgeq.run.session import given_options
+    from edgeq.run.session import parse_session_options
     from edgeq.util.registry import device_errors
 
     of_model = {name: options.pop(name) for name in ("against", "variant", "session_options")}
@@ -212,7 +212,7 @@ def bench_command(
     with device_errors():
         settings = parse_settings(**options)
         data = BenchData(**of_data, shapes=parse_shapes(shapes))
-    of_model["session_options"] = given_options(of_model["session_options"])
+    of_model["session_options"] = parse_session_options(of_model["session_options"])
     run = functools.partial(bench, model, engines=engines_of(engines), data=data, settings=settings, **of_model)
     if on:
         from edgeq.remote.devices import fleet_of

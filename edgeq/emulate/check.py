@@ -51,7 +51,7 @@ from edgeq.measure.paired import MOST_LOSS_DB, SURE, PairedEvaluation, PairedLos
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import own_signature
-from edgeq.run.engines import Engine, described, load_engines, only_engine
+from edgeq.run.engines import Engine, find_description, find_only_engine, load_engines
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.numbers import difference, metric, metric_name
@@ -74,7 +74,7 @@ def route_for(
     Args:
         machine: this machine.
     """
-    engine = described(spec)
+    engine = find_description(spec)
     if engine is None:
         return route_to(target, machine, simulators=simulators, progress=progress)
     if target.emulate.get("simulator") in (engine.name, engine.int8.backend):
@@ -110,7 +110,7 @@ def _route(where: str, how: str, engine: Engine, target: Target, environment: Ma
 def _running(how: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> Iterator[Running]:
     with start_engine(engine, environment=environment) as guest:
         proof = KernelProof(probe_engine(guest.open, engine, how), tuple(sorted(target.features)))
-        saturates = engine.saturates("U8S8", target.architecture, target.features)
+        saturates = engine.has_saturating_kernels("U8S8", target.architecture, target.features)
         check_kernels(proof, None, saturates=saturates, title=how)
         yield Running(guest.open, proof)
 
@@ -599,7 +599,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
     }
     found = select(bundle, device, name=name, failed=others).variant
     yield found
-    without = only_engine(target.backend) is None
+    without = find_only_engine(target.backend) is None
     if name is None and simulated is None and without and find_plugin(found.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
 

@@ -22,7 +22,7 @@ from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import arm_parts
-from edgeq.run.session import PythonCommand, guest_environment, start_guest
+from edgeq.run.session import PythonCommand, build_guest_environment, start_guest
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import Judge, Ownership, read_object
 from edgeq.util.records import plain, read_json
@@ -203,10 +203,10 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     if emulator.sysroot is None:
         folders = tuple(map(Path, list_import_path()))
-        return PythonCommand((*arguments, sys.executable), (), guest_environment(os.environ), folders)
+        return PythonCommand((*arguments, sys.executable), (), build_guest_environment(os.environ), folders)
     sysroot = require_sysroot(emulator)
     root = sysroot.root
-    environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+    environment = build_guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
     if not qemu.is_honest(emulator):
         root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
     folders = (sysroot.site,) if sysroot.site is not None else ()

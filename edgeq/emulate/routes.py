@@ -49,7 +49,14 @@ from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableErro
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, load_targets, runs_natively
 from edgeq.measure.agreement import Session
-from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.session import (
+    GuestProgram,
+    PythonCommand,
+    SessionSettings,
+    build_guest_environment,
+    open_session,
+    start_guest,
+)
 from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import sha256
@@ -93,7 +100,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> P
         clear.append(f"{leaf}:{subleaf}:{register}:{1 << bit:#x}")
     folders = (folder, *map(Path, list_import_path()))
     masks = ("--mask", str(folder / "cpuid_mask.so"), *clear)
-    return PythonCommand((sys.executable,), masks, guest_environment(os.environ), folders)
+    return PythonCommand((sys.executable,), masks, build_guest_environment(os.environ), folders)
 
 
 def _masked_runtime(progress: Progress) -> Path:

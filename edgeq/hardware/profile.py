@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.hardware.detect import Machine
-from edgeq.run.engines import only_engine
+from edgeq.run.engines import find_only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
@@ -524,7 +524,9 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     """
     # A profile for an engine that any machine may have is used only if the user names it as a target.
     related = [
-        p for p in profiles.values() if p.architecture in (ANY, machine.architecture) and not only_engine(p.backend)
+        p
+        for p in profiles.values()
+        if p.architecture in (ANY, machine.architecture) and not find_only_engine(p.backend)
     ]
     ranked = sorted(related, key=lambda p: p.rank, reverse=True)
     lacking = [(profile, profile.missing(machine)) for profile in ranked]

@@ -11,7 +11,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import EngineState, wrong_on
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
-from edgeq.run.engines import load_engines, only_engine
+from edgeq.run.engines import find_only_engine, load_engines
 from edgeq.util.records import plain
 
 _KINDS = {"data": "d", "instruction": "i"}
@@ -148,7 +148,7 @@ def _scheme_lines(profile: Profile, *, why: bool) -> list[str]:
 def _engine(state: EngineState) -> str:
     if not state.version:
         known = load_engines().get(state.name)
-        own = known is not None and only_engine(known.int8.backend) is not None
+        own = known is not None and find_only_engine(known.int8.backend) is not None
         use = "Its own targets need it" if own else "It may be faster"
         return f"{state.name} is not installed: {state.title}. {use}: {state.install}"
     what = (

@@ -173,7 +173,9 @@ def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]
     folder = workdir / "converted"
     folder.mkdir()
     files = EngineFiles(folder)
-    made = {name: files.file(one.artifact.model, one.artifact.settings().engine) for name, one in builds.items()}
+    made = {
+        name: files.convert_once(one.artifact.model, one.artifact.settings().engine) for name, one in builds.items()
+    }
     whole = {name: file for name, file in made.items() if file == builds[name].artifact.model}
     return {**made, **share_weights(whole, workdir / "shared")}
 

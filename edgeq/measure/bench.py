@@ -38,9 +38,9 @@ from edgeq.model.load import (
     path_of,
     signature_of,
 )
-from edgeq.run.draws import random_names
+from edgeq.run.draws import find_random_names
 from edgeq.run.engines import EngineChoice, as_engines
-from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session, with_carried
+from edgeq.run.session import Engines, SessionSettings, add_model_options, choose_file_engine, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.registry import device_errors
@@ -142,7 +142,7 @@ def open_model(
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
     proto = load_runnable(path)
     check_declared_sizes(proto, path.parent, path)
-    settings = with_carried(path, in_own_engine(path, settings))
+    settings = add_model_options(path, choose_file_engine(path, settings))
     with Engines() as engines:
         yield LoadedModel(
             path=path,
@@ -175,7 +175,7 @@ def _open_variant(
         model = own_runnable(chosen.model)
         settings = variant_settings(chosen, settings)
         with Engines() as engines:
-            if opener is None and random_names(chosen.model) and (settings.engine or not chosen.provider_options):
+            if opener is None and find_random_names(chosen.model) and (settings.engine or not chosen.provider_options):
                 session = engines.open(chosen.model, settings)
             yield LoadedModel(
                 path=path,
@@ -336,7 +336,7 @@ def bench(
         models[other] = (against, plain)
     in_engines = {f"{name}, {e.name}": replace(plain, engine=e.engine, precision=e.precision) for e in engines}
     models |= {label: (path, how) for label, how in (in_engines or {name: plain}).items()}
-    models = {label: (file, in_own_engine(file, how)) for label, (file, how) in models.items()}
+    models = {label: (file, choose_file_engine(file, how)) for label, (file, how) in models.items()}
     if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
     samples = _samples(data, signature, path, progress) if data.source is not None else None

@@ -32,7 +32,7 @@ from edgeq.model.graph import (
 )
 from edgeq.model.int8_prediction import NodePrediction
 from edgeq.model.products import node_macs, sized
-from edgeq.run.engines import Engine, ExecutionGraph, described
+from edgeq.run.engines import Engine, ExecutionGraph, find_description
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, Amount, Count, Share, written
@@ -201,7 +201,9 @@ def engine_profile(
         EngineError: the engine crashes or refuses the model.
     """
     with scratch_folder("edgeq-profile-") as folder, ExitStack() as stack:
-        watched = replace(settings, engine=engine.watched(), profile_prefix=Path(folder) / "profile", draws=True)
+        watched = replace(
+            settings, engine=engine.with_layer_profile(), profile_prefix=Path(folder) / "profile", draws=True
+        )
         session = (opener or stack.enter_context(Engines()).open)(model, watched)
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
@@ -574,7 +576,7 @@ def measure_coverage(
         return Coverage(basis="unknown", how=f"the work of a {own.suffix} file's operators is not counted")
     macs = {name: count for name, count in (macs or sized_macs(source, feed)).items() if count}
     known = aliases(source, macs)
-    engine = described(settings.engine) if settings.engine is not None else None
+    engine = find_description(settings.engine) if settings.engine is not None else None
     if engine is not None:
         how = f"{engine.name}, {how}" if opener is None else how
         if not engine.graph.category:

@@ -20,7 +20,7 @@ from edgeq_device.measure.memory import MemoryUse, measure_memory
 from edgeq_device.measure.scenarios import Feed
 
 from edgeq.model.load import model_bytes
-from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_request, open_session, with_carried
+from edgeq.run.session import Engines, SessionSettings, add_model_options, build_open_request, onnxruntime, open_session
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.registry import device_errors
 
@@ -109,7 +109,7 @@ def bench_model(
         engines: opens the further sessions, each in a process of its own; None opens them with `open_it`.
         sessions: number of sessions in which the model is timed.
     """
-    base = replace(with_carried(model, settings or SessionSettings()), draws=True)
+    base = replace(add_model_options(model, settings or SessionSettings()), draws=True)
 
     def open_with(threads: int) -> Any:
         return open_it(model, replace(base, intra_op_threads=threads))
@@ -134,7 +134,7 @@ def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, 
         RuntimeUnavailableError: the process failed, or the system does not report the memory of a process.
     """
     with Engines() as engines:
-        return measure_memory(open_request(str(engines.file(model, settings.engine)), settings), shapes)
+        return measure_memory(build_open_request(str(engines.file(model, settings.engine)), settings), shapes)
 
 
 def measure_models(

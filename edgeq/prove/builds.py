@@ -472,7 +472,7 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
         return target.profile.saturates(scheme)
     on_cpu = target.profile.min_compute_capability is None and backend_named(target.backend).runs_engines
     static = on_cpu and scheme.mode == "static"
-    return static and engine.saturates(scheme.pair, target.architecture, target.features)
+    return static and engine.has_saturating_kernels(scheme.pair, target.architecture, target.features)
 
 
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:

@@ -27,7 +27,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
-from edgeq.run.session import Engines, float_settings
+from edgeq.run.session import Engines, build_float_settings
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.numbers import difference, metric, metric_name
 
@@ -449,7 +449,7 @@ def prove(
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
-    opened = {FLOAT: float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
+    opened = {FLOAT: build_float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None:
         samples = spread_over(samples, count)

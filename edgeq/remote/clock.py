@@ -29,7 +29,7 @@ from edgeq.remote.devices import Board
 from edgeq.remote.link import Text
 from edgeq.remote.machine import Description, check_graph, describe_board, kernel_events
 from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless
-from edgeq.run.session import SessionSettings, open_request, with_carried
+from edgeq.run.session import SessionSettings, add_model_options, build_open_request
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, Share, parse
 
@@ -127,7 +127,7 @@ class BoardClock:
         def run(ready: _Ready) -> SpeedRanking:
             requests = [
                 {
-                    **open_request(ready.session.send_model(model, how.engine), with_carried(model, how)),
+                    **build_open_request(ready.session.send_model(model, how.engine), add_model_options(model, how)),
                     "name": name,
                 }
                 for name, (model, how) in models.items()
@@ -152,7 +152,7 @@ class BoardClock:
         """Return the peak memory of a session on a board. See `Clock.peak_memory`."""
 
         def run(ready: _Ready) -> int:
-            opened = open_request(ready.session.send_model(model, settings.engine), settings)
+            opened = build_open_request(ready.session.send_model(model, settings.engine), settings)
             request = {"do": "peak", **opened, "shapes": dict(shapes)}
             reply, _ = ready.models.guest().exchange(request)
             return parse(reply, _Peak, ready.session.board.name, BoardError).session_peak_bytes
@@ -227,7 +227,9 @@ class _Profiled:
         assert prefix is not None
         assert optimized is not None
         guest, folder = ready.models.guest(), f"{ready.session.hello.folder}/tmp"
-        request = open_request(ready.session.send_model(self._model), with_carried(self._model, self._settings))
+        request = build_open_request(
+            ready.session.send_model(self._model), add_model_options(self._model, self._settings)
+        )
         session = guest.open_session({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
         for feed in self._feeds:
             session.run(None, feed)

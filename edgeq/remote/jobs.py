@@ -35,7 +35,7 @@ from edgeq.remote.session import SENSELESS, BoardModels, BoardSession, open_boar
 from edgeq.reporting.compare import CompareRequest
 from edgeq.reporting.gate import Gated, GateLimits, gate
 from edgeq.reporting.timing import BenchReport, FleetRecord, FleetRow, summarised
-from edgeq.run.session import SessionSettings, open_request, with_carried
+from edgeq.run.session import SessionSettings, add_model_options, build_open_request
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import Amount, parse, plain
 
@@ -53,8 +53,8 @@ class BoardBench:
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """Measure models on the board. See `BenchPlace.models`."""
         requests = [
-            open_request(
-                self._session.send_model(path, how.engine, progress=self._progress), with_carried(path, how), name
+            build_open_request(
+                self._session.send_model(path, how.engine, progress=self._progress), add_model_options(path, how), name
             )
             for name, (path, how) in models.items()
         ]
@@ -71,7 +71,7 @@ class BoardBench:
         if one.variant is not None:
             return {"bundle": self._session.send_bundle(one.path), "variant": one.variant}
         place = self._session.send_model(one.path, one.settings.engine, progress=self._progress)
-        return open_request(place, one.settings)
+        return build_open_request(place, one.settings)
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """Send the bundle, unless the board already has it, and measure it. See `BenchPlace.bundle`."""

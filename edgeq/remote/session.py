@@ -30,15 +30,15 @@ from edgeq.errors import BoardError
 from edgeq.model.load import model_files, own_runnable
 from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
-from edgeq.run.draws import write_with_same_draws
+from edgeq.run.draws import write_fixed_draws
 from edgeq.run.session import (
     Array,
     EngineFiles,
     GuestProgram,
     SessionSettings,
-    guest_environment,
-    open_request,
-    with_carried,
+    add_model_options,
+    build_guest_environment,
+    build_open_request,
 )
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import sha256
@@ -189,7 +189,7 @@ class BoardSession:
             BoardError: see `send`.
         """
         with scratch_folder("edgeq-converted-") as folder:
-            sent = EngineFiles(Path(folder)).file(model, engine)
+            sent = EngineFiles(Path(folder)).convert_once(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
             # Give the file a fixed name, because its own name may contain any characters.
             name = f"model{engine.suffix if engine is not None and engine.suffix else '.onnx'}"
@@ -415,7 +415,7 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
     folders = os.pathsep.join((runtime, *session.hello.paths))
     command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
     guest = BoardGuest(
-        command, guest_environment(os.environ), session.board.name, request_s=request_s or bounds.REQUEST_S
+        command, build_guest_environment(os.environ), session.board.name, request_s=request_s or bounds.REQUEST_S
     )
     guest.session = session
     try:
@@ -467,11 +467,11 @@ class BoardModels:
             BoardError: the link was cut, or there is no space.
             RuntimeUnavailableError: the board's runtime refuses the model.
         """
-        settings = with_carried(model, settings)
+        settings = add_model_options(model, settings)
         with scratch_folder("edgeq-draws-") as folder:
-            copy = model if settings.draws else write_with_same_draws(model, Path(folder))
+            copy = model if settings.draws else write_fixed_draws(model, Path(folder))
             place = self._session.send_model(copy, settings.engine, progress=self._progress)
-        request = open_request(place, settings)
+        request = build_open_request(place, settings)
         engine = settings.engine.name if settings.engine and settings.engine.module else ""
         return self._model(self.guest(engine), request, model)
 

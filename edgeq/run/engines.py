@@ -149,15 +149,15 @@ class Engine(EngineSpec):
         """Return the precisions in which a CPU with these features can compute with its own instructions."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
-    def watched(self) -> Engine:
+    def with_layer_profile(self) -> Engine:
         """Return the same engine with the options that make it write its layers to a profile."""
-        return replace(self, options=_merged(self.options, self.graph.options))
+        return replace(self, options=_merge(self.options, self.graph.options))
 
-    def keeping(self, folder: Path) -> Engine:
+    def with_cache_in(self, folder: Path) -> Engine:
         """Return the same engine with the options that make it store compiled models in `folder`."""
-        return replace(self, options=_merged(self.options, _in_folder(self.cache, str(folder))))
+        return replace(self, options=_merge(self.options, _fill_folder(self.cache, str(folder))))
 
-    def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
+    def has_saturating_kernels(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
         """Return whether the engine's kernels for the type pair `pair` add two products in 16 bits on a CPU with this
         architecture and these features.
         """
@@ -166,16 +166,16 @@ class Engine(EngineSpec):
         return bool(without) and runs_here and pair in self.int8.pairs and not features.intersection(without)
 
 
-def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the entries of `more`. Nested tables are merged, not replaced."""
-    tables = {key: _merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
+    tables = {key: _merge(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
     return {**base, **more, **tables}
 
 
-def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _fill_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return `options` with `folder` in place of "{folder}"."""
     return {
-        key: _in_folder(value, folder) if isinstance(value, Mapping) else value.replace("{folder}", folder)
+        key: _fill_folder(value, folder) if isinstance(value, Mapping) else value.replace("{folder}", folder)
         for key, value in options.items()
     }
 
@@ -214,7 +214,7 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
     return engines
 
 
-def described(spec: EngineSpec | None) -> Engine | None:
+def find_description(spec: EngineSpec | None) -> Engine | None:
     """Return the full description of the plug-in engine `spec`, or None if `spec` is not a plug-in. Settings and
     bundles contain only an `EngineSpec`.
 
@@ -265,7 +265,7 @@ def as_engines(choices: EngineChoice | str | Sequence[EngineChoice | str]) -> tu
     return tuple(as_engine(choice) for choice in ((choices,) if isinstance(choices, (EngineChoice, str)) else choices))
 
 
-def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
+def find_backend_engine(backend: str, options: Mapping[str, str]) -> Engine:
     """Return the engine that runs the artifacts of `backend`. The provider options in `options` override the engine's
     own.
 
@@ -292,7 +292,7 @@ _CONVERTERS: Registry[Any] = Registry(
 )
 
 
-def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]], None]:
+def find_converter(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]], None]:
     """Return the function that converts an ONNX file to the format of `engine`. See
     `edgeq.backends.base.Backend.convert`.
 
@@ -304,7 +304,7 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
     return convert
 
 
-def only_engine(backend: str) -> Engine | None:
+def find_only_engine(backend: str) -> Engine | None:
     """Return the plug-in engine that runs both the artifacts of `backend` and the float model on any machine where it
     is installed.
 
@@ -317,7 +317,7 @@ def only_engine(backend: str) -> Engine | None:
     return next((engine for engine in engines if engine.int8.backend == backend != ""), None)
 
 
-def device_table(engines: Mapping[str, Engine]) -> str:
+def build_device_table(engines: Mapping[str, Engine]) -> str:
     """Return the content of `edgeq_device/engines/engines.json`, the descriptions of the engines for devices."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

@@ -30,8 +30,8 @@ from edgeq_device.system.places import make_scratch, scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
-from edgeq.run.draws import with_same_draws, write_with_same_draws
-from edgeq.run.engines import DEFAULT, Engine, converter_of, load_engines, only_engine
+from edgeq.run.draws import fix_draws, write_fixed_draws
+from edgeq.run.engines import DEFAULT, Engine, find_converter, find_only_engine, load_engines
 from edgeq.util.records import NOT_WRITTEN
 from edgeq.util.registry import device_errors, shipped
 
@@ -70,9 +70,9 @@ class SessionSettings:
         object.__setattr__(self, "config", dict(sorted(self.config.items())))
 
 
-def float_settings(backend: str, threads: int = 0) -> SessionSettings:
+def build_float_settings(backend: str, threads: int = 0) -> SessionSettings:
     """Return the settings for running the float model that is compared with the artifacts of `backend`."""
-    return SessionSettings(intra_op_threads=threads, engine=only_engine(backend))
+    return SessionSettings(intra_op_threads=threads, engine=find_only_engine(backend))
 
 
 def onnxruntime() -> Any:
@@ -116,9 +116,9 @@ def open_session(
     settings = settings or SessionSettings()
     ort = onnxruntime()
     ignore_options_in_models()
-    options = options or _options(ort, with_carried(model, settings))
+    options = options or _build_options(ort, add_model_options(model, settings))
     source_model: Path | bytes = model
-    if not settings.draws and _is_onnx(model) and (copy := with_same_draws(model)) is not None:
+    if not settings.draws and _is_onnx(model) and (copy := fix_draws(model)) is not None:
         source_model = copy
         if isinstance(model, Path) and EXTERNAL_FOLDER not in settings.config:
             options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.absolute()))
@@ -159,7 +159,7 @@ def _is_onnx(model: Path | bytes) -> bool:
     return isinstance(model, bytes) or (engine_of_file(model.name) is None and model.is_file())
 
 
-def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
+def add_model_options(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
     """Return `settings` with the session options from a model's metadata. Options in `settings` take precedence.
 
     Raises:
@@ -172,7 +172,7 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
     return replace(settings, config={**carried, **settings.config}) if carried else settings
 
 
-def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
+def choose_file_engine(model: Path, settings: SessionSettings) -> SessionSettings:
     """Return `settings`. If the model file has the format of an engine, set that engine in the result.
 
     Raises:
@@ -189,7 +189,7 @@ def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
     return replace(settings, engine=load_engines()[file_engine.name])
 
 
-def given_options(texts: Iterable[str]) -> dict[str, str]:
+def parse_session_options(texts: Iterable[str]) -> dict[str, str]:
     """Parse texts of the form "KEY=VALUE" and return them as session options by name.
 
     Raises:
@@ -210,7 +210,7 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
     return options
 
 
-def _options(ort: Any, settings: SessionSettings) -> Any:
+def _build_options(ort: Any, settings: SessionSettings) -> Any:
     config = {**BRIEF_SPIN, **settings.config}
     threads, level = settings.intra_op_threads, settings.optimization
     with device_errors():
@@ -302,7 +302,7 @@ class GuestProgram(edgeq_device.engines.serve.Guest):
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
         """Return a session of `model` in the guest."""
-        return self.open_session(open_request(str(self.file(model, settings).resolve()), settings, name))
+        return self.open_session(build_open_request(str(self.file(model, settings).resolve()), settings, name))
 
     def file(self, model: Path, settings: SessionSettings) -> Path:
         """Return the file to open for `model`: a copy if it has random operators that must not draw."""
@@ -310,7 +310,7 @@ class GuestProgram(edgeq_device.engines.serve.Guest):
             return model
         if self._copies is None:
             self._copies = make_scratch("edgeq-draws-")
-        return write_with_same_draws(model, self._copies[0])
+        return write_fixed_draws(model, self._copies[0])
 
     def end(self) -> None:
         """Kill the program. A second call does nothing."""
@@ -319,7 +319,7 @@ class GuestProgram(edgeq_device.engines.serve.Guest):
             self._copies[1]()
 
 
-def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
+def build_open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
     """Return the request that opens the model at the path `model` in the guest."""
     plugin = settings.engine
     return {
@@ -365,7 +365,7 @@ def start_guest(
         guest.end()
 
 
-def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
+def build_guest_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment `base` with the settings that programs in the guest need."""
     return {**base, "ORT_DISABLE_TELEMETRY": "1", "TMPDIR": tempfile.gettempdir()}
 
@@ -379,9 +379,9 @@ class EngineFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._made: dict[tuple[str, Path, tuple[int, int]], Path] = {}
+        self._converted: dict[tuple[str, Path, tuple[int, int]], Path] = {}
 
-    def file(self, model: Path, engine: EngineSpec | None) -> Path:
+    def convert_once(self, model: Path, engine: EngineSpec | None) -> Path:
         """Return the file to open for `model` in `engine`. This is `model` itself if it already has the engine's
         format.
 
@@ -392,11 +392,11 @@ class EngineFiles:
             return model
         state = model.stat()
         key = repr(engine), model.resolve(), (state.st_size, state.st_mtime_ns)
-        if key not in self._made:
-            converted = self._folder / f"{len(self._made)}-{engine.name}{engine.suffix}"
-            converter_of(engine)(model, converted, engine.options)
-            self._made[key] = converted
-        return self._made[key]
+        if key not in self._converted:
+            converted = self._folder / f"{len(self._converted)}-{engine.name}{engine.suffix}"
+            find_converter(engine)(model, converted, engine.options)
+            self._converted[key] = converted
+        return self._converted[key]
 
 
 ANSWER_S = 600.0
@@ -425,14 +425,16 @@ def start_engine(
     command = PythonCommand(
         (sys.executable,),
         (),
-        guest_environment({**os.environ, **(environment or {})}),
+        build_guest_environment({**os.environ, **(environment or {})}),
         tuple(map(Path, list_import_path())),
     )
-    with start_guest(command, f"the process of {_name(engine)}", request_s=answer_s, failure=EngineError) as guest:
+    with start_guest(
+        command, f"the process of {_name_engine(engine)}", request_s=answer_s, failure=EngineError
+    ) as guest:
         yield guest
 
 
-def _name(engine: EngineSpec | None) -> str:
+def _name_engine(engine: EngineSpec | None) -> str:
     return DEFAULT if engine is None else engine.name
 
 
@@ -457,7 +459,7 @@ class Engines:
         if self._files is None:
             folder = self._stack.enter_context(scratch_folder("edgeq-converted-"))
             self._files = EngineFiles(Path(folder))
-        return self._files.file(model, engine)
+        return self._files.convert_once(model, engine)
 
     def open(self, model: Path, settings: SessionSettings, place: int = 0) -> Any:
         """Return an `onnxruntime.InferenceSession`, or an object with the same interface.
@@ -476,7 +478,7 @@ class Engines:
         model = self.file(model, engine)
         if self._folder is not None and isinstance(engine, Engine) and model.stat().st_size <= _KEPT_BYTES:
             settings = replace(settings, engine=engine.keeping(self._folder / f"{engine.name}-{settings.precision}"))
-        return self._guest(engine, place).open(model, with_carried(model, settings))
+        return self._guest(engine, place).open(model, add_model_options(model, settings))
 
     def open_apart(self, model: Path, settings: SessionSettings, count: int) -> list[Any]:
         """Return `count` sessions, each in a process of its own (see `open`). The processes start at the same time."""
@@ -505,7 +507,7 @@ class Engines:
         self._guest(engine).exchange({"do": "compile", **files, "engine": engine.to_dict()})
 
     def _guest(self, engine: EngineSpec | None, place: int = 0) -> GuestProgram:
-        key = _name(engine), place
+        key = _name_engine(engine), place
         if key not in self._running or self._running[key].ended:
             self._running[key] = self._stack.enter_context(start_engine(engine))
         return self._running[key]

@@ -137,7 +137,7 @@ def find_python(toolkit: Toolkit) -> Path:
     if not (place.is_file() and os.access(place, os.X_OK)):
         problem = f"{toolkit.variable} names {named}, which is not a Python" if named else "it is not installed"
         raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {problem}", fix)
-    version = _version(place, toolkit)
+    version = _read_version(place, toolkit)
     if version != toolkit.version:
         has = f"has {toolkit.package} {version}" if version else f"has no {toolkit.package}"
         raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {place} {has}", fix)
@@ -153,7 +153,7 @@ def _check_cache(toolkit: Toolkit, folder: Path) -> None:
         )
 
 
-def state_of(toolkit: Toolkit) -> str:
+def describe_state(toolkit: Toolkit) -> str:
     """Return the path of the toolkit's Python, or the reason why there is none."""
     try:
         return f"{toolkit.needs}: {find_python(toolkit)}"
@@ -161,7 +161,7 @@ def state_of(toolkit: Toolkit) -> str:
         return str(error)
 
 
-def _version(python: Path, toolkit: Toolkit) -> str:
+def _read_version(python: Path, toolkit: Toolkit) -> str:
     """Return the release of the toolkit that a Python has, or "" if it has none."""
     code = f"from importlib.metadata import version; print(version({toolkit.package!r}))"
     try:
@@ -217,7 +217,7 @@ def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
     with _lock(folder.parent):
         if folder.exists():
             python = folder / "bin" / "python"
-            if python.is_file() and _version(python, toolkit) == toolkit.version:
+            if python.is_file() and _read_version(python, toolkit) == toolkit.version:
                 return python
             raise OutputError(f"{folder} contains something else", "Remove it")
         if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
@@ -305,7 +305,7 @@ class ToolkitJob:
     """
 
     def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:
-        self._toolkit, self._folder, self._limit = toolkit, folder, _limit(toolkit)
+        self._toolkit, self._folder, self._limit = toolkit, folder, _read_limit(toolkit)
         python = find_python(toolkit)
         environment = {k: v for k, v in build_child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
         with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr:
@@ -340,7 +340,7 @@ class ToolkitJob:
             if self._process.poll() is not None:
                 return answer.exists()
             if monotonic() > end:
-                raise self._late()
+                raise self._build_timeout()
             sleep(_POLL_S)
         return True
 
@@ -358,12 +358,12 @@ class ToolkitJob:
         try:
             code = self._process.wait(self._limit)
         except subprocess.TimeoutExpired:
-            raise self._late() from None
+            raise self._build_timeout() from None
         if code != 0 and is_full(self._folder):
             raise OutputError(
                 f"no space left in {self._folder.parent} for work files", "Free some space, or set TMPDIR"
             )
-        ran = Ran(code, _text(self._folder / _OUT), _text(self._folder / _ERRORS))
+        ran = Ran(code, _read_text(self._folder / _OUT), _read_text(self._folder / _ERRORS))
         if code == -signal.SIGXCPU:
             problem = f"{self._toolkit.needs} used all the processor time that a process may use here"
             raise BudgetError(problem, "Raise the limit of the shell (ulimit -t)")
@@ -373,7 +373,7 @@ class ToolkitJob:
             raise BudgetError(problem, f"Compile a smaller model, or set {VARIABLE} as in memory=8GiB")
         return ran
 
-    def _late(self) -> EngineError:
+    def _build_timeout(self) -> EngineError:
         return EngineError(
             f"{self._toolkit.needs} reached its time limit of {self._limit:g} s",
             f"Set {SECONDS} to more seconds, or export a simpler model",
@@ -388,7 +388,7 @@ class ToolkitJob:
             self._process.stdin.close()
 
 
-def _limit(toolkit: Toolkit) -> float:
+def _read_limit(toolkit: Toolkit) -> float:
     setting = os.environ.get(SECONDS, "")
     try:
         limit = float(setting) if setting else toolkit.seconds
@@ -399,5 +399,5 @@ def _limit(toolkit: Toolkit) -> float:
     return limit
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace")

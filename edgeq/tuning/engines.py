@@ -22,7 +22,7 @@ from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.prove.engine_check import check_engine
 from edgeq.prove.job import Built, DerivedValues, Job, build_derived, derive
-from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines, only_engine
+from edgeq.run.engines import DEFAULT, Engine, EngineChoice, find_only_engine, load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
 from edgeq.tuning.build import same_file
@@ -110,7 +110,7 @@ def find_field(
     """
     known, wanted = load_engines(), {choice.engine.name for choice in asked}
     own = not asked or DEFAULT in wanted
-    if not timed or backend_named(target.backend).targeted or only_engine(target.backend):
+    if not timed or backend_named(target.backend).targeted or find_only_engine(target.backend):
         if not own:
             raise UsageError(f"{asked[0].name} does not run what is built for {target.name}", "Leave --engine out")
         return Field()
@@ -124,7 +124,7 @@ def find_field(
         engine = known[state.name]
         if not engine.module or not state.version or (asked and state.name not in wanted):
             continue
-        if not asked and only_engine(engine.int8.backend) == engine:  # this engine has its own targets
+        if not asked and find_only_engine(engine.int8.backend) == engine:  # this engine has its own targets
             continue
         fast = engine.fast_precisions(features)
         choices = [c for c in asked if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
@@ -283,7 +283,7 @@ class CandidateBuilder:
         job, target, scheme = self._job, self._target, candidate.scheme
         if not candidate.quantized:
             artifact = Artifact(job.prepared.path, scheme, load_engines()[DEFAULT].provider)
-            engine = only_engine(target.backend)
+            engine = find_only_engine(target.backend)
             return Built(target, artifact.in_engine(EngineChoice(engine)) if engine else artifact)
         if candidate.builder:
             return build_sequence(job, target, candidate, destination, self._progress)

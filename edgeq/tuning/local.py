@@ -29,7 +29,7 @@ from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
 from edgeq.reporting.tuning_record import Assessment, Screening, StructureTiming
-from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
+from edgeq.run.session import Engines, SessionSettings, build_float_settings, open_session
 from edgeq.tuning import float_layers
 from edgeq.tuning.accuracy import AccuracyMeter, assess_on, assessor
 from edgeq.tuning.accuracy_estimate import Held
@@ -296,7 +296,7 @@ class LocalEvaluator:
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
         if candidate is None:
-            return self._job.prepared.path, float_settings(self._target.backend, threads)
+            return self._job.prepared.path, build_float_settings(self._target.backend, threads)
         artifact = self.built(candidate).artifact
         return artifact.model, artifact.settings(threads=threads)
 
@@ -398,7 +398,7 @@ def slow_layers(
         backend: the backend that built the artifact; its engine runs the float model as well.
         opener: see `edgeq.measure.node_runs.profile`.
     """
-    settings, quantized = float_settings(backend, float_threads), artifact.settings(threads=threads)
+    settings, quantized = build_float_settings(backend, float_threads), artifact.settings(threads=threads)
     spent: list[dict[str, float]] = []
     for path, how in ((prepared.path, settings), (artifact.model, quantized)):
         spent.append({})

@@ -156,7 +156,7 @@ def test_an_engine_runs_its_variant(device: Runner, name: str, archive: bool) ->
         pytest.skip(f"on Python 3.9: {problem}")
     engine, place = load_engines()[name], "b.edgeq" if archive else "b"
     try:
-        model = EngineFiles(device.folder).file(linear(device.folder / "m" / "m.onnx", 0.0), engine)
+        model = EngineFiles(device.folder).convert_once(linear(device.folder / "m" / "m.onnx", 0.0), engine)
     except RuntimeUnavailableError as error:
         pytest.skip(f"no {engine.suffix} file can be made here: {error}")
     write_bundle(with_engine(device.folder, "best", engine.provider, model), device.folder / place)

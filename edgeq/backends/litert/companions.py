@@ -43,7 +43,7 @@ def with_sources(
         count: number of `samples` that become the self-test.
     """
     folder.mkdir()
-    file = EngineFiles(folder).file(artifact.model, engine)
+    file = EngineFiles(folder).convert_once(artifact.model, engine)
     artifact = with_estimate(artifact, engine, device, folder)
     compiled = folder / _COMPILED.name
     files = {str(_COMPILED): compiled} if compiled.exists() else {}
@@ -71,7 +71,7 @@ def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any],
     if not options:
         return artifact
     try:
-        file = EngineFiles(folder).file(artifact.model, engine)
+        file = EngineFiles(folder).convert_once(artifact.model, engine)
         estimate = ethosu.compile_for(file, options, folder / _COMPILED.name, device.get("memories", {}))
     except (RuntimeUnavailableError, EngineError) as error:
         return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error}"))

@@ -38,7 +38,7 @@ from edgeq.model.products import node_macs
 from edgeq.quantization.norms import norms_as_convolutions
 from edgeq.quantization.qdq import lasting_clamps
 from edgeq.quantization.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
-from edgeq.run.engines import Engine, EngineChoice, engine_for
+from edgeq.run.engines import Engine, EngineChoice, find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.records import parse, read_toml
@@ -423,7 +423,7 @@ class QnnBackend(TargetBackend):
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
         changed, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         left = write_pairs(changed, ranges, scheme, destination)
-        engine, absent = engine_for(self.name, self._options), ""
+        engine, absent = find_backend_engine(self.name, self._options), ""
         try:
             find_library(engine, str(onnxruntime().__version__))
         except DeviceError as error:
@@ -472,6 +472,6 @@ class QnnBackend(TargetBackend):
 
 @contextmanager
 def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    engine = engine_for(target.backend, target.device.get("engine_options", {}))
+    engine = find_backend_engine(target.backend, target.device.get("engine_options", {}))
     with Engines() as engines:
         yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))

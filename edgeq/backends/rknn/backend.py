@@ -48,7 +48,7 @@ from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import model_digest, own_signature, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
-from edgeq.run.engines import EngineChoice, engine_for
+from edgeq.run.engines import EngineChoice, find_backend_engine
 from edgeq.run.toolkit import Toolkit, find_python
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
@@ -179,7 +179,7 @@ class RknnBackend(TargetBackend):
             device="npu",
             requires=requires,
             simulation=artifact.model,
-            engine=EngineChoice(engine_for(self.name, {})),
+            engine=EngineChoice(find_backend_engine(self.name, {})),
         )
         title = f"{target.title}, compiled by {maker}"
         if self._chip.python:

@@ -22,13 +22,13 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.quantization.norms import norms_as_convolutions
-from edgeq.run.engines import engine_for
+from edgeq.run.engines import find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.scheme import Scheme
 from tests.backends.networks import sqnr_db
 from tests.graphs import proto
 
-ENGINE = engine_for("qnn", {})
+ENGINE = find_backend_engine("qnn", {})
 simulator = pytest.mark.skipif(
     not read_installed_version(ENGINE) or not ENGINE.simulated,
     reason="onnxruntime-qnn, the simulator, is not installed",
