@@ -645,11 +645,11 @@ def _json_seeds(folder: Path) -> None:
 
 @layer("bundle", _bundle_cases(*_JSON_FILES, "models/model/plain/model.onnx"), mutate=_of_case, cases=1000)
 def _read_bundle(path: Path) -> None:
-    from edgeq.bundle.write import opened
+    from edgeq.bundle.write import open_checked
 
     place = _put(path)
     try:
-        with opened(place):
+        with open_checked(place):
             pass
     finally:
         _restore(path)
@@ -709,9 +709,9 @@ def _zips(folder: Path) -> None:
 
 @layer("zip", _zips, mutate=of_zip(lambda r, d, o: (of_json if d[:1] == b"{" else of_bytes)(r, d, o)), cases=1000)
 def _read_zip(path: Path) -> None:
-    from edgeq.bundle.write import opened
+    from edgeq.bundle.write import open_checked
 
-    with opened(path):
+    with open_checked(path):
         pass
 
 

@@ -218,7 +218,7 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
         tools: version of each package.
     """
     sources = [
-        _component(kind, name, spec.metadata[key])
+        _describe_component(kind, name, spec.metadata[key])
         for kind, name, key in (
             ("machine-learning-model", "source model", "source_model_sha256"),
             ("data", "calibration samples", "calibration_sha256"),
@@ -226,7 +226,7 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
         if spec.metadata.get(key)
     ]
     built = [
-        _component("machine-learning-model" if _is_model(path) else "data", path, digest)
+        _describe_component("machine-learning-model" if _is_model(path) else "data", path, digest)
         for path, digest in sorted(models.items())
     ]
     licence = spec.metadata.get("license")
@@ -259,7 +259,7 @@ def _is_model(path: str) -> bool:
     return path.endswith(".onnx") or engine_of_file(path) is not None
 
 
-def _component(kind: str, name: str, digest: str) -> dict[str, Any]:
+def _describe_component(kind: str, name: str, digest: str) -> dict[str, Any]:
     return {"type": kind, "bom-ref": name, "name": name, "hashes": [{"alg": "SHA-256", "content": digest}]}
 
 
@@ -300,15 +300,15 @@ class VariantPlaces:
     Attributes:
         model_file: the value of `executor_info.ort.model_file`.
         weights: reference to the asset with the external data; "" if the data are next to the model.
-        own: files in the variant's directory, by name.
+        files: files in the variant's directory, by name.
     """
 
     model_file: str
     weights: str
-    own: Mapping[str, StoredFile]
+    files: Mapping[str, StoredFile]
 
 
-def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, VariantPlaces], dict[str, StoredFile]]:
+def share_files(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, VariantPlaces], dict[str, StoredFile]]:
     """Decide where to place the files of `variants`.
 
     Returns:
@@ -316,7 +316,7 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, VariantPlaces],
     """
     placements: dict[str, VariantPlaces] = {}
     assets: dict[str, StoredFile] = {}
-    for names, weights in _groups(variants):
+    for names, weights in _group_variants(variants):
         models: dict[str, list[str]] = {}
         file = variants[names[0]].name
         for name in names:
@@ -338,7 +338,7 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, VariantPlaces],
     return {name: placements[name] for name in variants}, assets
 
 
-def _groups(variants: Mapping[str, ModelFiles]) -> Sequence[tuple[list[str], dict[str, StoredFile]]]:
+def _group_variants(variants: Mapping[str, ModelFiles]) -> Sequence[tuple[list[str], dict[str, StoredFile]]]:
     # A model reads all its external data from one folder, so the asset of a group contains the external data of all its
     # members. A variant joins the first group that has a file in common with it, unless the two also have different
     # files of the same name. A variant without external data joins a group that has the same model.
@@ -388,14 +388,16 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
     """
     components = {MAIN: spec.variants}
     if spec.float_model is not None:
-        components[FLOAT] = _float_variants(spec, spec.float_model)
-    files: dict[str, Content] = dict(_runner_files())
-    tables = _table_places(spec.variants)
+        components[FLOAT] = _build_float_variants(spec, spec.float_model)
+    files: dict[str, Content] = dict(_build_runner())
+    tables = _place_tables(spec.variants)
     if tables:
-        files[TABLES] = _zip({name: file for place, at in tables.items() for name, file in _table_files(place, at)})
+        files[TABLES] = _pack_zip(
+            {name: file for place, at in tables.items() for name, file in _list_table_files(place, at)}
+        )
     files.update(spec.extras)
     digests: dict[str, str] = {}
-    placements, assets = share(
+    placements, assets = share_files(
         {
             f"{component}/{variant.name}": _read_model(variant.model)
             for component, variants in components.items()
@@ -410,33 +412,37 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
         for variant in variants:
             placement = placements[f"{component}/{variant.name}"]
             directory = f"models/{component}/{variant.name}"
-            for name, stored in placement.own.items():
+            for name, stored in placement.files.items():
                 files[f"{directory}/{name}"], digests[f"{directory}/{name}"] = stored.path, stored.sha256
-            info = {**variant.info, "device": variant.device, "selftest": _selftest(variant, vectors)}
+            info = {**variant.info, "device": variant.device, "selftest": _build_selftest(variant, vectors)}
             if variant.calibration is not None:
                 info["calibration"] = tables[variant.calibration]
             if slices := variant.selftest.slices:
                 info["selftest_slices"] = {name: [asdict(part) for part in slices[name]] for name in sorted(slices)}
             if variant.selftest.basis != EVERYTHING:
                 info["selftest_basis"] = asdict(variant.selftest.basis)
-            if not placement.own:  # an empty directory would not be written, so give the variant's directory a file
-                files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
-            bodies[variant.name] = _variant_body(variant, placement, info if placement.own else "edgeq.json")
+            if not placement.files:  # an empty directory would not be written, so give the variant's directory a file
+                files[f"{directory}/edgeq.json"] = _format_json(info, f"variant {variant.name}: info")
+            bodies[variant.name] = _build_variant(variant, placement, info if placement.files else "edgeq.json")
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
-        files[f"models/{component}/{COMPONENT}"] = _json({"component_name": component, "variants": bodies}, component)
+        files[f"models/{component}/{COMPONENT}"] = _format_json(
+            {"component_name": component, "variants": bodies}, component
+        )
     if vectors:
         groups = dict(vectors.values())
-        files[VECTORS] = _npz({f"{group}/{name}": array for group in groups for name, array in groups[group].items()})
-    files[SBOM] = _json(make_sbom(spec, digests, tool_versions()), "bill of materials")
+        files[VECTORS] = _pack_npz(
+            {f"{group}/{name}": array for group in groups for name, array in groups[group].items()}
+        )
+    files[SBOM] = _format_json(make_sbom(spec, digests, read_tool_versions()), "bill of materials")
     try:
         check_file_names([MANIFEST, *files], f"bundle {spec.name}")
     except DeviceError as error:
         raise BundleError(error.problem, "Rename the model's external data files") from error
-    files[MANIFEST] = _manifest(spec, list(components), files, digests)
+    files[MANIFEST] = _build_manifest(spec, list(components), files, digests)
     return dict(sorted(files.items()))
 
 
-def _float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
+def _build_float_variants(spec: BundleSpec, model: Path) -> tuple[VariantSpec, ...]:
     # Make one float variant for each provider and device of the int8 variants, so that comparisons use the same
     # hardware. Variants of a plug-in are compared with onnxruntime's own kernels.
     places = list(dict.fromkeys((v.ep, v.device) for v in spec.variants if find_plugin(v.ep) is None))
@@ -456,7 +462,7 @@ def _read_model(path: Path) -> ModelFiles:
     )
 
 
-def _variant_body(variant: VariantSpec, placement: VariantPlaces, info: Mapping[str, Any] | str) -> dict[str, Any]:
+def _build_variant(variant: VariantSpec, placement: VariantPlaces, info: Mapping[str, Any] | str) -> dict[str, Any]:
     session_options = dict(sorted(variant.session_options.items()))
     if placement.weights:
         session_options[EXTERNAL_FOLDER] = placement.weights
@@ -475,7 +481,7 @@ def _variant_body(variant: VariantSpec, placement: VariantPlaces, info: Mapping[
     }
 
 
-def _selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) -> dict[str, Any]:
+def _build_selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) -> dict[str, Any]:
     """Return the self-test entry of one variant. Add its arrays to `vectors` unless they are already in it.
 
     Args:
@@ -487,7 +493,7 @@ def _selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) ->
         for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs)):
             _check_comparable(arrays, f"variant {variant.name}: self-test {kind}")
             count = sum(group.startswith(f"{kind}-") for group, _ in vectors.values())
-            group, _ = vectors.setdefault(_npz(arrays), (f"{kind}-{count}", arrays))
+            group, _ = vectors.setdefault(_pack_npz(arrays), (f"{kind}-{count}", arrays))
             entry[kind] = f"{VECTORS}/{group}"
         cases.append(entry)
     tolerance = {name: float(value) for name, value in sorted(variant.selftest.tolerance.items())}
@@ -502,13 +508,13 @@ def _check_comparable(arrays: Arrays, context: str) -> None:
             raise DataError(f"{context}: {name!r} is {array.dtype}, which cannot be compared")
 
 
-def _npz(arrays: Arrays) -> bytes:
+def _pack_npz(arrays: Arrays) -> bytes:
     buffer = io.BytesIO()
     write_npz(buffer, arrays)
     return buffer.getvalue()
 
 
-def _table_places(variants: tuple[VariantSpec, ...]) -> dict[Path, str]:
+def _place_tables(variants: tuple[VariantSpec, ...]) -> dict[Path, str]:
     """Return the directory in the bundle to which each folder of calibration tables goes."""
     places: dict[Path, str] = {}
     for variant in variants:
@@ -517,27 +523,27 @@ def _table_places(variants: tuple[VariantSpec, ...]) -> dict[Path, str]:
     return places
 
 
-def _table_files(folder: Path, directory: str) -> Iterator[tuple[str, Path]]:
+def _list_table_files(folder: Path, directory: str) -> Iterator[tuple[str, Path]]:
     missing = [name for name in CALIBRATION_FILES if not (folder / name).is_file()]
     if missing:
         raise CalibrationError(f"{folder} has no {missing[0]}", "Write the calibration tables first")
     return ((f"{directory}/{name}", folder / name) for name in CALIBRATION_FILES)
 
 
-def _runner_files() -> dict[str, Content]:
+def _build_runner() -> dict[str, Content]:
     """Return the runner's files: its code as one zip, and a program that checks the zip's hash before it imports the
     code.
     """
     runtime = shipped("targets") / "runtime"
     modules = sorted(p for p in (runtime / "edgeq_device").rglob("*") if p.suffix in (".py", ".json", ".mjs"))
-    code = _zip({module.relative_to(runtime).as_posix(): module for module in modules})
+    code = _pack_zip({module.relative_to(runtime).as_posix(): module for module in modules})
     text = (runtime / "edgeq_run.py").read_bytes()
     program = text.replace(b'SHA256 = ""', b'SHA256 = "%s"' % hashlib.sha256(code).hexdigest().encode(), 1)
     # __main__.py is a copy of the program, so that Python can also run the folder or zip itself.
     return {"edgeq_run.py": program, "__main__.py": program, "edgeq_device.zip": code}
 
 
-def _zip(files: Mapping[str, Path]) -> bytes:
+def _pack_zip(files: Mapping[str, Path]) -> bytes:
     """Return a zip of small files. The same content always gives the same bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -546,7 +552,7 @@ def _zip(files: Mapping[str, Path]) -> bytes:
     return buffer.getvalue()
 
 
-def _manifest(
+def _build_manifest(
     spec: BundleSpec, components: list[str], files: Mapping[str, Content], digests: Mapping[str, str]
 ) -> bytes:
     records = {}
@@ -555,7 +561,7 @@ def _manifest(
             records[path] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
         else:
             records[path] = {"sha256": digests.get(path) or sha256(content), "size": content.stat().st_size}
-    edgeq = {"bundle_schema": BUNDLE_SCHEMA, "tools": tool_versions(), **spec.metadata, "files": records}
+    edgeq = {"bundle_schema": BUNDLE_SCHEMA, "tools": read_tool_versions(), **spec.metadata, "files": records}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "package_name": spec.name,
@@ -563,15 +569,15 @@ def _manifest(
         "components": {name: f"models/{name}" for name in components},
         "additional_metadata": {"edgeq": edgeq},
     }
-    return _json(manifest, "metadata")
+    return _format_json(manifest, "metadata")
 
 
-def tool_versions() -> dict[str, str]:
+def read_tool_versions() -> dict[str, str]:
     """Return the versions of edgeq and the packages that it builds with."""
     return {"edgeq": __version__, **read_installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
 
 
-def _json(value: Mapping[str, Any], context: str) -> bytes:
+def _format_json(value: Mapping[str, Any], context: str) -> bytes:
     try:
         return (json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8")
     except (TypeError, ValueError) as error:

@@ -40,7 +40,7 @@ def check_cryptography() -> None:
         ) from error
 
 
-def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
+def verify_chain(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     """Return the key of the first certificate in `chain`. The chain must be valid today and lead to a certificate in
     `trusted`.
 
@@ -65,7 +65,7 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     try:
         leaf, *issuers = (x509.load_der_x509_certificate(der) for der in chain)
         # Use the verifier for clients, because it does not compare host names.
-        _policy().store(store).build_client_verifier().verify(leaf, issuers)
+        _build_policy().store(store).build_client_verifier().verify(leaf, issuers)
         usable = _may_sign(leaf)
     except (ValueError, VerificationError) as error:
         raise BundleError(f"the certificate that signed it is not trusted ({error})", _FIX) from error
@@ -75,7 +75,7 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     return read_public_key(der, "the certificate that signed it")
 
 
-def _policy() -> PolicyBuilder:
+def _build_policy() -> PolicyBuilder:
     from cryptography import x509
     from cryptography.x509.verification import Criticality, ExtensionPolicy, Policy, PolicyBuilder
 
@@ -116,7 +116,7 @@ def _may_sign(certificate: Certificate) -> bool:
 
 
 @contextmanager
-def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
+def open_checked(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
     """Open and check the bundle at `path` (a directory or an .edgeq file). Inside the `with` block, errors of
     edgeq_device become edgeq errors.
 
@@ -130,7 +130,7 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
         yield bundle
 
 
-def contents(bundle: Bundle) -> dict[str, bytes | Path]:
+def read_contents(bundle: Bundle) -> dict[str, bytes | Path]:
     """Return the content of every file in the bundle, sorted by path. A value is either bytes or the path of a file."""
     files: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
     files[MANIFEST] = bundle.manifest
@@ -169,8 +169,8 @@ def verify_bundle(
     path = path_of(path, "bundle")
     with progress.stage(f"verifying {path}"), device_errors():
         trusted = find_trust(Path(trust) if trust is not None else None, required=require_signature)
-        with opened(path, expect=expect) as bundle:
-            signer = check_signature(bundle, trusted, verified_key)
+        with open_checked(path, expect=expect) as bundle:
+            signer = check_signature(bundle, trusted, verify_chain)
             return verify(bundle, read_device(), variant, signer)
 
 
@@ -196,6 +196,6 @@ def check_trusted(path: Path, *, trust: Path | None, required: bool, expect: str
         trusted = find_trust(trust, required=required)
         if trusted is None:
             return expect
-        with opened(path, expect=expect) as bundle:
-            check_signature(bundle, trusted, verified_key)
+        with open_checked(path, expect=expect) as bundle:
+            check_signature(bundle, trusted, verify_chain)
             return bundle.manifest_sha256

@@ -45,7 +45,7 @@ from edgeq_device.trust.signature import (
 from onnx import TensorProto, numpy_helper
 
 from edgeq.bundle.plan import BundleSpec, Content, plan_bundle
-from edgeq.bundle.verify import check_cryptography, contents, opened, verified_key
+from edgeq.bundle.verify import check_cryptography, open_checked, read_contents, verify_chain
 from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageError
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import load_model, model_files, path_of
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 _COMPILED = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]+\.pyc")
 
 
-def _judge(folder: Path) -> Judge | None:
-    records = _records(folder / MANIFEST)
+def _find_judge(folder: Path) -> Judge | None:
+    records = _read_records(folder / MANIFEST)
     if records is None:
         return None
     digests = {name: record.sha256 for name, record in records.items()}
@@ -93,7 +93,7 @@ def is_signature(path: Path) -> bool:
     return True
 
 
-def _records(manifest: Path) -> dict[str, FileRecord] | None:
+def _read_records(manifest: Path) -> dict[str, FileRecord] | None:
     if not is_plain(manifest) or manifest.stat().st_size > MAX_BYTES:
         return None
     try:
@@ -111,7 +111,7 @@ def check_archive(path: Path) -> None:
     if not path.exists() and not path.is_symlink():
         return
     try:
-        with opened(path):
+        with open_checked(path):
             is_bundle = is_plain(path)
     except EdgeqError:
         is_bundle = False
@@ -119,7 +119,7 @@ def check_archive(path: Path) -> None:
         raise OutputError(f"{shown(path)} is not a bundle that edgeq wrote", "Move it, or choose another output")
 
 
-BUNDLE = Ownership("bundle", _judge)
+BUNDLE = Ownership("bundle", _find_judge)
 """Recognise a bundle by edgeq's manifest. Every file must have the hash that the manifest lists."""
 
 
@@ -203,11 +203,11 @@ def share_weights(models: Mapping[str, Path], folder: Path) -> dict[str, Path]:
     loaded = {file: load_model(file, external_data="all") for file in files}
     users: dict[str, int] = {}
     for model in loaded.values():
-        for digest in {_digest(tensor) for tensor in _large(model)}:
+        for digest in {_hash_tensor(tensor) for tensor in _find_large(model)}:
             users[digest] = users.get(digest, 0) + 1
     placed: dict[Path, Path] = {}
     for number, (file, model) in enumerate(loaded.items()):
-        common = {digest: tensor for tensor in _large(model) if users[digest := _digest(tensor)] > 1}
+        common = {digest: tensor for tensor in _find_large(model) if users[digest := _hash_tensor(tensor)] > 1}
         placed[file] = file
         if common:
             placed[file] = folder / str(number) / "model.onnx"
@@ -216,26 +216,26 @@ def share_weights(models: Mapping[str, Path], folder: Path) -> dict[str, Path]:
     return {name: placed[file] for name, file in models.items()}
 
 
-def _large(model: onnx.ModelProto) -> list[TensorProto]:
-    return [t for t in model.graph.initializer if t.data_type != TensorProto.STRING and len(_raw(t)) >= _SMALLEST]
+def _find_large(model: onnx.ModelProto) -> list[TensorProto]:
+    return [t for t in model.graph.initializer if t.data_type != TensorProto.STRING and len(_read_raw(t)) >= _SMALLEST]
 
 
-def _raw(tensor: TensorProto) -> bytes:
+def _read_raw(tensor: TensorProto) -> bytes:
     """Return the tensor's bytes as external data stores them, in little-endian order."""
     return bytes(tensor.raw_data) if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
 
 
-def _digest(tensor: TensorProto) -> str:
-    return hashlib.sha256(_raw(tensor)).hexdigest()
+def _hash_tensor(tensor: TensorProto) -> str:
+    return hashlib.sha256(_read_raw(tensor)).hexdigest()
 
 
 def _write(model: onnx.ModelProto, common: Mapping[str, TensorProto], path: Path) -> None:
     for digest, tensor in common.items():
-        (path.parent / f"{digest[:_NAME_DIGITS]}.bin").write_bytes(_raw(tensor))
-    for tensor in _large(model):
-        digest = _digest(tensor)
+        (path.parent / f"{digest[:_NAME_DIGITS]}.bin").write_bytes(_read_raw(tensor))
+    for tensor in _find_large(model):
+        digest = _hash_tensor(tensor)
         if digest in common:
-            length = len(_raw(tensor))
+            length = len(_read_raw(tensor))
             del tensor.external_data[:]
             for field in ("raw_data", "int32_data", "int64_data", "float_data", "double_data", "uint64_data"):
                 tensor.ClearField(field)
@@ -289,9 +289,9 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
     except TypeError as error:
         raise UsageError(f"{path} is encrypted", f"Set {PASSWORD}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise DataError(f"{path} is not a private key in PEM, or the password is wrong", _how()) from error
+        raise DataError(f"{path} is not a private key in PEM, or the password is wrong", _key_advice()) from error
     if not isinstance(private, EllipticCurvePrivateKey):
-        raise DataError(f"{path} is not an elliptic-curve key", _how())
+        raise DataError(f"{path} is not an elliptic-curve key", _key_advice())
     with device_errors():
         spki = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         public = read_public_key(spki, str(path))
@@ -308,7 +308,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
         # Refuse a certificate that has expired or is not for signing. Otherwise, everyone who verifies the bundle would
         # refuse it later.
         try:
-            verified_key(chain, chain[-1:])
+            verify_chain(chain, chain[-1:])
         except BundleError as error:
             raise UsageError(f"{certificates[0]}: {error.problem}", "Name a valid certificate") from error
     return SigningKey(private, public, tuple(chain))
@@ -324,7 +324,7 @@ def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 
     ordered = {path: files[path] for path in sorted(files, key=lambda path: PurePosixPath(path).parts)}
-    payload = _json(
+    payload = _format_json(
         {
             "_type": STATEMENT_TYPE,
             "subject": [{"name": name, "digest": {"sha256": hash_digests(ordered)}}],
@@ -343,32 +343,32 @@ def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
     digest = getattr(hashes, key.public.curve.digest.upper())()
     value = key.private.sign(BundleSignature(payload, b"", "", ()).message, ECDSA(digest, deterministic_signing=True))
     material: dict[str, Any] = (
-        {"x509CertificateChain": {"certificates": [{"rawBytes": _base64(der)} for der in key.chain]}}
+        {"x509CertificateChain": {"certificates": [{"rawBytes": _encode(der)} for der in key.chain]}}
         if key.chain
         else {"publicKey": {"hint": key.public.id}}
     )
-    return _json(
+    return _format_json(
         {
             "mediaType": BUNDLE_TYPE,
             "verificationMaterial": {**material, "tlogEntries": []},
             "dsseEnvelope": {
-                "payload": _base64(payload),
+                "payload": _encode(payload),
                 "payloadType": PAYLOAD_TYPE,
-                "signatures": [{"sig": _base64(value), "keyid": ""}],
+                "signatures": [{"sig": _encode(value), "keyid": ""}],
             },
         }
     )
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _format_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
 
 
-def _base64(data: bytes) -> str:
+def _encode(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _how() -> str:
+def _key_advice() -> str:
     return "Make one: openssl ecparam -name prime256v1 -genkey -noout -out key.pem"
 
 
@@ -401,7 +401,7 @@ def sign_bundle(
     """
     path = path_of(path, "bundle")
     signing = read_signing_key(Path(key), [Path(certificate) for certificate in certificates])
-    with opened(path) as bundle:
+    with open_checked(path) as bundle:
         if bundle.signature is not None and not force:
             raise OutputError(f"{path} is already signed", "Pass --force to replace its signature")
         digests = {name: record.sha256 for name, record in bundle.files.items()}
@@ -415,5 +415,5 @@ def sign_bundle(
                 draft.write_bytes(signature)
         else:
             with output_file(path, force=True) as draft:
-                write_archive(contents(replace(bundle, signature=signature)), draft)
+                write_archive(read_contents(replace(bundle, signature=signature)), draft)
     return Signed(path, len(digests), signing.public.id, signing.public.curve.name, len(signing.chain))

@@ -27,7 +27,7 @@ from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.prepare.arrays import read_arrays, to_array
 from numpy.typing import NDArray
 
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.emulator import KernelProof, check_kernels, probe_engine
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, route_to
@@ -475,7 +475,7 @@ def verify_on(
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     machine = detect_machine()
     checks = []
-    with opened(request.bundle, expect=request.expect) as bundle:
+    with open_checked(request.bundle, expect=request.expect) as bundle:
         pairs = list(_pairs(bundle, request, machine))
         for variant, target in pairs:
             lacks = "; ".join(judge(variant, read_device()).reasons) if _stands_in(variant) else ""
@@ -560,7 +560,7 @@ def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequenc
         None if this machine cannot run any part of the bundle.
     """
     machine, device = detect_machine(), read_device()
-    with opened(path) as bundle:
+    with open_checked(path) as bundle:
         try:
             pairs = list(_pairs(bundle, VerifyRequest(path, on=(ALL,)), machine))
         except HardwareError:  # the target's file was the user's own

@@ -16,7 +16,7 @@ from edgeq_device.bundle.verify import hash_line, variant_lines
 from msgspec import Meta
 
 from edgeq.backends.base import SIMULATORS
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.emulate.check import EmulatedCheck, Verified, VerifyRequest, check_variant, samples_of, summary, verify_on
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, BundleError, CheckFailedError, EdgeqError
@@ -331,7 +331,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         BoardError: the board cannot be used.
         UsageError, DataError: something is wrong with the request or with the samples.
     """
-    with open_board(board) as session, opened(request.bundle, expect=request.expect) as bundle:
+    with open_board(board) as session, open_checked(request.bundle, expect=request.expect) as bundle:
         session.require("numpy", "onnxruntime")
         before = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
@@ -373,7 +373,7 @@ def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, p
     """Run the board's variant on this machine as well, and compare the outputs of both machines on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
-    with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
+    with BoardModels(session, progress) as models, open_checked(request.bundle, expect=request.expect) as bundle:
         name, there = models.open_bundle(request.bundle, request.variant, 0)
         variant = next(v for v in bundle.components[MAIN] if v.name == name)
 

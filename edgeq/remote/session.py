@@ -25,7 +25,7 @@ from edgeq_device.system.files import open_file
 from edgeq_device.system.places import scratch_folder
 from msgspec import Meta
 
-from edgeq.bundle.verify import contents, opened
+from edgeq.bundle.verify import open_checked, read_contents
 from edgeq.errors import BoardError
 from edgeq.model.load import model_files, own_runnable
 from edgeq.remote import link as bounds
@@ -219,10 +219,10 @@ class BoardSession:
             BundleError: the bundle is damaged.
             BoardError: see `send`.
         """
-        with opened(bundle) as found, scratch_folder("edgeq-") as folder:
+        with open_checked(bundle) as found, scratch_folder("edgeq-") as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
             files = {}
-            for name, content in contents(found).items():
+            for name, content in read_contents(found).items():
                 files[name] = content if isinstance(content, Path) else Path(folder) / name
                 # The manifest and the signature are bytes, not files.
                 if isinstance(content, bytes):
@@ -488,7 +488,7 @@ class BoardModels:
         """
         place = self._session.send_bundle(bundle, self._progress)
         wanted = {"bundle": place, "variant": variant, "threads": threads}
-        with opened(bundle) as found:
+        with open_checked(bundle) as found:
             known = {one.name: one.model for one in found.components[MAIN]}
             chosen = str(self.guest().exchange({"do": "choose", **wanted})[0].get("variant"))
             if (model := known.get(chosen)) is None:

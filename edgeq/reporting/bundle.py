@@ -18,7 +18,7 @@ from edgeq_device.prepare.arrays import read_arrays
 from edgeq_device.system.files import read_file
 from edgeq_device.system.plainjson import MAX_BYTES, parse_json
 
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench, is_bundle, variant_settings
@@ -275,7 +275,7 @@ def report_bundle(
     elif path.is_file() and not is_bundle(path):
         raise UsageError(f"{path} is not a bundle", "Give a bundle; `edgeq compare` takes model files")
     else:
-        with opened(path) as bundle:
+        with open_checked(path) as bundle:
             record = bundle_record(bundle)
             if measure:
                 record = measured(record, bundle, variant, settings, progress)

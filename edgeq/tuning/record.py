@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.bundle.plan import tool_versions
+from edgeq.bundle.plan import read_tool_versions
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
@@ -62,7 +62,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
         # The allowed loss and the budget are left out: they decide what is measured, not the results.
         "objective": goal.objective,
         **({"thorough": True} if goal.thorough else {}),
-        "version": tool_versions(),
+        "version": read_tool_versions(),
         **({"set_of_engines": plain(engines)} if engines.plugins else {}),
     }
 
@@ -109,7 +109,7 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
             "architecture": machine.architecture,
             "threads": machine.usable_threads,
         },
-        "versions": {**tool_versions(), **searched.field.versions},
+        "versions": {**read_tool_versions(), **searched.field.versions},
         "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
         "elapsed_s": round(elapsed_s, 3),
