@@ -169,7 +169,7 @@ def _upload(registry: OciRepository, digest: str, content: bytes | Path) -> int:
         registry.send(ServerRequest("POST", body=b""), "blobs/uploads/") as begun,
         translate_errors(str(registry.reference)),
     ):
-        place = begun.leads_to()
+        place = begun.find_location()
     target = f"{place.target}{'&' if '?' in place.target else '?'}digest={digest}"
     upload = ServerRequest("PUT", {"Content-Type": "application/octet-stream"}, content)
     registry.send(upload, replace(place, target=target)).body.close()

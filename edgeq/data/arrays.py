@@ -331,8 +331,8 @@ def npy_header(stream: IO[bytes]) -> Header:
     """Return the header of an .npy stream. Afterwards, the stream is at the first value.
 
     Raises:
-        ValueError, OSError: for the same reasons as in `edgeq_device.prepare.arrays.read_npy_header`, and also if a size is
-            below 0.
+        ValueError, OSError: for the same reasons as in `edgeq_device.prepare.arrays.read_npy_header`, and also if a
+            size is below 0.
     """
     shape, fortran, dtype = arrays.read_npy_header(stream)
     if any(size < 0 for size in shape):

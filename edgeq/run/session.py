@@ -475,10 +475,10 @@ class Engines:
         engine = settings.engine
         if place == 0 and (engine is None or not engine.module):
             return open_session(model, settings)
-        model = self.file(model, engine)
-        if self._folder is not None and isinstance(engine, Engine) and model.stat().st_size <= _KEPT_BYTES:
-            settings = replace(settings, engine=engine.keeping(self._folder / f"{engine.name}-{settings.precision}"))
-        return self._guest(engine, place).open(model, add_model_options(model, settings))
+        model = self.file(model, engine) if self._folder is not None and isinstance(engine, Engine) and
+        model.stat().st_size <= _KEPT_BYTES: settings = replace(settings, engine=engine.with_cache_in(self._folder /
+        f"{engine.name}-{settings.precision}")) return self._guest(engine, place).open(model, add_model_options(model,
+        settings))
 
     def open_apart(self, model: Path, settings: SessionSettings, count: int) -> list[Any]:
         """Return `count` sessions, each in a process of its own (see `open`). The processes start at the same time."""

@@ -277,7 +277,7 @@ def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """
     process = None
     try:
-        with endings.held(), without_seconds():
+        with endings.delay(), without_seconds():
             process = subprocess.Popen(bind_to_parent(command), env=options.pop("env"), **options)
     except BaseException:
         if process is not None:

@@ -136,7 +136,9 @@ def find_field(
         else:
             found += choices
     saturating = {
-        c.engine.name: tuple(p for p in c.engine.int8.pairs if c.engine.saturates(p, target.architecture, features))
+        c.engine.name: tuple(
+            p for p in c.engine.int8.pairs if c.engine.has_saturating_kernels(p, target.architecture, features)
+        )
         for c in found
     }
     versions = {c.engine.name: read_installed_version(c.engine) for c in found}

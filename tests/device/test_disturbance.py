@@ -152,7 +152,7 @@ def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: 
     monkeypatch.setattr(environment, "read_runnable", lambda root: 1 if slept else 2)
     monkeypatch.setattr(environment.time, "sleep", slept.append)
     with environment.MachineWatch(time.perf_counter) as watch:
-        watch.used_elsewhere(0.5)
+        watch.add_outside_time(0.5)
         watch.look_around()
         assert slept
         assert watch._others._wanted == [0.0]

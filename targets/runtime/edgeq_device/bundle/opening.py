@@ -152,7 +152,7 @@ def check_outputs(
             output_checks = [OutputCheck(name, error, problem or difference, tolerance[name])]
             for part in slices.get(name, ()):
                 error, problem = _compare_slice(actual, target, part)
-                output_checks.append(OutputCheck(f"{name}, {part.where}", error, problem, part.tolerance))
+                output_checks.append(OutputCheck(f"{name}, {part.name}", error, problem, part.tolerance))
             for place, check in enumerate(output_checks):
                 earlier = checks.get((name, place), check)
                 worse = replace(check, max_abs_error=max(check.max_abs_error, earlier.max_abs_error))

@@ -335,7 +335,7 @@ def _assemble(
     sha256, engines = hashlib.sha256(data).hexdigest(), path_next_to(source, ".engines")
     components = {
         name: tuple(
-            replace(variant, bundle=sha256, beside=engines, hashed=hashed)
+            replace(variant, bundle=sha256, old_engines=engines, hashed=hashed)
             for variant in load_variants(name, place, root, manifest.files, str(source))
         )
         for name, place in manifest.components.items()

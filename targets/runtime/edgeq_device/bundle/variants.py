@@ -280,8 +280,8 @@ def _find_table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
 
 
 def _parse_selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
-    context = f"{files.where}: selftest"
-    files = replace(files, where=context)
+    context = f"{files.context}: selftest"
+    files = replace(files, context=context)
     if not isinstance(values, dict) or not set(values) <= {"cases", "tolerance"}:
         raise BundleError(f"{context} is not an object with cases and tolerance")
     cases, tolerance = values.get("cases", []), values.get("tolerance", {})
@@ -292,7 +292,7 @@ def _parse_selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Di
         named = [case[key] for key in sorted(case)] if isinstance(case, dict) else []
         if not named or set(case) != {"inputs", "outputs"} or not all(isinstance(file, str) for file in named):
             raise BundleError(f"{context}: a case names its inputs and its outputs, each a file or a group of one")
-        parsed.append(Case(*map(files.vectors, named)))
+        parsed.append(Case(*map(files.find_vectors, named)))
     of = f"{context}: the tolerance of"
     return tuple(parsed), {name: _parse_tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
 

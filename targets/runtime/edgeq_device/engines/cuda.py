@@ -77,7 +77,7 @@ class BoundSession:
             self._bindings[key] = bound
         for name, array in arrays.items():
             bound.inputs[name].update_inplace(array)
-        for name in bound.opened:
+        for name in bound.unsized:
             bound.binding.bind_output(name, self._device, 0)
         self._session.run_with_iobinding(bound.binding, run_options)
         outputs = dict(zip((spec.name for spec in self.get_outputs()), bound.binding.copy_outputs_to_cpu()))

@@ -282,9 +282,9 @@ class LiteRtSession:
 
     def _run(self, arrays: Sequence[Any]) -> List[Any]:
         for port, array in zip(self._inputs, arrays):
-            self._interpreter.set_tensor(port.index, port.encoded(array))
+            self._interpreter.set_tensor(port.index, port.encode(array))
         self._interpreter.invoke()
-        return [port.decoded(self._interpreter.get_tensor(port.index)) for port in self._outputs]
+        return [port.decode(self._interpreter.get_tensor(port.index)) for port in self._outputs]
 
     def end_profiling(self) -> str:
         """Write the file's operators as events of a profile, and return the path of the profile.

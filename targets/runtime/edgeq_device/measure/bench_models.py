@@ -39,8 +39,8 @@ class BenchModel:
         memory: function that takes the number of threads and the input shapes, measures the memory use in a separate
             process, and returns it; None skips the measurement.
         sessions: number of sessions in which the model is timed; they take turns (see `latency.Runners`).
-        open_in_process: function that takes the number of threads and the number of a process, 1 or more, and returns a session
-            in that process; None opens the further sessions with `open`.
+        open_in_process: function that takes the number of threads and the number of a process, 1 or more, and returns a
+            session in that process; None opens the further sessions with `open`.
     """
 
     name: str

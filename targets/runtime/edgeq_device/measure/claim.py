@@ -453,9 +453,9 @@ class Claim:
 def make_claim(baseline: Distribution, model: Distribution) -> Claim:
     """Return what can be claimed about `model` against `baseline`. The two must have been measured together.
 
-    Only undisturbed runs count, and only rounds (or sessions, see `compute_ratio`) in which both models have undisturbed runs.
-    If there are too few for an interval, if they contradict each other, or if the machine was busy, nothing is claimed.
-    An estimate is then given instead.
+    Only undisturbed runs count, and only rounds (or sessions, see `compute_ratio`) in which both models have
+    undisturbed runs. If there are too few for an interval, if they contradict each other, or if the machine was busy,
+    nothing is claimed. An estimate is then given instead.
     """
     speedup = compute_ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
     reason = _describe_doubt(speedup, baseline, model)

@@ -9,11 +9,11 @@ it. On Linux, a ready thread of niceness -20 gets a core before ordinary threads
 niceness needs root, CAP_SYS_NICE or a limit that permits it; otherwise nothing changes. Other processes wait while the
 timing lasts, so the figures of another measurement next to this one would be wrong: that is not the default.
 
-`Waits` finds the runs that other processes disturbed, and `CompetingLoad` measures how busy these processes kept the machine.
-For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in
-which no thread of this process waited takes as long as on a quiet machine, apart from effects of shared caches and the
-shared clock. So the median of such runs is correct even if a competitor takes every second time slice. The shortest run
-is not reliable: it may be the only one during which the core's other hyperthread was idle.
+`Waits` finds the runs that other processes disturbed, and `CompetingLoad` measures how busy these processes kept the
+machine. For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A
+run in which no thread of this process waited takes as long as on a quiet machine, apart from effects of shared caches
+and the shared clock. So the median of such runs is correct even if a competitor takes every second time slice. The
+shortest run is not reliable: it may be the only one during which the core's other hyperthread was idle.
 """
 
 from __future__ import annotations
