@@ -137,8 +137,8 @@ def _model_load(path: Path) -> None:
 
 @layer("model-wire", _models, mutate=_ONNX, cases=5000)
 def _model_wire(path: Path) -> None:
-    from edgeq_device.bundle.onnxfile import read_onnx
-    from edgeq_device.bundle.options import read_model_options
+    from edgeq_device.engines.options import read_model_options
+    from edgeq_device.model.onnxfile import read_onnx
 
     read_model_options(path, "model")
     read_onnx(path, "model")
@@ -752,7 +752,7 @@ def _read_trusted(path: Path) -> None:
 
 
 def _registries(folder: Path) -> None:
-    from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH
+    from edgeq_device.bundle.pull import ARTIFACT_TYPE, FILE_PATH
 
     layers = [
         {
@@ -768,8 +768,9 @@ def _registries(folder: Path) -> None:
 
 @layer("registry", _registries, mutate=of_json)
 def _read_registry(path: Path) -> None:
+    from edgeq_device.bundle.pull import read_layers
     from edgeq_device.system.plainjson import parse_json
-    from edgeq_device.trust.registry import parse_reference, read_layers
+    from edgeq_device.trust.registry import parse_reference
 
     read_layers(parse_json(path.read_bytes(), path.name), path.name)
     parse_reference(f"localhost:5000/{path.name}")

@@ -1,365 +1,36 @@
-"""Plan a bundle: list all its files by path, before the first byte is written.
-
-The plan also chooses the place of each model file, so that files that several variants share are stored once. The
-model-package format has two ways to share:
-
-- Variants with the same model and the same weights refer to one shared asset that contains both.
-- Variants with different models but the same external data files keep their own models. They refer to one shared asset
-  of weights through `session.model_external_initializers_file_folder_path`.
-
-Files that only one variant uses stay in its directory.
-"""
+"""Plan a bundle: list all its files by path, before the first byte is written."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.bundle.manifest import (
-    BUNDLE_SCHEMA,
-    MANIFEST,
-    SCHEMA_VERSION,
-    check_file_names,
-    hash_directory,
-    is_plain_name,
-)
-from edgeq_device.bundle.options import provider_problem, session_problem
+from edgeq_device.bundle.manifest import BUNDLE_SCHEMA, MANIFEST, SCHEMA_VERSION
+from edgeq_device.bundle.names import check_file_names
 from edgeq_device.bundle.package import FLOAT, MAIN
-from edgeq_device.bundle.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolerance
-from edgeq_device.engines.catalog import engine_of_file, find_plugin, read_installed_versions
+from edgeq_device.bundle.variants import COMPONENT
+from edgeq_device.engines.catalog import find_plugin
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.errors import DeviceError
-from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.prepare.arrays import make_entry, write_npz
+from edgeq_device.measure.basis import EVERYTHING
+from edgeq_device.prepare.npz import make_entry, write_npz
 
-from edgeq import __version__
-from edgeq.errors import BundleError, CalibrationError, DataError, UsageError
+from edgeq.bundle.sbom import SBOM, make_sbom, read_tool_versions
+from edgeq.bundle.sharing import ModelFiles, StoredFile, VariantPlaces, share_files
+from edgeq.bundle.spec import Arrays, BundleSpec, VariantSpec
+from edgeq.errors import BundleError, CalibrationError, DataError
 from edgeq.model.load import model_files
 from edgeq.util.outputs import sha256
 from edgeq.util.registry import shipped
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-
-DEVICES = ("cpu", "gpu", "npu")
 CALIBRATION_FILES = ("calibration.cache", "calibration.flatbuffers", "calibration.json")
-_RESERVED_NAMES = frozenset(
-    {
-        "__main__.py",
-        "calibration.zip",
-        "edgeq_device",
-        "edgeq_device.zip",
-        "edgeq_run.py",
-        "files",
-        "manifest.json",
-        "model.sig",
-        "models",
-        "sbom.cdx.json",
-        "selftest.npz",
-        "shared_assets",
-    }
-)
-_RESERVED_METADATA = ("bundle_schema", "tools", "files")
-
-
-@dataclass(frozen=True)
-class SelfTestCase:
-    """Store the inputs of one sample and the expected outputs by name, as `session.run` takes and returns them."""
-
-    inputs: Arrays
-    outputs: Arrays
-
-
-@dataclass(frozen=True)
-class SelfTestSpec:
-    """Describe the self-test of a variant.
-
-    Attributes:
-        tolerance: allowed absolute difference of each output, for all cases.
-        slices: allowed differences for parts of an output that have another unit than the rest.
-        basis: what the tolerances apply to.
-    """
-
-    cases: tuple[SelfTestCase, ...] = ()
-    tolerance: Mapping[str, float] = field(default_factory=dict)
-    slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
-    basis: Basis = EVERYTHING
-
-    def check(self, context: str) -> None:
-        """Check that every output has a tolerance.
-
-        Raises:
-            UsageError: an output has no tolerance, or a tolerance names an output that no case has.
-        """
-        outputs = {name for case in self.cases for name in case.outputs}
-        if outputs != set(self.tolerance):
-            odd = sorted(outputs ^ set(self.tolerance))
-            raise UsageError(f"{context}: self-test outputs and tolerances differ in {odd[0]!r}")
-        if not set(self.slices) <= outputs:
-            raise UsageError(f"{context}: the self-test has no output {sorted(set(self.slices) - outputs)[0]!r}")
-
-
-@dataclass(frozen=True)
-class VariantSpec:
-    """Describe one way to run the model.
-
-    Attributes:
-        name: a name made of letters, digits and `._+-`.
-        model: an ONNX file, with its external data files next to it, or a file in the format of an engine.
-        ep: execution provider.
-        device: "cpu", "gpu" or "npu".
-        session_options: session options that the artifact needs for correct results.
-        provider_options: options of `ep`. Like session options, they are limited to those in
-            edgeq_device/bundle/options.json. edgeq itself adds the options that refer to files of the bundle.
-        info: content of executor_info.edgeq. The runner reads `architecture` ("x86_64", "arm64", "any"),
-            `required_features` (a list), `rank` (an integer; the highest rank that fits wins), `min_onnxruntime`
-            ("1.17"), `optimization` ("none", "basic", "extended", "all") and `threads` (the best number, which is used
-            if the caller sets none). All other keys are for people.
-        files: other files that the target needs (such as a file for its own runtime), by relative path. In the bundle
-            they are under files/NAME. The runner on the device ignores them.
-        calibration: folder with three calibration tables that contain the variant's ranges. In the bundle, the tables
-            of the first variant are in calibration/, and tables that differ from these are in calibration/NAME/. `info`
-            names the folder that the variant uses.
-    """
-
-    name: str
-    model: Path
-    ep: str = "CPUExecutionProvider"
-    device: str = "cpu"
-    session_options: Mapping[str, str] = field(default_factory=dict)
-    provider_options: Mapping[str, str] = field(default_factory=dict)
-    info: Mapping[str, Any] = field(default_factory=dict)
-    selftest: SelfTestSpec = SelfTestSpec()
-    files: Mapping[str, Path] = field(default_factory=dict)
-    calibration: Path | None = None
-
-    def __post_init__(self) -> None:
-        context = f"variant {self.name}"
-        if not is_plain_name(self.name):
-            raise UsageError(f"{self.name!r} cannot name a variant", "Use letters, digits and . _ + -")
-        if self.device not in DEVICES:
-            raise UsageError(f"{context}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
-        for key in ("selftest", "selftest_slices", "selftest_basis", "device", "calibration"):
-            if key in self.info:
-                raise UsageError(f"{context}: info has {key!r}, which the bundle writes itself")
-        for options in (self.session_options, self.provider_options):
-            if not all(isinstance(value, str) for value in options.values()):
-                raise UsageError(f"{context}: session and provider options must be strings")
-        self._check_options(context)
-        self.selftest.check(context)
-
-    def _check_options(self, context: str) -> None:
-        """Refuse options that the bundle's reader would refuse."""
-        if not is_plain_name(self.ep):
-            raise UsageError(f"{context}: {self.ep!r} cannot name an execution provider")
-        problems = {}
-        for key, value in self.session_options.items():
-            problems[f"session option {key!a}"] = session_problem(key, value, references=False)
-        for key, value in self.provider_options.items():
-            problems[f"provider option {key!a}"] = provider_problem(self.ep, key, value)
-        for option, problem in problems.items():
-            if problem:
-                raise UsageError(f"{context}: {option} {problem}", "See docs/bundle.md for what a bundle may set")
-
-
-@dataclass(frozen=True)
-class BundleSpec:
-    """Describe a whole bundle.
-
-    Attributes:
-        name: the model's name for display.
-        variants: variants in order of preference. ONNX Runtime takes the first one whose execution provider fits, so
-            the first variant of each architecture must be correct on every machine of that architecture. edgeq's runner
-            chooses by features and rank.
-        metadata: content of additional_metadata.edgeq, such as the sha256 of the source model and of the calibration
-            set.
-        float_model: model of the component "float32", so that one call of `bench` can run the quantized and the float
-            model.
-        extras: further files by plain name, such as the report and its data. They are next to the manifest, which also
-            lists their hashes.
-    """
-
-    name: str
-    variants: tuple[VariantSpec, ...]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    float_model: Path | None = None
-    extras: Mapping[str, bytes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.variants:
-            raise UsageError(f"bundle {self.name} has no variant", "Name at least one target")
-        folded = [variant.name.casefold() for variant in self.variants]
-        for name in folded:
-            if folded.count(name) > 1:
-                raise UsageError(f"bundle {self.name}: two variants are named {name!r}")
-        reserved = sorted(set(_RESERVED_METADATA).intersection(self.metadata))
-        if reserved:
-            raise UsageError(f"bundle {self.name}: metadata has {reserved[0]!r}, which the bundle writes itself")
-        for name in self.extras:
-            if not is_plain_name(name) or name.casefold() in _RESERVED_NAMES:
-                raise UsageError(f"bundle {self.name}: {name!r} cannot name an extra file", "Choose a plain, free name")
-
-
-SBOM = "sbom.cdx.json"
-_SPDX = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
-
-
-def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, str]) -> dict[str, Any]:
-    """Return the bill of materials: the sources of the bundle and the tools that built it.
-
-    Args:
-        models: sha256 in hex of each model and external data file, by path inside the bundle.
-        tools: version of each package.
-    """
-    sources = [
-        _describe_component(kind, name, spec.metadata[key])
-        for kind, name, key in (
-            ("machine-learning-model", "source model", "source_model_sha256"),
-            ("data", "calibration samples", "calibration_sha256"),
-        )
-        if spec.metadata.get(key)
-    ]
-    built = [
-        _describe_component("machine-learning-model" if _is_model(path) else "data", path, digest)
-        for path, digest in sorted(models.items())
-    ]
-    licence = spec.metadata.get("license")
-    bundle: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": "bundle", "name": spec.name}
-    if licence:
-        for component in (bundle, *sources[:1]):
-            component["licenses"] = [
-                {"expression": licence} if _SPDX.fullmatch(licence) else {"license": {"name": licence}}
-            ]
-    made_of = [component["bom-ref"] for component in sources]
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "version": 1,
-        "metadata": {
-            "tools": {
-                "components": [{"type": "library", "name": n, "version": v} for n, v in sorted(tools.items())],
-            },
-            "component": bundle,
-        },
-        "components": [*sources, *built],
-        "dependencies": [
-            {"ref": "bundle", "dependsOn": [component["bom-ref"] for component in built]},
-            *({"ref": component["bom-ref"], "dependsOn": made_of} for component in built),
-        ],
-    }
-
-
-def _is_model(path: str) -> bool:
-    return path.endswith(".onnx") or engine_of_file(path) is not None
-
-
-def _describe_component(kind: str, name: str, digest: str) -> dict[str, Any]:
-    return {"type": kind, "bom-ref": name, "name": name, "hashes": [{"alg": "SHA-256", "content": digest}]}
-
-
-MODEL_FILE = "model.onnx"
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """Describe a file and the sha256 of its bytes."""
-
-    path: Path
-    sha256: str
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """List a model file and its external data files. The data files are keyed by their paths relative to the model."""
-
-    model: StoredFile
-    external: Mapping[str, StoredFile]
-
-    @property
-    def name(self) -> str:
-        """Return the model's file name in a bundle."""
-        engine = engine_of_file(self.model.path.name)
-        return MODEL_FILE if engine is None else f"model{engine.suffix}"
-
-    @property
-    def together(self) -> dict[str, StoredFile]:
-        """Return the model and its external data, keyed by their paths in the model's folder of a bundle."""
-        return {self.name: self.model, **self.external}
-
-
-@dataclass(frozen=True)
-class VariantPlaces:
-    """Describe where the files of one variant are.
-
-    Attributes:
-        model_file: the value of `executor_info.ort.model_file`.
-        weights: reference to the asset with the external data; "" if the data are next to the model.
-        files: files in the variant's directory, by name.
-    """
-
-    model_file: str
-    weights: str
-    files: Mapping[str, StoredFile]
-
-
-def share_files(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, VariantPlaces], dict[str, StoredFile]]:
-    """Decide where to place the files of `variants`.
-
-    Returns:
-        The placement of each variant, and the files of the shared assets, keyed by their paths inside the package.
-    """
-    placements: dict[str, VariantPlaces] = {}
-    assets: dict[str, StoredFile] = {}
-    for names, weights in _group_variants(variants):
-        models: dict[str, list[str]] = {}
-        file = variants[names[0]].name
-        for name in names:
-            models.setdefault(variants[name].model.sha256, []).append(name)
-        if len(names) == 1:
-            placements[names[0]] = VariantPlaces(file, "", variants[names[0]].together)
-        elif len(models) == 1:
-            reference = _add_asset(variants[names[0]].together, assets)
-            placements.update({name: VariantPlaces(f"{reference}/{file}", "", {}) for name in names})
-        else:
-            folder = _add_asset(weights, assets)
-            for group in models.values():
-                model = {MODEL_FILE: variants[group[0]].model}
-                if len(group) == 1:
-                    placements[group[0]] = VariantPlaces(MODEL_FILE, folder, model)
-                else:
-                    reference = _add_asset(model, assets)
-                    placements.update({name: VariantPlaces(f"{reference}/{MODEL_FILE}", folder, {}) for name in group})
-    return {name: placements[name] for name in variants}, assets
-
-
-def _group_variants(variants: Mapping[str, ModelFiles]) -> Sequence[tuple[list[str], dict[str, StoredFile]]]:
-    # A model reads all its external data from one folder, so the asset of a group contains the external data of all its
-    # members. A variant joins the first group that has a file in common with it, unless the two also have different
-    # files of the same name. A variant without external data joins a group that has the same model.
-    groups: list[tuple[list[str], dict[str, StoredFile]]] = []
-    for name, files in variants.items():
-        for names, union in groups:
-            both = files.external.keys() & union.keys()
-            same_model = not files.external and not union and files.model.sha256 == variants[names[0]].model.sha256
-            if same_model or (both and all(files.external[key].sha256 == union[key].sha256 for key in both)):
-                names.append(name)
-                union.update(files.external)
-                break
-        else:
-            groups.append(([name], dict(files.external)))
-    return groups
-
-
-def _add_asset(files: Mapping[str, StoredFile], assets: dict[str, StoredFile]) -> str:
-    digest = hash_directory({name: file.sha256 for name, file in files.items()})
-    assets.update({f"shared_assets/sha256-{digest}/{name}": file for name, file in files.items()})
-    return f"sha256:{digest}"
 
 
 Content = bytes | Path
@@ -570,11 +241,6 @@ def _build_manifest(
         "additional_metadata": {"edgeq": edgeq},
     }
     return _format_json(manifest, "metadata")
-
-
-def read_tool_versions() -> dict[str, str]:
-    """Return the versions of edgeq and the packages that it builds with."""
-    return {"edgeq": __version__, **read_installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
 
 
 def _format_json(value: Mapping[str, Any], context: str) -> bytes:

@@ -11,10 +11,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgeq_device.bundle.package import Bundle
+from edgeq_device.bundle.pull import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, fetch
+from edgeq_device.bundle.signature import check_signature
 from edgeq_device.system.places import scratch_folder
 from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest, translate_errors
-from edgeq_device.trust.keys import check_signature, find_trust
-from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, OciRepository, fetch, parse_reference
+from edgeq_device.trust.keys import find_trust
+from edgeq_device.trust.registry import OciRepository, parse_reference
 
 from edgeq.bundle.verify import open_checked, read_contents, verify_chain
 from edgeq.bundle.write import BUNDLE, write_archive

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from edgeq_device.bundle.manifest import MANIFEST
 from edgeq_device.bundle.package import Bundle, open_bundle
+from edgeq_device.bundle.signature import check_signature
 from edgeq_device.bundle.verify import Report, verify
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.trust.keys import check_signature, find_trust
+from edgeq_device.engines.device import read_device
+from edgeq_device.trust.keys import find_trust
 from edgeq_device.trust.signature import SIGNATURE, PublicKey, read_public_key
 
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError

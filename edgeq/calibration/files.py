@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from edgeq_device.prepare.arrays import write_npz
+from edgeq_device.prepare.npz import write_npz
 from edgeq_device.system.budget import read_largest_sample
 from edgeq_device.system.files import open_file, read_file
 from numpy.typing import NDArray

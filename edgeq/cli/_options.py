@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from edgeq_device.bundle.options import MOST_THREADS
+from edgeq_device.engines.session_options import MOST_THREADS
 from edgeq_device.errors import DeviceError
 
 from edgeq.errors import UsageError

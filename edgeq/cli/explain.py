@@ -196,7 +196,7 @@ def _share(value: float) -> str:
 )
 def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes and MACs, and the operators that run in int8 on a target."""
-    from edgeq_device.prepare.arrays import parse_shapes
+    from edgeq_device.prepare.feeds import parse_shapes
 
     from edgeq.jobs.inspect import inspect
     from edgeq.util.registry import device_errors

@@ -200,8 +200,9 @@ def bench_command(
     edgeq bench bundle/ --on ssh://pi@10.0.0.5
     edgeq bench bundle/ --on fleet.toml
     """
-    from edgeq_device.measure.bench import format_bench, parse_settings
-    from edgeq_device.prepare.arrays import parse_shapes
+    from edgeq_device.measure.bench_settings import parse_settings
+    from edgeq_device.measure.bench_text import format_bench
+    from edgeq_device.prepare.feeds import parse_shapes
 
     from edgeq.measure.bench import BenchData, bench
     from edgeq.run.session import parse_session_options

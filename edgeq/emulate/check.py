@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bundle.opening import OutputCheck, check_outputs
 from edgeq_device.bundle.package import MAIN, Bundle
-from edgeq_device.bundle.select import CPU, Device, judge, select
-from edgeq_device.bundle.variants import SliceTolerance, Variant
-from edgeq_device.engines.catalog import EngineSpec, describe_problem, find_library, find_plugin
-from edgeq_device.engines.sessions import read_device
+from edgeq_device.bundle.select import judge, select
+from edgeq_device.bundle.selftest import OutputCheck, check_outputs
+from edgeq_device.engines.catalog import CPU, EngineSpec, describe_problem, find_library, find_plugin
+from edgeq_device.engines.device import Device, read_device
+from edgeq_device.engines.variant import SliceTolerance, Variant
 from edgeq_device.errors import DeviceError
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.prepare.arrays import read_arrays, to_array

@@ -16,7 +16,8 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 from edgeq_device.engines.catalog import EngineSpec
-from edgeq_device.system.places import describe_exposure, scratch_folder
+from edgeq_device.system.cache import describe_exposure
+from edgeq_device.system.places import scratch_folder
 from msgspec import Meta
 from numpy.typing import NDArray
 

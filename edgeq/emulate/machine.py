@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from edgeq_device.engines.catalog import parse_version
-from edgeq_device.engines.serve import list_import_path
+from edgeq_device.engines.guest import list_import_path
 from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.emulate.emulator import Emulator, check_writable, checked, home, load_emulators

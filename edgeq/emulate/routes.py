@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines.serve import list_import_path
-from edgeq_device.measure.features import FEATURES, find_bit
-from edgeq_device.system.places import move_new, scratch_folder
+from edgeq_device.engines.guest import list_import_path
+from edgeq_device.system.features import FEATURES, find_bit
+from edgeq_device.system.places import scratch_folder
 from edgeq_device.system.programs import build_child_environment, find_program
+from edgeq_device.system.renaming import move_new
 
 from edgeq.emulate.emulator import (
     EmulatedSpeed,

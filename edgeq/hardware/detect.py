@@ -26,8 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgeq_device.engines.catalog import read_installed_versions
-from edgeq_device.engines.cuda import Gpu, Load, read_gpus
-from edgeq_device.measure.features import (
+from edgeq_device.system.features import (
     FEATURES,
     ROOT,
     Evidence,
@@ -39,6 +38,7 @@ from edgeq_device.measure.features import (
     read_allowed_cores,
     read_text,
 )
+from edgeq_device.system.gpus import Gpu, Load, read_gpus
 
 from edgeq.errors import HardwareError
 from edgeq.util.display import Displayed
@@ -66,7 +66,7 @@ class Machine(Displayed):
 
     Attributes:
         architecture: "x86_64", "arm64" or "riscv64"; for others, the system's own name in lower case.
-        features: CPU features in the spelling of `edgeq_device.measure.features`.
+        features: CPU features in the spelling of `edgeq_device.system.features`.
         cpu_name: the CPU's name, only for display.
         vendor: the CPU's maker. Its only use is to find engines that do not support the CPU.
         board: the board's name in the device tree; "" if it has none.

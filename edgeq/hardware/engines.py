@@ -17,7 +17,7 @@ from edgeq_device.engines.catalog import (
     read_installed_version,
     read_platform,
 )
-from edgeq_device.engines.cuda import Gpu, format_capability
+from edgeq_device.system.gpus import Gpu, format_capability
 
 from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
-from edgeq_device.bundle.options import session_problem
 from edgeq_device.engines.catalog import parse_version
-from edgeq_device.engines.cuda import format_capability
-from edgeq_device.measure.features import normalise, normalise_architecture
+from edgeq_device.engines.options import session_problem
+from edgeq_device.system.features import normalise, normalise_architecture
+from edgeq_device.system.gpus import format_capability
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest

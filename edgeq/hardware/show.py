@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgeq_device.engines.cuda import format_capability
+from edgeq_device.system.gpus import format_capability
 
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import EngineState, wrong_on

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from edgeq_device.program import LABELS
 
-from edgeq.bundle.plan import BundleSpec
-from edgeq.bundle.write import share_weights, write_bundle
+from edgeq.bundle.spec import BundleSpec
+from edgeq.bundle.weights import share_weights
+from edgeq.bundle.write import write_bundle
 from edgeq.calibration.ranges import Range, quantizable_tensors, scheme_ranges
 from edgeq.calibration.table import write_tables
 from edgeq.measure.coverage import summarise

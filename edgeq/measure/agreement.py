@@ -53,7 +53,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from edgeq_device.bundle.variants import name_slice
+from edgeq_device.engines.variant import name_slice
 from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import onnx_ir as ir
+from edgeq_device.bundle.bench_models import Shapes, build_bench_models, choose_variants, find_feeds
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
-from edgeq_device.bundle.select import read_precision
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.engines.catalog import FLOAT, find_plugin
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import Shapes, build_bench_models, choose_variants, find_feeds
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant, read_precision
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import Distribution, Runner, WarmUp, measure_interleaved
 from edgeq_device.measure.scenarios import Feed, make_runner
 

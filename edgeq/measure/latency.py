@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.measure.bench import BenchSettings, OnProgress, format_bench
-from edgeq_device.measure.bench_models import BenchModel, Shapes, bench_models
+from edgeq_device.bundle.bench_models import BenchModel, Shapes, bench_models
+from edgeq_device.engines.memory import MemoryUse, measure_memory
+from edgeq_device.measure.bench import OnProgress
+from edgeq_device.measure.bench_settings import BenchSettings
+from edgeq_device.measure.bench_text import format_bench
 from edgeq_device.measure.claim import Claim
-from edgeq_device.measure.memory import MemoryUse, measure_memory
 from edgeq_device.measure.scenarios import Feed
 
 from edgeq.model.load import model_bytes

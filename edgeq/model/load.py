@@ -13,9 +13,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.onnxfile import DTYPES, is_name, read_onnx
 from edgeq_device.engines.catalog import engine_of_file, read_file_signature
 from edgeq_device.errors import BundleError
+from edgeq_device.model.onnxfile import read_onnx
+from edgeq_device.model.tensors import DTYPES, is_name
 from edgeq_device.system.files import open_file
 from numpy.typing import NDArray
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.onnxfile import ELEMENT_BITS
+from edgeq_device.model.onnxfile import ELEMENT_BITS
 from edgeq_device.system.budget import VARIABLE, limit_step, read_largest_sample
 
 from edgeq.errors import ModelError, one_line

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.onnxfile import ELEMENT_BITS
+from edgeq_device.model.onnxfile import ELEMENT_BITS
 from edgeq_device.system.budget import read_largest_sample
 from edgeq_device.system.files import open_file, read_file
 

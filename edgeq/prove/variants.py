@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.bundle.variants import DRAWN, SliceTolerance
 from edgeq_device.engines.catalog import engine_options, parse_version
+from edgeq_device.engines.variant import DRAWN, SliceTolerance
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import OutputPair, pair_outputs
 from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 
 from edgeq.backends.base import ESTIMATE, Alternative, Artifact
-from edgeq.bundle.plan import SelfTestCase, SelfTestSpec, VariantSpec
+from edgeq.bundle.spec import SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target

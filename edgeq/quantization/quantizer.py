@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.options import KEY as CARRIED
 from edgeq_device.engines.catalog import parse_version
+from edgeq_device.engines.options import KEY as CARRIED
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 

@@ -18,8 +18,10 @@ import numpy as np
 import onnx
 from edgeq_device.bundle.package import MAIN
 from edgeq_device.engines.catalog import EngineSpec, parse_version
-from edgeq_device.engines.serve import GuestSession, TensorInfo
-from edgeq_device.prepare.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
+from edgeq_device.engines.frames import FrameLimits, LargeFrameError, read_frame
+from edgeq_device.engines.guest import GuestSession
+from edgeq_device.model.tensors import TensorInfo
+from edgeq_device.prepare.npz import write_npz
 from edgeq_device.system.budget import VARIABLE, read_largest_sample
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import scratch_folder

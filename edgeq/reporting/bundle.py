@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.bundle.bench_models import choose_variants
 from edgeq_device.bundle.package import FLOAT, MAIN, Bundle
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
 from edgeq_device.engines.catalog import find_plugin
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import choose_variants
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.prepare.arrays import read_arrays
 from edgeq_device.system.files import read_file
 from edgeq_device.system.plainjson import MAX_BYTES, parse_json

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import Claim
-from edgeq_device.prepare.arrays import draw_feeds
+from edgeq_device.prepare.feeds import draw_feeds
 
 from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.data.samples import Samples

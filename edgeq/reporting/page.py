@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from edgeq import __version__
-from edgeq.bundle.plan import read_tool_versions
+from edgeq.bundle.sbom import read_tool_versions
 from edgeq.measure.agreement import OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
 from edgeq.reporting import figures

@@ -14,18 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-import edgeq_device.engines.serve
-from edgeq_device.bundle.options import (
-    BRIEF_SPIN,
-    ignore_options_in_models,
-    load_rules,
-    read_model_options,
-    session_options,
-    session_problem,
-)
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import FLOAT, EngineSpec, engine_of_file, find_library, open_engine
-from edgeq_device.engines.serve import GuestSession, list_import_path
+from edgeq_device.engines.guest import Guest, GuestSession, list_import_path
+from edgeq_device.engines.options import load_rules, read_model_options, session_problem
+from edgeq_device.engines.session_options import BRIEF_SPIN, ignore_options_in_models, session_options
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.system.places import make_scratch, scratch_folder
 from numpy.typing import NDArray
 
@@ -275,7 +268,7 @@ class PythonCommand:
         return (*self.interpreter, "-I", *bytecode_options)
 
 
-class GuestProgram(edgeq_device.engines.serve.Guest):
+class GuestProgram(Guest):
     """Control a running guest program. `start_guest` makes this object."""
 
     _copies: tuple[Path, Callable[[], None]] | None = None
@@ -475,10 +468,11 @@ class Engines:
         engine = settings.engine
         if place == 0 and (engine is None or not engine.module):
             return open_session(model, settings)
-        model = self.file(model, engine) if self._folder is not None and isinstance(engine, Engine) and
-        model.stat().st_size <= _KEPT_BYTES: settings = replace(settings, engine=engine.with_cache_in(self._folder /
-        f"{engine.name}-{settings.precision}")) return self._guest(engine, place).open(model, add_model_options(model,
-        settings))
+        model = self.file(model, engine)
+        if self._folder is not None and isinstance(engine, Engine) and model.stat().st_size <= _KEPT_BYTES:
+            folder = self._folder / f"{engine.name}-{settings.precision}"
+            settings = replace(settings, engine=engine.with_cache_in(folder))
+        return self._guest(engine, place).open(model, add_model_options(model, settings))
 
     def open_apart(self, model: Path, settings: SessionSettings, count: int) -> list[Any]:
         """Return `count` sessions, each in a process of its own (see `open`). The processes start at the same time."""

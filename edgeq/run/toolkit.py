@@ -22,7 +22,7 @@ from typing import Any
 
 from edgeq_device.engines.catalog import read_platform as _here
 from edgeq_device.system.budget import VARIABLE, without_seconds
-from edgeq_device.system.places import describe_exposure
+from edgeq_device.system.cache import describe_exposure
 from edgeq_device.system.programs import bind_to_parent, build_child_environment, find_program
 
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line

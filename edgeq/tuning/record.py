@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.bundle.plan import read_tool_versions
+from edgeq.bundle.sbom import read_tool_versions
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeq_device.system.files import open_file, read_file
-from edgeq_device.system.places import PrivateFolder, exchange, move_new, name_stage, remove_ended
+from edgeq_device.system.places import PrivateFolder, name_stage, remove_ended
+from edgeq_device.system.renaming import exchange, move_new
 
 from edgeq import __version__
 from edgeq.errors import OutputError

@@ -338,8 +338,9 @@ def _describe_board(folder, request, lines):
         sys.path.insert(0, request["runtime"])
         sys.dont_write_bytecode = True
     from edgeq_device.engines.catalog import describe_problem, engines, read_installed_version, read_installed_versions
-    from edgeq_device.engines.cuda import read_gpus
-    from edgeq_device.measure import environment, features
+    from edgeq_device.measure import environment
+    from edgeq_device.system import features
+    from edgeq_device.system.gpus import read_gpus
 
     versions = read_installed_versions(request["packages"])
     runtime = versions.get("onnxruntime") or versions.get("onnxruntime-gpu", "")

@@ -26,20 +26,21 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from edgeq_device.bundle.bench_models import BenchModel, bench_models, build_bench_models, choose_variants, find_feeds
 from edgeq_device.bundle.opening import open_best, start_variant
-from edgeq_device.bundle.options import BRIEF_SPIN, session_options
 from edgeq_device.bundle.package import MAIN, open_bundle
 from edgeq_device.engines.catalog import add_engine, read_engine
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.memory import measure_memory
+from edgeq_device.engines.runtime import onnxruntime
 from edgeq_device.engines.serve import open_requested, parse_variant, serve
-from edgeq_device.engines.sessions import onnxruntime, read_device
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import BenchModel, bench_models, build_bench_models, choose_variants, find_feeds
+from edgeq_device.engines.session_options import BRIEF_SPIN, session_options
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import FEWEST_SESSIONS, rank_until_settled
-from edgeq_device.measure.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.measure.latency import Bursts, WarmUp
-from edgeq_device.measure.memory import measure_memory
 from edgeq_device.measure.scenarios import make_runner
 from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.system.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.system.files import read_file
 
 

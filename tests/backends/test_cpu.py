@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from edgeq_device.bundle.options import read_model_options
+from edgeq_device.engines.options import read_model_options
 from onnx import numpy_helper
 
 from edgeq.backends.base import backend_named

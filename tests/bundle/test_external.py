@@ -14,12 +14,12 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.sessions import _gather_files
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.errors import BundleError
 from onnx import TensorProto, helper
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 

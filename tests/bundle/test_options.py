@@ -18,16 +18,17 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bundle.options import BRIEF_SPIN, OptionRule, load_rules, provider_problem, session_problem
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import EngineSpec, engine_options, engines
+from edgeq_device.engines.options import OptionRule, load_rules, provider_problem, session_problem
+from edgeq_device.engines.session_options import BRIEF_SPIN
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.errors import BundleError
-from edgeq_device.system.places import read_table
+from edgeq_device.system.tables import read_table
 from onnx import helper
 
 from edgeq.backends.tensorrt.options import explicit_options, table_options
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.calibration.table import FLATBUFFERS
 from edgeq.cli import group
@@ -42,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "targets" / "runtime"
 CPU, CUDA, TRT, QNN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "QNN"))
 PRECISION = "session.x64quantprecision"
-PROVIDERS = tuple(read_table("bundle/options.json")["providers"])
+PROVIDERS = tuple(read_table("engines/options.json")["providers"])
 ALL = [("", key, rule) for key, rule in load_rules().items()] + [
     (ep, key, rule) for ep in PROVIDERS for key, rule in load_rules(ep).items()
 ]
@@ -243,7 +244,7 @@ def test_the_writer_sets_references_itself() -> None:
 
 def test_the_table_is_the_readers_own(good: Path, copy: Path, tmp_path: Path) -> None:
     """The reader's own table of options decides, not the table that the bundle brings for its runner."""
-    table = "edgeq_device/bundle/options.json"
+    table = "edgeq_device/engines/options.json"
     with zipfile.ZipFile(copy / "edgeq_device.zip") as archive:
         values = json.loads(archive.read(table))
     values["session"]["session.node_partition_config_file"] = {"form": "switch", "why": "x", "source": "x"}

@@ -14,7 +14,7 @@ import pytest
 from edgeq_device.engines.catalog import engine_options, engines, find_library, list_forms
 from edgeq_device.errors import RuntimeUnavailableError
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 
 from .attacks.directories import edit_ort, option_that_writes, seal

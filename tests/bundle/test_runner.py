@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import choose_output_path
+from edgeq_device.bundle.outputs import choose_output_path
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.cli import main
 from edgeq_device.errors import OutputError
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from tests.cli.process import FAST_CLOCK, enable_signals
 

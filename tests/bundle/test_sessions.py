@@ -13,11 +13,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from edgeq_device.bundle.package import Bundle, open_bundle
-from edgeq_device.bundle.variants import Variant
 from edgeq_device.engines.sessions import open_session
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 
 from .samples import INPUT, answer, linear, variant

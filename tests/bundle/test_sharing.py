@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeq.bundle.plan import ModelFiles, StoredFile, share_files
+from edgeq.bundle.sharing import ModelFiles, StoredFile, share_files
 
 
 def files(model: str, **external: str) -> ModelFiles:

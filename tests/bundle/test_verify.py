@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.bundle.variants import SliceTolerance
 from edgeq_device.bundle.verify import variant_lines
 from edgeq_device.cli import main
+from edgeq_device.engines.variant import SliceTolerance
 from edgeq_device.errors import BundleError
-from edgeq_device.prepare.arrays import read_arrays, write_npz
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.prepare.npz import write_npz
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.verify import verify_bundle
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
@@ -229,7 +230,7 @@ def test_command_refuses_a_changed_bundle(copy: Path) -> None:
 
 
 def test_command_reports_a_failing_self_test(tmp_path: Path) -> None:
-    from edgeq.bundle.plan import BundleSpec
+    from edgeq.bundle.spec import BundleSpec
     from edgeq.bundle.write import write_bundle
 
     model = linear(tmp_path / "m.onnx", 0.5)

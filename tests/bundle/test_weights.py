@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from edgeq.bundle.write import share_weights
+from edgeq.bundle.weights import share_weights
 from edgeq.model.load import model_files
 from edgeq.run.session import open_session
 from tests.graphs import proto

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.bundle.verify import open_checked
 from edgeq.bundle.write import write_bundle
 from edgeq.errors import BundleError, CalibrationError, DataError, ModelError, OutputError, UsageError

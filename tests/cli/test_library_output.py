@@ -13,7 +13,7 @@ import onnx
 import pytest
 from edgeq_device.system.relay import escape_lines
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli import process

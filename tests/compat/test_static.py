@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime.quantization as theirs
 import pytest
-from edgeq_device.bundle.options import read_model_options
+from edgeq_device.engines.options import read_model_options
 from onnx import TensorProto, helper
 
 from compat.networks import (

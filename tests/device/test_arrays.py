@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edgeq_device.errors import DataError
-from edgeq_device.prepare.arrays import read_arrays, write_npz
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.prepare.npz import write_npz
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst

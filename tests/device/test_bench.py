@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.errors import DataError, UsageError
-from edgeq_device.measure.bench import OFFICIAL_DURATION_S, BenchSettings, format_bench, parse_settings, run_bench
+from edgeq_device.measure.bench import run_bench
+from edgeq_device.measure.bench_settings import OFFICIAL_DURATION_S, BenchSettings, parse_settings
+from edgeq_device.measure.bench_text import format_bench
 from edgeq_device.measure.latency import WarmUp
 from edgeq_device.measure.scenarios import SCENARIOS
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from edgeq_device.bundle.bench_models import build_bench_models, choose_variants, find_feeds
 from edgeq_device.bundle.package import open_bundle
+from edgeq_device.engines.device import read_device
 from edgeq_device.engines.serve import parse_variant
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.measure.bench_models import build_bench_models, choose_variants, find_feeds
 
-from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 
 from . import fakes
@@ -60,9 +60,7 @@ def test_memory_is_measured_with_the_engines_of_the_bundle(
     engines and timings in the current directory.
     """
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(
-        "edgeq_device.measure.bench_models.measure_memory", lambda request, shapes: seen.update(request)
-    )
+    monkeypatch.setattr("edgeq_device.bundle.bench_models.measure_memory", lambda request, shapes: seen.update(request))
     one = fakes.variant(
         ep="TensorrtExecutionProvider",
         model=models["narrow"],

@@ -90,8 +90,8 @@ def test_memory_is_limited() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux alone")
 def test_a_step_has_less_memory_for_a_while() -> None:
     code = """
-from edgeq_device.system.budget import allowance
-with allowance(200 << 20):
+from edgeq_device.system.budget import limit_step
+with limit_step(200 << 20):
     bytearray(100 << 20)
     try:
         bytearray(400 << 20)
@@ -109,7 +109,8 @@ bytearray(400 << 20)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_step_has_a_tenth_of_the_time() -> None:
     process = start(
-        "from edgeq_device.system.budget import allowance\nwith allowance(1 << 30):\n    while True: pass", "seconds=20"
+        "from edgeq_device.system.budget import limit_step\nwith limit_step(1 << 30):\n    while True: pass",
+        "seconds=20",
     )
     before = time.monotonic()
     _, err = process.communicate(timeout=60)

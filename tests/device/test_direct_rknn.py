@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.bundle.onnxfile import read_context, read_onnx
 from edgeq_device.engines import direct_rknn
 from edgeq_device.engines.catalog import engines
 from edgeq_device.engines.direct_rknn import SIGNATURE, open_model, read_chip
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.model.onnxfile import read_context, read_onnx
 
 from edgeq.backends.rknn.context import write_context
 from edgeq.signature import Signature, TensorSpec

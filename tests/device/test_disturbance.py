@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.measure.environment import CompetingLoad, Waits
 from edgeq_device.measure.latency import Bursts, measure_interleaved
+from edgeq_device.measure.load import CompetingLoad
+from edgeq_device.measure.waits import Waits
+from edgeq_device.measure.watch import MachineWatch
 
 OWN, WORKER = threading.get_native_id(), 10_000_001
 
@@ -116,14 +118,12 @@ def test_on_a_busy_machine_it_goes_on_as_long_as_a_claim_is_in_reach(
     clock: Any, monkeypatch: pytest.MonkeyPatch, every: int, seconds: float
 ) -> None:
     """The measurement goes on if every second round is undisturbed, but not if only every fiftieth round or none is."""
-    from edgeq_device.measure.environment import Waits
-
     rounds = itertools.count(1)
 
     def disturbed(self: Waits, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         return np.full(len(starts), not every or bool(next(rounds) % every))
 
-    monkeypatch.setattr(Waits, "disturbed", disturbed)
+    monkeypatch.setattr(Waits, "find_disturbed", disturbed)
     measured = measure_interleaved(
         {"a": clock.runner([0.01])}, min_duration_s=0.5, min_runs=1, patience_s=3.0, bursts=Bursts(0.1, 0), clock=clock
     )
@@ -145,19 +145,19 @@ def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path, monkeyp
 
 
 def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq_device.measure import environment
+    from edgeq_device.measure import load
 
     slept: list[float] = []
     # Two processes are runnable: this one, and until the sleep, the one that runs a model for it.
-    monkeypatch.setattr(environment, "read_runnable", lambda root: 1 if slept else 2)
-    monkeypatch.setattr(environment.time, "sleep", slept.append)
-    with environment.MachineWatch(time.perf_counter) as watch:
+    monkeypatch.setattr(load, "read_runnable", lambda root: 1 if slept else 2)
+    monkeypatch.setattr("time.sleep", slept.append)
+    with MachineWatch(time.perf_counter) as watch:
         watch.add_outside_time(0.5)
         watch.look_around()
         assert slept
-        assert watch._others._wanted == [0.0]
+        assert watch._competing._demand == [0.0]
         watch.look_around()
         assert len(slept) == 1
         slept.clear()
         watch.look_around()
-        assert watch._others._wanted[-1] > 0, "one that is still there is another process"
+        assert watch._competing._demand[-1] > 0, "one that is still there is another process"

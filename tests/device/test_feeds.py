@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.errors import DataError, UsageError
-from edgeq_device.prepare.arrays import draw_feeds, find_input_specs, parse_shapes
+from edgeq_device.prepare.feeds import draw_feeds, find_input_specs, parse_shapes
 
 
 def session(*inputs: tuple[str, str, list[Any]]) -> Any:

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from edgeq_device.engines.frames import FrameLimits, LargeFrameError, read_frame, write_frame
 from edgeq_device.errors import DataError
-from edgeq_device.prepare.arrays import FrameLimits, LargeFrameError, read_frame, write_frame
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from edgeq_device.bundle import opening
 from edgeq_device.bundle.opening import open_best
-from edgeq_device.bundle.select import Device, judge, select
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.bundle.select import judge, select
+from edgeq_device.engines.device import Device
 from edgeq_device.engines.sessions import open_session
 from edgeq_device.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq_device.system.gpus import Gpu
 
 from .fakes import CPU, bundle, case, device, variant
 

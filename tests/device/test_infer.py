@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import check_feeds, read_feeds, save_outputs
-from edgeq_device.engines.sessions import infer
+from edgeq_device.bundle.outputs import save_outputs
+from edgeq_device.engines.runtime import infer
 from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
+from edgeq_device.prepare.inputs import check_feeds, read_feeds
 
 from .fakes import Session, Spec
 

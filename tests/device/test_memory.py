@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.engines.serve import build_open_request, build_python_command
+from edgeq_device.engines.guest import build_python_command
+from edgeq_device.engines.memory import measure_memory
+from edgeq_device.engines.serve import build_open_request
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import read_memory
-from edgeq_device.measure.memory import measure_memory
 
 from . import fakes
 
@@ -46,7 +47,7 @@ def test_a_child_that_takes_too_long_is_given_up(models: dict[str, Path]) -> Non
 
 def test_the_child_speaks_json(models: dict[str, Path]) -> None:
     child = subprocess.run(
-        build_python_command("edgeq_device.measure.memory"),
+        build_python_command("edgeq_device.engines.memory"),
         input=json.dumps(order(models["narrow"], shapes={})),
         capture_output=True,
         text=True,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bundle.options import KEY, read_model_options
 from edgeq_device.bundle.package import open_bundle
+from edgeq_device.engines.options import KEY, read_model_options
 from edgeq_device.engines.sessions import open_session as open_on_device
 from edgeq_device.errors import BundleError
 
 from edgeq import errors
-from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.measure.bench import open_model

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.measure.bench import Monitor, describe_environment
-from edgeq_device.measure.environment import CompetingLoad
+from edgeq_device.measure.load import CompetingLoad
+from edgeq_device.measure.monitor import Monitor, describe_environment
 
 FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
 ZONE = "sys/class/thermal/thermal_zone0/temp"

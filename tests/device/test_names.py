@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeq_device.bundle.manifest import check_file_name, check_file_names, is_plain_name
+from edgeq_device.bundle.names import check_file_name, check_file_names, is_plain_name
 from edgeq_device.errors import BundleError
 from hypothesis import given
 from hypothesis import strategies as st

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.errors import UsageError
-from edgeq_device.measure.environment import SETTING, Precedence
 from edgeq_device.measure.latency import measure_interleaved
+from edgeq_device.measure.precedence import SETTING, Precedence
 
 
 class System:

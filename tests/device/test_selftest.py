@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import SelfTestResult, compare_arrays, run_selftest
-from edgeq_device.bundle.variants import SliceTolerance
+from edgeq_device.bundle.selftest import SelfTestResult, compare_arrays, run_selftest
+from edgeq_device.engines.variant import SliceTolerance
 from edgeq_device.errors import BundleError
 
 from .fakes import Session, case, variant

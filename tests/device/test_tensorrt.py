@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from edgeq_device.engines.sessions import format_version, read_linked_version, read_tensorrt
+from edgeq_device.engines.tensorrt import format_version, read_linked_version, read_tensorrt
 
 
 def onnxruntime(folder: Path, library: bytes | None) -> Any:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.cuda import Gpu
-from edgeq_device.engines.sessions import build_trtexec_line, name_engine, plan_engine, select_typed_options
+from edgeq_device.engines.tensorrt import build_trtexec_line, name_engine, plan_engine, select_typed_options
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import OutputError
+from edgeq_device.system.gpus import Gpu
 
 from .fakes import variant
 

@@ -130,7 +130,7 @@ def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_rotation_expiry_and_revocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both keys are trusted while one replaces the other. Then the old key expires or is revoked."""
     pytest.importorskip("cryptography")
-    from edgeq.bundle.write import read_signing_key, sign_files
+    from edgeq.bundle.sign import read_signing_key, sign_files
     from tests.bundle.signing.keys import write_key
 
     files = {"a": "0" * 64}

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 from edgeq_device.engines.catalog import read_vendor_of
-from edgeq_device.measure import features
-from edgeq_device.measure.features import Evidence, interpret
+from edgeq_device.system import features
+from edgeq_device.system.features import Evidence, interpret
 
 from tests.hardware.recorded import RECORDS, auxv, evidence_of
 

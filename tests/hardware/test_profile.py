@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.errors import HardwareError
 from edgeq.hardware.detect import Machine

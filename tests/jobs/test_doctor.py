@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.engines.catalog import read_platform
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.detect import detect_machine

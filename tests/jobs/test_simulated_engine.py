@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.select import judge
-from edgeq_device.engines.sessions import read_device
+from edgeq_device.engines.device import read_device
 
 import edgeq
 from edgeq import demo

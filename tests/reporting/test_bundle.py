@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 
 from edgeq import demo
 from edgeq.bundle.verify import open_checked, read_contents

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import Claim
 from onnx import helper, numpy_helper
 
 from edgeq import demo
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError

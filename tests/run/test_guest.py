@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.measure.features import read_features
+from edgeq_device.system.features import read_features
 
 from edgeq.emulate.emulator import probe, probe_model
 from edgeq.errors import DataError, RuntimeUnavailableError

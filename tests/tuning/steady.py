@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.measure.claim import rank_until_settled
-from edgeq_device.measure.environment import CompetingLoad
 from edgeq_device.measure.latency import Burst, Bursts
+from edgeq_device.measure.load import CompetingLoad
 
 from edgeq.tuning import sessions
 from edgeq.tuning.trials import FLOAT

@@ -26,8 +26,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.engines.catalog import engine_options, parse_version
-from edgeq_device.engines.cuda import format_capability, read_gpus
-from edgeq_device.engines.sessions import read_tensorrt
+from edgeq_device.engines.tensorrt import read_tensorrt
+from edgeq_device.system.gpus import format_capability, read_gpus
 
 from edgeq.backends.base import Alternative, Artifact, Backend, DoctorCheck, check_names, refuse_wide
 from edgeq.backends.tensorrt import explicit, options

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.engines.direct_wasm import load_pins
+from edgeq_device.engines.node_package import load_pins
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact

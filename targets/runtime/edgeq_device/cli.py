@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
 from edgeq_device.bundle.package import Bundle, open_bundle
-from edgeq_device.bundle.variants import Variant
+from edgeq_device.bundle.signature import check_signature
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError, UsageError
 from edgeq_device.system.budget import Endings, confine, lift_seconds
 from edgeq_device.system.programs import build_child_environment
 from edgeq_device.system.relay import escape, format_json, hide_passwords, prepare_output
-from edgeq_device.trust.keys import PLACE, Trust, check_signature, find_trust
+from edgeq_device.trust.keys import PLACE, Trust, find_trust
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 INTERRUPTED = 130
@@ -154,7 +155,7 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.bundle.select import select
     from edgeq_device.bundle.verify import describe, info_lines
-    from edgeq_device.engines.sessions import read_device
+    from edgeq_device.engines.device import read_device
 
     device = read_device()
     try:
@@ -170,7 +171,7 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.bundle.verify import report_lines, verify
-    from edgeq_device.engines.sessions import read_device
+    from edgeq_device.engines.device import read_device
 
     report = verify(bundle, read_device(), arguments.variant, arguments.signer)
     _print_record(arguments, report.to_dict(), report_lines(report))
@@ -179,10 +180,11 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.engines.sessions import read_device
-    from edgeq_device.measure.bench import format_bench, parse_settings
-    from edgeq_device.measure.bench_models import bench_models, build_bench_models, choose_variants, find_feeds
-    from edgeq_device.prepare.arrays import parse_shapes
+    from edgeq_device.bundle.bench_models import bench_models, build_bench_models, choose_variants, find_feeds
+    from edgeq_device.engines.device import read_device
+    from edgeq_device.measure.bench_settings import parse_settings
+    from edgeq_device.measure.bench_text import format_bench
+    from edgeq_device.prepare.feeds import parse_shapes
 
     lift_seconds()  # the options of bench set how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
@@ -198,8 +200,11 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     if arguments.top or any(Path(text).suffix.lower() in IMAGES for text in arguments.inputs):
         return _infer_items(bundle, arguments)
-    from edgeq_device.bundle.opening import choose_output_path, open_best, open_variant, read_feeds, save_outputs
-    from edgeq_device.engines.sessions import infer, read_device
+    from edgeq_device.bundle.opening import open_best, open_variant
+    from edgeq_device.bundle.outputs import choose_output_path, save_outputs
+    from edgeq_device.engines.device import read_device
+    from edgeq_device.engines.runtime import infer
+    from edgeq_device.prepare.inputs import read_feeds
 
     output = choose_output_path(bundle, arguments.output)
 
@@ -229,7 +234,8 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _infer_items(bundle: Bundle, arguments: argparse.Namespace) -> int:
     """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
-    from edgeq_device.bundle.opening import choose_output_path, read_feeds, save_outputs
+    from edgeq_device.bundle.outputs import choose_output_path, save_outputs
+    from edgeq_device.prepare.inputs import read_feeds
     from edgeq_device.program import Model
 
     images = [text for text in arguments.inputs if Path(text).suffix.lower() in IMAGES]
@@ -262,7 +268,8 @@ def _infer_items(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
-    from edgeq_device.trust.registry import parse_reference, pull
+    from edgeq_device.bundle.pull import pull
+    from edgeq_device.trust.registry import parse_reference
 
     digest = pull(parse_reference(arguments.reference), arguments.output, trust)
     record = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}

@@ -8,13 +8,16 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 import numpy as np
 
 from edgeq_device.bundle import package
-from edgeq_device.bundle.onnxfile import DTYPES
-from edgeq_device.bundle.opening import check_feeds, open_best
-from edgeq_device.engines.sessions import infer, read_device
+from edgeq_device.bundle.opening import open_best
+from edgeq_device.bundle.signature import check_signature
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.runtime import infer
 from edgeq_device.errors import BundleError, DataError
+from edgeq_device.model.tensors import DTYPES
 from edgeq_device.prepare.arrays import to_array
+from edgeq_device.prepare.inputs import check_feeds
 from edgeq_device.prepare.steps import Prepare
-from edgeq_device.trust.keys import check_signature, find_trust
+from edgeq_device.trust.keys import find_trust
 
 LABELS = "labels.txt"
 _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from edgeq_device.engines.catalog import describe_problem
-from edgeq_device.engines.direct_wasm import package_folder
+from edgeq_device.engines.node_package import package_folder
 
 from edgeq.run.engines import load_engines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.engines.direct_wasm import load_pins
+from edgeq_device.engines.node_package import load_pins
 
 from edgeq.backends.web.folder import MANIFEST, write_module
 

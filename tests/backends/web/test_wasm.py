@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from edgeq_device.engines.catalog import find_library
-from edgeq_device.engines.direct_wasm import FOLDER, load_pins, package_folder
+from edgeq_device.engines.node_package import FOLDER, load_pins, package_folder
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.latency import Bursts
 from edgeq_device.measure.scenarios import make_runner

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from edgeq_device.bundle.pull import pull
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.trust.connection import Limits
-from edgeq_device.trust.registry import parse_reference, pull
+from edgeq_device.trust.registry import parse_reference
 
 from .hostile import LOGIN, SECRETS, TOKEN, Asked, Reply, Server, response, start
 from .scenarios import SLOW, guarded

@@ -76,7 +76,7 @@ def test_there_and_back(registry: Registry, good: Path, good_zip: Path, tmp_path
 
 def test_the_signature_travels(registry: Registry, copy: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    from edgeq.bundle.write import sign_bundle
+    from edgeq.bundle.sign import sign_bundle
     from tests.bundle.signing.keys import write_key
 
     key, other = write_key(tmp_path, "key"), write_key(tmp_path, "other")

@@ -16,28 +16,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.bundle.manifest import (
-    MANIFEST,
-    FileRecord,
-    Hashed,
-    Manifest,
-    check_assets,
-    check_directory,
-    check_file_name,
-    check_listing,
-    extract_files,
-    list_archive,
-    list_directory,
-    parse_manifest,
-    read_unlisted,
-)
-from edgeq_device.bundle.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant, load_variants
+from edgeq_device.bundle.archive import extract_files, list_archive
+from edgeq_device.bundle.assets import check_assets
+from edgeq_device.bundle.content import check_listing, read_unlisted
+from edgeq_device.bundle.directory import check_directory, list_directory
+from edgeq_device.bundle.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
+from edgeq_device.bundle.names import check_file_name
+from edgeq_device.bundle.variants import load_variants
 from edgeq_device.engines.catalog import find_plugin
+from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant
 from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
+from edgeq_device.model.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import make_temporary_folder
 from edgeq_device.system.plainjson import parse_json
+from edgeq_device.system.unchanged import Hashed
 from edgeq_device.trust.signature import SIGNATURE
 
 SUFFIX = ".onnx"

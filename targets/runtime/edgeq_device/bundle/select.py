@@ -7,14 +7,15 @@ finds wrong kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Collection, FrozenSet, List, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from typing import Collection, List, Mapping, Optional, Tuple
 
 from edgeq_device.bundle.package import MAIN, Bundle
-from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.catalog import FLOAT, EngineSpec, WrongKernels, find_plugin, load_wrong_kernels, parse_version
-from edgeq_device.engines.cuda import Gpu, format_capability
+from edgeq_device.engines.catalog import EngineSpec, WrongKernels, find_plugin, load_wrong_kernels, parse_version
+from edgeq_device.engines.device import Device
+from edgeq_device.engines.variant import Variant, read_precision
 from edgeq_device.errors import BundleError
+from edgeq_device.system.gpus import format_capability
 
 
 def find_wrong_kernels(
@@ -23,37 +24,6 @@ def find_wrong_kernels(
     """Return the known faults of one release of onnxruntime on one CPU."""
     rows = [row for row in load_wrong_kernels() if row.provider == provider]
     return tuple(row for row in rows if row.in_release(version) and row.on(architecture, features))
-
-
-CPU = "CPUExecutionProvider"
-
-
-@dataclass(frozen=True)
-class Device:
-    """Describe the properties of a device on which the choice depends.
-
-    Attributes:
-        architecture: "x86_64", "arm64" ...
-        features: CPU features by their uniform names.
-        runtime: version of onnxruntime.
-        providers: execution providers of this onnxruntime.
-        gpus: NVIDIA GPUs.
-        gpu_problem: why there are no GPUs; "" if there are.
-        tensorrt: version of TensorRT that onnxruntime would use; "" if there is none.
-        tensorrt_problem: why there is no TensorRT; "" if there is.
-        plugins: why a plug-in engine cannot be used here and what to do, keyed by the engine's provider; "" if nothing
-            in its package prevents its use.
-    """
-
-    architecture: str
-    features: FrozenSet[str]
-    runtime: str
-    providers: Tuple[str, ...]
-    gpus: Tuple[Gpu, ...] = ()
-    gpu_problem: str = ""
-    tensorrt: str = ""
-    tensorrt_problem: str = ""
-    plugins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,19 +90,6 @@ def _find_engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -
     if fast_on and not device.features.intersection(fast_on):
         reasons.append(f"{precision} is slow in {engine.name} without {' or '.join(fast_on)}")
     return reasons
-
-
-def read_precision(variant: Variant, engine: EngineSpec) -> str:
-    """Return the precision in which `variant` computes the float parts of its model.
-
-    Raises:
-        BundleError: `engine` does not have that precision.
-    """
-    precision = variant.info.get("precision", FLOAT)
-    if not isinstance(precision, str) or precision not in engine.precisions:
-        names = ", ".join(engine.precisions)
-        raise BundleError(f"variant {variant.name}: precision is {precision!r}; it can be {names}")
-    return precision
 
 
 def _find_gpu_reasons(variant: Variant, device: Device) -> List[str]:

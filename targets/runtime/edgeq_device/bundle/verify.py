@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from edgeq_device.bundle.opening import SelfTestResult, run_selftest, start_variant
+from edgeq_device.bundle.opening import start_variant
 from edgeq_device.bundle.package import MAIN, Bundle
-from edgeq_device.bundle.select import Choice, Device, DeviceFit, judge
-from edgeq_device.bundle.variants import DRAWN, Variant
+from edgeq_device.bundle.select import Choice, DeviceFit, judge
+from edgeq_device.bundle.selftest import SelfTestResult, run_selftest
 from edgeq_device.engines.catalog import EngineSpec, describe_package, find_plugin, read_installed_version
-from edgeq_device.engines.cuda import format_capability
-from edgeq_device.engines.sessions import PROVIDER, build_trtexec_line
+from edgeq_device.engines.device import Device
+from edgeq_device.engines.tensorrt import PROVIDER, build_trtexec_line
+from edgeq_device.engines.variant import DRAWN, Variant
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, RuntimeUnavailableError
+from edgeq_device.system.gpus import format_capability
 from edgeq_device.trust.keys import Signer
 
 PASSED, LOADED, FAILED, SKIPPED, UNUSED = "passed", "loaded", "failed", "not run", "not used"
@@ -116,7 +118,7 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     Args:
         name: name of the variants to test; None tests all. Without a name, a variant of the quantized model must run:
             the float32 model is also in the bundle and runs anywhere, but it is not the model that is deployed.
-        signer: signer of the bundle, from `edgeq_device.trust.keys.check_signature`.
+        signer: signer of the bundle, from `edgeq_device.bundle.signature.check_signature`.
 
     Raises:
         BundleError: there is no variant of that name.

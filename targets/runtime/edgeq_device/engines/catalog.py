@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
-from edgeq_device.measure.features import Evidence, gather, normalise_architecture, parse_identity
+from edgeq_device.system.features import Evidence, gather, normalise_architecture, parse_identity
 from edgeq_device.system.files import read_file
-from edgeq_device.system.places import read_table
+from edgeq_device.system.tables import read_table
 
 
 def parse_version(text: str) -> Tuple[int, ...]:
@@ -519,3 +519,6 @@ def load_wrong_kernels() -> Tuple[WrongKernels, ...]:
         WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}})
         for row in read_table("engines/known_wrong.json")
     )
+
+
+CPU = "CPUExecutionProvider"

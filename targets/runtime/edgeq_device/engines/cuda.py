@@ -8,14 +8,15 @@ plain session.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.bundle.onnxfile import DTYPES, is_name
+import numpy as np
+
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.model.tensors import DTYPES, is_name
 
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 
@@ -43,8 +44,6 @@ def read_shapes(feeds: Mapping[str, Any]) -> Key:
 
 def _order_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the inputs as arrays in C order (row by row)."""
-    import numpy as np  # imported here, because `read_gpus` also runs on boards without numpy
-
     return {name: np.asarray(value, order="C") for name, value in feeds.items()}
 
 
@@ -86,8 +85,6 @@ class BoundSession:
         return [result.copy() for result in results] if self._device == "cpu" else results
 
     def _bind(self, arrays: Mapping[str, Any]) -> _Bound:
-        import numpy as np
-
         binding, values, unsized = self._session.io_binding(), {}, []
         for name, array in arrays.items():
             # Copy: on the CPU the value would otherwise be the caller's array, and the next run would write into it.
@@ -238,124 +235,3 @@ def has_known_sizes(session: Any) -> bool:
         size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)
     }
     return all(isinstance(size, int) or size in input_sizes for spec in session.get_outputs() for size in spec.shape)
-
-
-_NVML = ("libnvidia-ml.so.1", "nvml.dll")
-_CUDA = ("libcuda.so.1", "nvcuda.dll")
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-_NAME = 96
-
-Load = Callable[[str], Any]
-
-
-def format_capability(capability: Tuple[int, int]) -> str:
-    """Return the compute capability (7, 5) as "7.5"."""
-    return "{}.{}".format(*capability)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Describe one GPU. `compute_capability` is (major, minor). An unknown `memory_bytes` is None, and an unknown
-    `driver` is "".
-    """
-
-    name: str
-    compute_capability: Tuple[int, int]
-    memory_bytes: Optional[int] = None
-    driver: str = ""
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values. The compute capability is a text such as "8.7", and the memory is in bytes."""
-        return {
-            "name": self.name,
-            "compute_capability": format_capability(self.compute_capability),
-            "memory_bytes": self.memory_bytes,
-            "driver": self.driver,
-        }
-
-
-def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
-    """Return the GPUs in the driver's order, and the reason if there are none ("" if there are some)."""
-    problem = "this device has no NVIDIA driver"
-    for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
-        library = _load_any(load, names)
-        if library is None:
-            continue
-        gpus = query(library)
-        if gpus:
-            return gpus, ""
-        problem = "the NVIDIA driver finds no GPU"
-    return (), problem
-
-
-def _load_any(load: Load, names: Tuple[str, ...]) -> Optional[Any]:
-    for name in names:
-        try:
-            return load(name)
-        except OSError:
-            continue
-    return None
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-def _query_nvml(library: Any) -> Tuple[Gpu, ...]:
-    if library.nvmlInit_v2() != 0:
-        return ()
-    try:
-        driver = ctypes.create_string_buffer(_NAME)
-        has_driver = library.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_NAME)) == 0
-        count = ctypes.c_uint(0)
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        gpus = []
-        for index in range(count.value):
-            handle = ctypes.c_void_p()
-            major, minor, name, memory = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME), _Memory()
-            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
-                continue
-            pair = (ctypes.byref(major), ctypes.byref(minor))
-            if library.nvmlDeviceGetCudaComputeCapability(handle, *pair) != 0:
-                continue
-            library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_NAME))
-            measured = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-            gpus.append(
-                Gpu(
-                    name.value.decode("utf-8", "replace"),
-                    (major.value, minor.value),
-                    memory.total if measured else None,
-                    driver.value.decode("utf-8", "replace") if has_driver else "",
-                )
-            )
-        return tuple(gpus)
-    finally:
-        library.nvmlShutdown()
-
-
-def _query_cuda(library: Any) -> Tuple[Gpu, ...]:
-    count = ctypes.c_int(0)
-    if library.cuInit(ctypes.c_uint(0)) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return ()
-    gpus = []
-    for index in range(count.value):
-        device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(_NAME), ctypes.c_size_t()
-        if library.cuDeviceGet(ctypes.byref(device), ctypes.c_int(index)) != 0:
-            continue
-        version = []
-        for attribute in (_MAJOR, _MINOR):
-            value = ctypes.c_int()
-            if library.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), device) == 0:
-                version.append(value.value)
-        library.cuDeviceGetName(name, ctypes.c_int(_NAME), device)
-        measured = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
-        if len(version) == 2:
-            gpus.append(
-                Gpu(
-                    name.value.decode("utf-8", "replace"),
-                    (version[0], version[1]),
-                    memory.value if measured else None,
-                )
-            )
-    return tuple(gpus)

@@ -15,9 +15,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.bundle.onnxfile import DTYPES
 from edgeq_device.engines.catalog import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.model.tensors import DTYPES, TensorInfo
 from edgeq_device.system.files import read_file
 from edgeq_device.system.plainjson import parse_json
 
@@ -149,10 +149,6 @@ class _Port:
     """
 
     def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, context: str) -> None:
-        from edgeq_device.engines.serve import (
-            TensorInfo,  # imported here, because that module imports the caller of this one
-        )
-
         self.index: int = detail["index"]
         self.dtype = np.dtype(detail["dtype"])
         if self.dtype.name not in _TYPES:

@@ -14,10 +14,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.bundle.onnxfile import DTYPES
-from edgeq_device.bundle.options import session_options
 from edgeq_device.engines.catalog import EngineSpec, build_install_command, describe_package
+from edgeq_device.engines.session_options import session_options
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.model.tensors import DTYPES, TensorInfo
 
 _CONFIG = "load_config"
 """Option of the plug-in that contains the properties of each device. The package accepts the same properties."""
@@ -51,10 +51,6 @@ def open_model(
 
 def _describe_tensors(session: Any) -> Described:
     """Return descriptions of a session's inputs and outputs. The session can then be freed."""
-    from edgeq_device.engines.serve import (
-        TensorInfo,  # imported here, because that module imports the caller of this one
-    )
-
     return tuple(
         tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
         for specs in (session.get_inputs(), session.get_outputs())

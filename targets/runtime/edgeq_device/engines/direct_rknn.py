@@ -14,9 +14,10 @@ from typing import Any, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from edgeq_device.bundle.onnxfile import DTYPES, read_context, read_metadata
 from edgeq_device.engines.catalog import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.model.onnxfile import read_context, read_metadata
+from edgeq_device.model.tensors import DTYPES, TensorInfo
 from edgeq_device.system.places import scratch_folder
 from edgeq_device.system.plainjson import parse_json
 
@@ -113,10 +114,6 @@ class RknnSession:
     """
 
     def __init__(self, lite: Any, described: Mapping[str, Any], provider: str, mask: str) -> None:
-        from edgeq_device.engines.serve import (
-            TensorInfo,  # imported here, because that module imports the caller of this one
-        )
-
         self._lite, self._provider = lite, provider
         self._inputs, self._outputs = (
             tuple(TensorInfo(e["name"], _TYPES[e["dtype"]], list(e["shape"])) for e in described[key])

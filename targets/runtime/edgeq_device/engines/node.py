@@ -1,4 +1,4 @@
-"""Start a process of node with ONNX Runtime Web. It communicates in the frames of a guest (see `serve.Guest`)."""
+"""Start a process of node with ONNX Runtime Web. It communicates in the frames of a guest (see `guest.Guest`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pkgutil
 from functools import lru_cache
 from pathlib import Path
 
-from edgeq_device.engines.direct_wasm import load_pins
-from edgeq_device.engines.serve import Guest
+from edgeq_device.engines.guest import Guest
+from edgeq_device.engines.node_package import load_pins
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.system.places import make_temporary_folder
 from edgeq_device.system.programs import build_child_environment, find_program

@@ -14,7 +14,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.measure.environment import MachineWatch
 from edgeq_device.measure.latency import (
     Bursts,
     Clock,
@@ -26,6 +25,7 @@ from edgeq_device.measure.latency import (
     quiet_collector,
     warm_up_all,
 )
+from edgeq_device.measure.watch import MachineWatch
 
 FEWEST_SESSIONS = 3
 """Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""

@@ -23,7 +23,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple
 
 import numpy as np
 
-from edgeq_device.measure.environment import MachineWatch
+from edgeq_device.measure.watch import MachineWatch
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _BINS = 40

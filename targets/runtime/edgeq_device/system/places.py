@@ -1,5 +1,4 @@
-"""Find places for the runner's files: tables next to its code, drafts that are renamed when complete, and private
-folders.
+"""Make private folders, and drafts in them that are renamed when they are complete.
 
 A private folder has a lock: a file next to it with the suffix LOCK. The process that made the folder holds the lock
 until it ends, even if it is killed. So a later process can tell whether a folder is still in use. It removes folders of
@@ -10,18 +9,15 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import os
-import pkgutil
 import re
 import shutil
 import signal
 import stat
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 from edgeq_device.errors import OutputError
 
@@ -34,7 +30,6 @@ LOCK, STEM = ".edgeq-lock", 100
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 """Errors of file systems without locks."""
 SET_TMPDIR = "Free some space, or set TMPDIR to a larger place that can be written"
-_SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 
 @contextmanager
@@ -242,90 +237,6 @@ def _new_lock(lock: Path) -> Optional[int]:
     return None
 
 
-def make_private_cache(program: str, *names: str) -> Path:
-    """Return the nested folders `program`/`names` in the user's cache (XDG_CACHE_HOME). Create folders that are
-    missing.
-
-    Only this user can have put files into the returned folder. No folder below the cache is a link, each belongs to the
-    user or to root, and nobody else can write to the folders below `program`.
-
-    Raises:
-        OutputError: there is no cache, or another user could write to it.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # there may be no home
-    if not os.path.isabs(base):  # noqa: PTH117
-        raise OutputError("there is no folder for a cache", _SET_CACHE)
-    place = Path(base)
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in (program, *names):
-            place = place / name
-            place.mkdir(mode=0o700, exist_ok=True)
-            if not stat.S_ISDIR(place.lstat().st_mode):
-                raise OutputError(f"{place} is a link or a file", "Move it")
-    except OSError as error:
-        raise OutputError(f"{place} cannot be made ({error.strerror})", _SET_CACHE) from error
-    if problem := describe_exposure(place):
-        raise OutputError(problem, _SET_CACHE)
-    if not os.access(place, os.W_OK):
-        raise OutputError(f"{place} cannot be written", _SET_CACHE)
-    return place
-
-
-def describe_exposure(place: Path) -> str:
-    """Return how another user could have changed or replaced the file or folder `place` or anything in it. Return "" if
-    only this user and root can, if `place` does not exist, or on a system without such modes (Windows).
-
-    Check this before you run or load a file from a cache. Links in `place` do not count: the files that they lead to
-    are outside the cache.
-    """
-    if not hasattr(os, "geteuid"):
-        return ""
-    real = Path(os.path.realpath(place))
-    trusted, group = (os.geteuid(), 0), _private_group()
-
-    def is_open(state: os.stat_result) -> bool:
-        writable = state.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if state.st_gid != group else 0))
-        return state.st_uid not in trusted or bool(writable and not stat.S_ISLNK(state.st_mode))
-
-    def walk(path: str, state: os.stat_result) -> Iterator[str]:
-        if is_open(state):
-            yield path
-        # Nobody else can reach the content of a folder that only its owner can enter.
-        elif stat.S_ISDIR(state.st_mode) and state.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    yield from walk(entry.path, entry.stat(follow_symlinks=False))
-
-    try:
-        for folder in real.parents:
-            state = folder.stat()
-            # In a sticky folder, such as /tmp, others cannot rename or remove the user's files.
-            if is_open(state) and not (state.st_mode & stat.S_ISVTX and state.st_uid in trusted):
-                return f"{folder} can be changed by others"
-        path = next(walk(str(real), real.lstat()), None)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"{error.filename} cannot be checked ({error.strerror})"
-    return "" if path is None else f"{path} can be changed by others"
-
-
-def _private_group() -> int:
-    """Return the group that only this user is in, as most Linux systems make it for each user; -1 if there is none."""
-    import grp
-    import pwd
-
-    try:
-        user = pwd.getpwuid(os.geteuid())
-        group = grp.getgrgid(user.pw_gid)
-    except KeyError:  # a user without an entry, as in containers
-        return -1
-    # Containers put any user into root's group, without an entry.
-    private = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name} and user.pw_uid != 0
-    return group.gr_gid if private else -1
-
-
 @contextmanager
 def _delay_signals() -> Iterator[None]:
     """Delay signals until the end of the block, if the system can block them."""
@@ -337,76 +248,3 @@ def _delay_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-# renameat2(2) of Linux and renamex_np(2) of macOS, each with two flags: one refuses to replace, the other exchanges.
-_HERE = -100
-_FREE = {"renameat2": 1, "renamex_np": 4}
-_EXCHANGED = {"renameat2": 2, "renamex_np": 2}
-_LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-
-
-def move_new(source: Path, place: Path) -> None:
-    """Rename `source` to `place`, which must not exist. If two processes do this at the same time, only one succeeds.
-
-    Raises:
-        FileExistsError: `place` exists. Neither path is changed.
-    """
-    if os.name == "nt":
-        source.rename(place)  # Windows itself refuses to replace a file
-        return
-    if _try_rename(source, place, _FREE):
-        return
-    try:
-        if source.is_dir() and not source.is_symlink():
-            source.rename(place)  # this replaces at most an empty directory
-            return
-        os.link(source, place, follow_symlinks=False)
-    except OSError as error:
-        is_taken = error.errno in (errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-        if not is_taken and error.errno not in (*_LACKING, errno.EMLINK):
-            raise
-        if not os.path.lexists(place):
-            source.rename(place)  # without links or flags, a file that appears between these two lines is replaced
-            return
-        # if both are the same file, an earlier call was killed after it had made the link
-        if not os.path.samestat(os.lstat(source), os.lstat(place)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from error
-    source.unlink()
-
-
-def exchange(left_path: Path, right_path: Path) -> bool:
-    """Exchange the names of two files in one step, so that neither name is ever missing. Return False if the system
-    cannot do that.
-    """
-    return os.name != "nt" and _try_rename(left_path, right_path, _EXCHANGED)
-
-
-def _try_rename(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
-    """Try a rename with `flags`. Return False if the system does not support it."""
-    try:
-        import ctypes
-    except ImportError:  # a Python without ctypes
-        return False
-    library = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(source), os.fsencode(place)
-    name = next((name for name in flags if hasattr(library, name)), None)
-    if name is None:
-        return False
-    sys.audit("os.rename", source, place, -1, -1)  # `os.rename` does the same
-    arguments = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
-    if getattr(library, name)(*arguments, flags[name]) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _LACKING:  # an old kernel, or a file system without support
-        return False
-    raise OSError(number, os.strerror(number), str(place))
-
-
-def read_table(name: str) -> Any:
-    """Return the content of a JSON file of edgeq_device, such as "bundle/options.json". The package may be a folder or
-    a zip.
-    """
-    data = pkgutil.get_data("edgeq_device", name)
-    assert data is not None, "the loaders of folders and of zips both give data"
-    return json.loads(data)

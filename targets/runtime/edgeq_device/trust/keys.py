@@ -11,8 +11,6 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from edgeq_device.bundle.manifest import MANIFEST
-from edgeq_device.bundle.package import Bundle
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.system.files import open_file
 from edgeq_device.trust.signature import (
@@ -157,24 +155,6 @@ def verify_signature(
     signer = _find_signer(signature, trust, context, chain)
     check_files(read_signed_files(signature.payload, context), digests, context)
     return signer
-
-
-def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chain] = None) -> Optional[Signer]:
-    """Return the signer of an opened bundle, whose files have already been hashed. Return None if there is no `trust`.
-
-    Raises:
-        BundleError: for the same reasons as `verify_signature`, or if the directory contains a file that nobody signed.
-    """
-    if trust is None:
-        return None
-    if bundle.extra:
-        raise BundleError(
-            f"{bundle.source}: {bundle.extra[0]!a} is not signed, and {trust.source} requires signed files",
-            "Move files that are not part of the bundle out of it",
-        )
-    digests = {name: record.sha256 for name, record in bundle.files.items()}
-    digests[MANIFEST] = bundle.manifest_sha256
-    return verify_signature(bundle.signature, digests, trust, str(bundle.source), chain)
 
 
 def _find_signer(signature: BundleSignature, trust: Trust, context: str, chain: Optional[Chain]) -> Signer:

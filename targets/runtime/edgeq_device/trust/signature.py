@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.system.places import read_table
 from edgeq_device.system.plainjson import parse_json
+from edgeq_device.system.tables import read_table
 
 _Affine = Tuple[int, int]
 _Jacobian = Tuple[int, int, int]

@@ -26,14 +26,6 @@ MAX_DEPTH = 100
 """Deepest nesting of messages: protobuf's own limit."""
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
-DTYPES: Mapping[str, str] = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(bool)": "bool",
-    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-}
-"""numpy's name of each type, keyed by onnxruntime's name."""
 ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((25, 26), 2),  # UINT2, INT2
     **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
@@ -413,12 +405,3 @@ class _Walk:
 
     def _build_error(self, problem: str) -> BundleError:
         return BundleError(f"{self._title} is not a valid ONNX file: {problem}", AGAIN)
-
-
-# Texts that exporters write for a free size. They are not names, so two such sizes need not be equal.
-_PLACEHOLDER = re.compile(r"([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?", re.IGNORECASE)
-
-
-def is_name(text: str) -> bool:
-    """Return whether sizes with this name must be equal. If not, the name only marks a free size."""
-    return _PLACEHOLDER.fullmatch(text.strip()) is None

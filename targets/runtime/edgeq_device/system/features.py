@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from edgeq_device.system.places import read_table
 from edgeq_device.system.programs import build_child_environment
+from edgeq_device.system.tables import read_table
 
 ROOT = Path("/")
 
@@ -44,7 +44,7 @@ class Answers(NamedTuple):
 
 
 _EAX, _ECX = 0, 2
-_TABLE = read_table("measure/features.json")
+_TABLE = read_table("system/features.json")
 _BITS: Mapping[str, Tuple[int, int, int, int, str]] = _TABLE["cpuid"]["bits"]
 FEATURES = frozenset(_BITS)
 """Every feature that `cpuid_features` can find."""

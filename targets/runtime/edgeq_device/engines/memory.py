@@ -10,12 +10,14 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from edgeq_device.engines.serve import build_python_command, parse_engine, parse_variant
-from edgeq_device.engines.sessions import onnxruntime, open_unchecked
+from edgeq_device.engines.guest import build_python_command
+from edgeq_device.engines.runtime import onnxruntime
+from edgeq_device.engines.serve import parse_engine, parse_variant
+from edgeq_device.engines.sessions import open_unchecked
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import read_memory
-from edgeq_device.measure.features import ROOT
-from edgeq_device.prepare.arrays import draw_feeds
+from edgeq_device.prepare.feeds import draw_feeds
+from edgeq_device.system.features import ROOT
 from edgeq_device.system.programs import build_child_environment
 
 

@@ -13,28 +13,25 @@ Runtime itself does not know this metadata entry.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Union
 
-from edgeq_device.bundle.onnxfile import read_metadata
 from edgeq_device.engines.catalog import engine_options, find_plugin
-from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.system.places import read_table
+from edgeq_device.errors import BundleError
+from edgeq_device.model.onnxfile import read_metadata
 from edgeq_device.system.plainjson import parse_json
+from edgeq_device.system.tables import read_table
 
 MAX_KEY = 128
 MAX_VALUE = 1024
 """ONNX Runtime's own limits on the length of keys and of values, in characters."""
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
 """Provider and option that name the calibration table. The runner puts the table into the folder of the engines."""
-_FIX = "The options that a bundle may set, and their values, are in edgeq_device/bundle/options.json"
+_FIX = "The options that a bundle may set, and their values, are in edgeq_device/engines/options.json"
 _SIZE_DIGITS = 10
-_FROM_MODELS = "ORT_LOAD_CONFIG_FROM_MODEL"
 _SHOWN = 60
 
 
@@ -72,7 +69,7 @@ def load_rules(provider: str = "") -> Mapping[str, OptionRule]:
     """Return the rules for the options of an execution provider, keyed by option. Without a provider, return the rules
     for session options.
     """
-    table = read_table("bundle/options.json")
+    table = read_table("engines/options.json")
     rows = table["providers"].get(provider, {}) if provider else table["session"]
     # A form is given in full, or by the name of a form that several rows share.
     named = {key: row["form"] if isinstance(row["form"], str) else "" for key, row in rows.items()}
@@ -166,16 +163,6 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
     for key in provider:
         if key not in load_rules(ep) and not _read_engine_values(ep, key):
             raise BundleError(f"provider option {_quote(key)} is not one that a bundle may set of {ep}", _FIX)
-
-
-def ignore_options_in_models() -> None:
-    """Prevent ONNX Runtime from reading options from a model's metadata. Call this before a session is opened.
-
-    ONNX Runtime reads such options if an environment variable is set. A model could then make it write a profile into
-    the current directory.
-    """
-    if _FROM_MODELS in os.environ:
-        os.environ[_FROM_MODELS] = "0"
 
 
 def check_table_name(name: str, context: str) -> None:
@@ -275,52 +262,6 @@ def read_model_options(model: Union[Path, bytes], context: str) -> Dict[str, str
     for key, value in options.items():
         problem = session_problem(key, value, references=False) if isinstance(value, str) else "is not a text"
         if problem:
-            fix = "The options that a model may set, and their values, are in edgeq_device/bundle/options.json"
+            fix = "The options that a model may set, and their values, are in edgeq_device/engines/options.json"
             raise BundleError(f"{context}: session option {key[:60]!a} {problem}", fix)
-    return options
-
-
-BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})
-"""How long ONNX Runtime's threads spin before they sleep: one millisecond.
-
-By default they spin for tens of milliseconds after a run. On a machine with few cores, the next program then has one
-core less. For example, a model that ran in 12 ms took 24 ms when it was measured side by side with another one. A
-millisecond is enough to keep the threads awake from one operator to the next and from one run to the next. Versions of
-onnxruntime that do not know the entry ignore it.
-"""
-LEVELS: Mapping[str, str] = MappingProxyType(
-    {
-        "none": "ORT_DISABLE_ALL",
-        "basic": "ORT_ENABLE_BASIC",
-        "extended": "ORT_ENABLE_EXTENDED",
-        "all": "ORT_ENABLE_ALL",
-    }
-)
-"""Levels of graph optimisation, and ONNX Runtime's names for them."""
-MOST_THREADS = 1024
-"""Maximum number of threads. ONNX Runtime sets no limit, but with tens of thousands it hangs or aborts the process."""
-
-
-def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
-    """Return an `onnxruntime.SessionOptions` that logs only errors that end the process.
-
-    Args:
-        ort: the onnxruntime module.
-        config: session configuration entries.
-        threads: number of intra-op threads; 0 leaves it to ONNX Runtime.
-        optimization: a key of `LEVELS`.
-
-    Raises:
-        KeyError: there is no such level.
-        UsageError: the number of threads is negative or above `MOST_THREADS`.
-    """
-    if not 0 <= threads <= MOST_THREADS:
-        raise UsageError(f"{threads} threads are not possible", f"Give 0 (all cores) to {MOST_THREADS}")
-    options = ort.SessionOptions()
-    # ONNX Runtime also raises the errors that it logs, and edgeq reports each in one line
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
-    for key, value in sorted(config.items()):
-        options.add_session_config_entry(key, value)
     return options

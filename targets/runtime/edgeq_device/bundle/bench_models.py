@@ -15,16 +15,18 @@ import numpy as np
 
 from edgeq_device.bundle.opening import open_best, open_variant
 from edgeq_device.bundle.package import FLOAT, Bundle
-from edgeq_device.bundle.select import Device
-from edgeq_device.bundle.variants import Variant
+from edgeq_device.engines.device import Device
+from edgeq_device.engines.memory import MemoryUse, measure_memory
+from edgeq_device.engines.runtime import onnxruntime
 from edgeq_device.engines.serve import build_open_request
-from edgeq_device.engines.sessions import onnxruntime
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import DataError, RuntimeUnavailableError
-from edgeq_device.measure.bench import BenchSettings, OnProgress, Report, run_bench
-from edgeq_device.measure.environment import pinned
-from edgeq_device.measure.memory import MemoryUse, measure_memory
+from edgeq_device.measure.bench import OnProgress, Report, run_bench
+from edgeq_device.measure.bench_settings import BenchSettings
+from edgeq_device.measure.cores import pinned
 from edgeq_device.measure.scenarios import Feed
-from edgeq_device.prepare.arrays import draw_feeds, read_arrays
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.prepare.feeds import draw_feeds
 
 Shapes = Mapping[str, Tuple[int, ...]]
 
