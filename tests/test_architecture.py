@@ -163,7 +163,7 @@ def test_no_modules_of_edgeq_device_import_each_other() -> None:
 
 
 def test_the_rooms_of_edgeq_device_only_look_down() -> None:
-    """Adapters of engines have names in engines.json, so the catalog, which is in the same room, imports none of them."""
+    """The catalog loads the adapters of engines by name. They are in its own room, so that is no look upwards."""
     wrong = []
     for module, imported in device_imports().items():
         for name in sorted(imported - {"edgeq_device"}):
