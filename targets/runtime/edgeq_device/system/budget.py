@@ -23,6 +23,7 @@ from edgeq_device.errors import BudgetError, UsageError
 from edgeq_device.system.relay import divert, open_pipe, prepare_output, relay
 
 VARIABLE = "EDGEQ_BUDGET"
+# Shifts to bytes.
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off keeps only sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")

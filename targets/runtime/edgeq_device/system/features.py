@@ -89,6 +89,7 @@ def query_cpuid() -> Optional[Answers]:
 
 def _run_posix() -> Answers:
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    # NOPs fill the page up to the second function.
     page.write(_SYSTEM_V[0].ljust(64, b"\x90") + _SYSTEM_V[1])
     first_byte = ctypes.c_char.from_buffer(page)
     try:
@@ -131,10 +132,12 @@ def _collect(address: int) -> Answers:
 
     leaves: Dict[Tuple[int, int], Registers] = {(0, 0): leaf(0, 0), (1, 0): leaf(1, 0)}
     highest = leaves[0, 0][_EAX]
+    # A CPU answers for a leaf that it lacks with the values of another one.
     if highest >= 7:
         leaves[7, 0] = leaf(7, 0)
         if leaves[7, 0][_EAX] >= 1:
             leaves[7, 1] = leaf(7, 1)
+    # The bit OSXSAVE; without it, XGETBV is an invalid instruction.
     saves_state = leaves[1, 0][_ECX] >> 27 & 1
     if not saves_state:
         return Answers(leaves, 0)
@@ -292,6 +295,7 @@ def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
 def read_hwcap(auxv: bytes) -> Tuple[int, int]:
     """Return AT_HWCAP and AT_HWCAP2 from the bytes of /proc/self/auxv (64-bit, little endian)."""
     entries: Dict[int, int] = dict(struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]))
+    # AT_HWCAP is entry 16 of the auxiliary vector, AT_HWCAP2 is entry 26.
     return entries.get(16, 0), entries.get(26, 0)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 _NVML = ("libnvidia-ml.so.1", "nvml.dll")
 _CUDA = ("libcuda.so.1", "nvcuda.dll")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+# Bytes of the largest name; NVML's own buffers are not larger.
 _NAME = 96
 Load = Callable[[str], Any]
 
@@ -42,6 +43,7 @@ class Gpu:
 def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
     """Return the GPUs in the driver's order, and the reason if there are none ("" if there are some)."""
     problem = "this device has no NVIDIA driver"
+    # NVML needs no context on the GPU. Boards without NVML have CUDA's driver.
     for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
         library = _load_any(load, names)
         if library is None:

@@ -97,6 +97,7 @@ def make_scratch(name: str, parent: Optional[Path] = None) -> Tuple[Path, Callab
         OSError: no folder can be made.
     """
     parent = parent or Path(tempfile.gettempdir())
+    # Nobody else removes what a killed process left.
     for abandoned in _find_locked(parent):
         remove_abandoned(abandoned)
     with _delay_signals():

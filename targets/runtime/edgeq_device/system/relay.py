@@ -20,6 +20,7 @@ import unicodedata
 from contextlib import suppress
 from typing import Any, Tuple
 
+# Enough for the last lines of an error.
 TAIL_BYTES = 1 << 13
 
 
@@ -101,7 +102,9 @@ def prepare_output() -> None:
 MARK = "| "
 """Start of each relayed line, so that a name with a line break cannot look like a line of the program itself."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# The capacity of a pipe on Linux.
 _PIECE = 1 << 16
+# A process that outlives the child may write for ever, so only this much is read after the end.
 _LAST_PIECES = 16
 
 
@@ -173,6 +176,7 @@ def relay(child: int, reader: int, writer: int) -> int:
     os.set_blocking(wakes, False)
     os.set_blocking(reader, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    # A child that ends just before `select` would be missed without it.
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     pending, more = b"", True

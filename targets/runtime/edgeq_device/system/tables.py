@@ -11,6 +11,7 @@ def read_table(name: str) -> Any:
     """Return the content of a JSON file of edgeq_device, such as "engines/options.json". The package may be a folder or
     a zip.
     """
+    # In the zip of a bundle there is no path to open.
     data = pkgutil.get_data("edgeq_device", name)
     assert data is not None, "the loaders of folders and of zips both give data"
     return json.loads(data)

@@ -37,6 +37,7 @@ class Hashed:
                 now = identify((self.root / name).lstat())
             except OSError as error:
                 raise BundleError(f"{self.root}: {name} was removed since it was hashed", AGAIN) from error
+            # The root's record is shorter, because users may add files to it.
             if now[: len(recorded)] != recorded:
                 raise BundleError(f"{self.root}: {name} was changed since it was hashed", AGAIN)
 
