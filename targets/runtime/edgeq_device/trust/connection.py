@@ -86,6 +86,7 @@ def parse_address(text: str) -> Address:
     if match is None:
         raise ValueError(_NO_ADDRESS if re.match("https?:", text, re.IGNORECASE) else AWAY)
     scheme, target = match["scheme"].lower(), match["target"] or ""
+    # The pattern permits five digits, which may exceed 65535.
     port = int(match["port"] or PORTS[scheme])
     if not 0 < port < 65536:
         raise ValueError(_NO_ADDRESS)
@@ -95,8 +96,11 @@ def parse_address(text: str) -> Address:
 CHUNK = 64 * 1024
 _MAX_HEAD = 256 * 1024
 """Limit on the bytes before the body of an answer: status lines and headers, including those of interim answers."""
+# Room for the framing of short bodies.
 _MAX_OVERHEAD = 256 * 1024
+# A name may have any number of addresses, and each attempt takes time.
 _MAX_CONNECTS = 8
+# How soon a wait notices that the transfer was stopped.
 _POLL_S = 0.5
 
 
@@ -207,6 +211,7 @@ class Connection(io.RawIOBase):
         """Use TLS from now on, and verify that the other end is `host`."""
         try:
             self._sock.settimeout(self._check_time_left())
+            # The default context verifies the certificate and the name of the host.
             self._sock = ssl.create_default_context().wrap_socket(self._sock, server_hostname=host)
         except OSError as error:
             raise Broken(str(error)) from error
@@ -285,10 +290,12 @@ def _dial(host: str, port: int, seconds: float) -> socket.socket:
     failure: Optional[OSError] = None
     for *_, place in addresses:
         try:
+            # One dead address must not use up the time of the others.
             sock = socket.create_connection((str(place[0]), int(place[1])), timeout=seconds / len(addresses))
         except OSError as error:
             failure = error
         else:
+            # A request is sent in pieces, which must not wait for acknowledgements.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
     raise Broken(str(failure)) from failure
@@ -410,6 +417,7 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, title
     body = request.body
     usual = f":{PORTS[address.scheme]}"
     host = address.place[: -len(usual)] if address.place.endswith(usual) else address.place
+    # A compressed body could grow without limit, and a kept connection could mix answers.
     headers = {"Host": host, "Connection": "close", "Accept-Encoding": "identity", **request.headers}
     if body is not None:
         headers["Content-Length"] = str(body.stat().st_size if isinstance(body, Path) else len(body))
@@ -446,6 +454,7 @@ def parse_challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]
         headers: the values of all WWW-Authenticate headers; each may contain several challenges.
     """
     schemes: List[Tuple[str, Dict[str, str]]] = []
+    # The pattern runs over a server's text, so that text is cut.
     for name, quoted, unquoted in _PART.findall(",".join(headers)[:_MAX_CHALLENGES]):
         value = _ESCAPED.sub(r"\1", quoted) or unquoted
         if not value:
@@ -461,6 +470,7 @@ def read_credentials(host: str) -> str:
         folder = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
         config: Any = json.loads(read_file(folder / "config.json"))
         login = config["auths"][host]["auth"]
+        # Encode it again, so that no line break of the file gets into a header.
         return base64.b64encode(base64.b64decode(login)).decode("ascii")
     except (OSError, ValueError, LookupError, TypeError, RuntimeError):
         return ""

@@ -28,6 +28,7 @@ PLACE = "/etc/edgeq/trust"
 VARIABLE = "EDGEQ_TRUST"
 REVOKED = "revoked.txt"
 _SUFFIXES = (".pem", ".pub", ".crt", ".cer", ".der")
+# Keys take kilobytes; a larger file is the wrong one.
 _MAX_BYTES = 1 << 20
 _BEGIN = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----")
 _NOT_AFTER = re.compile(r"not-after:[ \t]*([0-9]{4}-[0-9]{2}-[0-9]{2})", re.IGNORECASE)
@@ -112,6 +113,7 @@ def read_trust(path: Path) -> Trust:
     """
     try:
         folder = path.is_dir()
+        # Editors and file systems leave hidden files.
         files = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if folder else [path]
         contents = {file: _read_limited(file) for file in files}
     except OSError as error:
@@ -132,6 +134,7 @@ def read_trust(path: Path) -> Trust:
                 certificates.append(der)
             else:
                 keys.append(TrustedKey(read_public_key(der, str(file)), file.name, not_after))
+    # An empty folder must not look like a machine that trusts nobody yet.
     if not keys and not certificates:
         raise UsageError(f"{path} contains no key", "Put a public key or a certificate there")
     return Trust(str(path), tuple(keys), tuple(certificates), revoked)
@@ -161,8 +164,10 @@ def _find_signer(signature: BundleSignature, trust: Trust, context: str, chain: 
     fix = f"Do not use it, unless the key belongs in {trust.source}"
     today = datetime.now(timezone.utc).date()
     for trusted in trust.keys:
+        # The hint only saves work. The signature itself decides.
         if signature.hint not in ("", trusted.key.id) or not signature.is_by(trusted.key):
             continue
+        # The day matters only for the key that did sign.
         if trusted.not_after is not None and today > trusted.not_after:
             raise BundleError(f"{context} is signed by {trusted.name}, which is trusted until {trusted.not_after}", fix)
         return _check_unrevoked(Signer(trusted.key.id, trusted.name), trust, context)
@@ -174,6 +179,7 @@ def _find_signer(signature: BundleSignature, trust: Trust, context: str, chain: 
             f"{context} is signed with a certificate, which edgeq verifies on a workstation only",
             "Trust the public key of the certificate on this device",
         )
+    # The chain says whose key it is, not whether it signed this bundle.
     key = chain(signature.chain, trust.certificates)
     if not signature.is_by(key):
         raise BundleError(f"{context}: its certificate did not make the signature", fix)
@@ -245,6 +251,7 @@ def _read_blocks(data: bytes, context: str) -> List[Tuple[str, bytes, Optional[d
                 raise UsageError(
                     f"{place}: {context} contains a {label}", "Only public keys and certificates belong there"
                 )
+            # A second day would contradict the one in the certificate.
             if last_day is not None and label == "CERTIFICATE":
                 raise UsageError(
                     f"{last_day[0]}: a certificate has its own last day", "Remove the line not-after before it"

@@ -32,6 +32,7 @@ from edgeq_device.trust.connection import (
 
 AT_ONCE = 8
 """Number of blobs that are sent or fetched at the same time."""
+# Registries redirect once, to their storage. More is a loop.
 MAX_REDIRECTS = 5
 _MAX_TOKEN = 256 * 1024
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -40,6 +41,7 @@ _REFERENCE = re.compile(
     r"/(?P<repository>[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
+# Visible ASCII only, because a line break in a token would add a header.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")
 _LOG_IN = "Log in with docker login or oras login"
 _T = TypeVar("_T")
@@ -66,6 +68,7 @@ def parse_reference(text: str) -> ArtifactReference:
     Raises:
         UsageError: the text is not a reference.
     """
+    # The pattern backtracks, so its input is short.
     match = _REFERENCE.fullmatch(text) if len(text) < 500 else None
     if match is None:
         login, at, place = re.sub(r"^\w+:/+|@sha256:[^@]*$", "", text).rpartition("@")
@@ -88,6 +91,7 @@ class OciRepository:
         self.deadline = Deadline(limits)
         with translate_errors(str(reference)):
             home = parse_address(f"https://{reference.host}/v2/{reference.repository}/")
+            # A registry on this machine rarely has a certificate, and the text does not leave the machine.
             self._home = parse_address(f"http://{reference.host}{home.target}") if home.local else home
         self._authorization = ""
 
@@ -119,6 +123,7 @@ class OciRepository:
             try:
                 return [future.result() for future in as_completed(futures)]
             except BaseException:
+                # The other transfers end at their next wait, not after minutes.
                 self.deadline.stop()
                 for future in futures:
                     future.cancel()
@@ -135,6 +140,7 @@ class OciRepository:
     def _send_with_login(self, request: ServerRequest, place: Union[str, Address]) -> Answer:
         with translate_errors(str(self.reference)):
             address = place if isinstance(place, Address) else self._home.join(place)
+            # Ask without a token first: the answer says which realm issues one.
             answer = self._follow(request, address, self._home, self._authorization)
             if answer.status == 401:
                 self._authorization = self._answer_challenge(answer.headers.get_all("WWW-Authenticate", []))
@@ -151,6 +157,7 @@ class OciRepository:
         for _ in range(MAX_REDIRECTS + 1):
             if address.scheme != "https" and not (self._home.local and address.local):
                 raise ValueError(AWAY)
+            # After one hop elsewhere, a redirect back does not get the login again.
             at_owner = at_owner and address.origin == owner.origin
             login = {"Authorization": authorization} if at_owner and authorization else {}
             sent = replace(request, headers={**request.headers, **login})
@@ -175,6 +182,7 @@ class OciRepository:
         """Return the Authorization header for the first of the registry's challenges that edgeq can answer."""
         login = read_credentials(self.reference.host)
         for kind, values in parse_challenges(headers):
+            # Basic needs no further request.
             if kind == "basic" and login:
                 return f"Basic {login}"
             if kind == "bearer":
@@ -188,6 +196,7 @@ class OciRepository:
 
     def _fetch_token(self, realm: Address, values: Mapping[str, str], login: str) -> str:
         """Return the token that `realm` issues for the service and scope of the challenge."""
+        # Only what the registry names: it must not get a token for more.
         query = urlencode({name: values[name] for name in ("service", "scope") if name in values})
         address = replace(realm, target=f"{realm.target}{'&' if '?' in realm.target else '?'}{query}")
         request = ServerRequest("GET", max_bytes=_MAX_TOKEN)

@@ -88,6 +88,7 @@ class PublicKey:
         curve.
         """
         curve, numbers = self.curve, _read_signature(signature)
+        # With r = s = 0, every message would be valid (SEC 1, 4.1.4, step 1).
         if numbers is None or not all(0 < number < curve.n for number in numbers):
             return False
         r, s = numbers
@@ -108,6 +109,7 @@ def read_public_key(der: bytes, context: str) -> PublicKey:
         size = curve.size
         if der.startswith(curve.header) and len(der) == len(curve.header) + 2 * size:
             x, y = (int.from_bytes(part, "big") for part in (der[-2 * size : -size], der[-size:]))
+            # The formulas below hold only for points of the curve.
             if max(x, y) >= curve.p or (y * y - (x * x - 3) * x - curve.b) % curve.p:
                 raise UsageError(f"{context}: the public key is not a point of {curve.name}")
             return PublicKey(curve, x, y)
@@ -140,6 +142,7 @@ def _read_element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
     """Return the content of the first element, and the bytes that follow the element. Return empty bytes for both if
     the element is malformed or its tag is not `tag`.
     """
+    # A signature has less than 256 bytes, so longer forms of a length do not occur.
     long = len(der) > 1 and der[1] == 0x81
     start = 3 if long else 2
     if len(der) < start or der[0] != tag or (der[start - 1] > 0x7F) != long:
@@ -154,6 +157,7 @@ def _add_products(curve: Curve, base_factor: int, point_factor: int, point: _Aff
     Both products are computed at once, bit by bit (Shamir's method).
     """
     p, base = curve.p, (curve.x, curve.y)
+    # The index is made of one bit of each factor.
     addends = (None, base, point, _to_affine(_add((*base, 1), point, p), p))
     total: _Jacobian = _INFINITY
     for bit in range(max(base_factor.bit_length(), point_factor.bit_length()) - 1, -1, -1):
@@ -179,6 +183,7 @@ def _add(point: _Jacobian, addend: _Affine, p: int) -> _Jacobian:
         return (*addend, 1)
     zz = z * z % p
     h, r = (addend[0] * zz - x) % p, (addend[1] * zz * z - y) % p
+    # The points are equal or opposite, where the formula for sums fails.
     if h == 0:
         return _INFINITY if r else _double(point, p)
     hh = h * h % p
@@ -205,6 +210,7 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 _FIRST_PREDICATE_TYPE = "https://model_signing/Digests/v0.1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """Form of a hash in hex. Such hashes identify bundles and keys."""
+# Real chains have two or three certificates.
 _MAX_CHAIN = 10
 _AGAIN = "Do not use this bundle; get it again from where it was made, or have it signed again"
 
@@ -257,6 +263,7 @@ def parse_signature(data: bytes, context: str) -> BundleSignature:
     if envelope.get("payloadType") != PAYLOAD_TYPE:
         raise BundleError(f"{context}: the payload is not an in-toto statement", _AGAIN)
     signatures = _require_objects(envelope, "signatures", context)
+    # With several, it would be unclear which one vouches for the files.
     if len(signatures) != 1:
         raise BundleError(f"{context} contains {len(signatures)} signatures, not one", _AGAIN)
     hint, chain = "", []
@@ -306,6 +313,7 @@ def read_signed_files(payload: bytes, context: str) -> Dict[str, str]:
     if any(resource.get("algorithm") != "sha256" for resource in resources):
         raise BundleError(f"{context} does not name whole files by their sha256", "Sign the bundle in that way")
     files = _read_digests(resources, "digest", context)
+    # The digest repeats what the list says; a difference shows an edited list.
     if len(subjects) != 1 or _require_object(subjects[0], "digest", context).get("sha256") != hash_digests(files):
         raise BundleError(f"{context}: its digest of the whole does not match its files", _AGAIN)
     return files
@@ -324,6 +332,7 @@ def check_files(signed: Mapping[str, str], actual: Mapping[str, str], context: s
     Raises:
         BundleError: a file is missing, was changed, or was not signed.
     """
+    # In both directions: a missing file is as wrong as a file that nobody signed.
     for name in sorted({**signed, **actual}):
         if signed.get(name) != actual.get(name):
             problem = "is not signed" if name not in signed else "is missing" if name not in actual else "was changed"
