@@ -74,8 +74,10 @@ def draw_feeds(
     """
     specs = find_input_specs(session, shapes or {})
     size = sum(dtype.itemsize * int(np.prod(shape, dtype=object)) for dtype, shape in specs.values())
+    # Shapes come from a command line, where a digit too many is easily typed.
     if size > _MAX_BYTES:
         raise UsageError(f"one sample would take {size >> 20} MiB", "Give smaller shapes")
+    # All samples together stay below an eighth of the limit.
     count = max(1, min(count, _MAX_BYTES // 8 // max(1, size)))
     random = np.random.default_rng(seed)
     return [{name: _draw_values(random, dtype, shape) for name, (dtype, shape) in specs.items()} for _ in range(count)]

@@ -26,6 +26,7 @@ def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any,
         if not equals or name not in input_names:
             name, path = "", text
         for key, array in read_arrays(Path(path)).items():
+            # An .npy has no name of its own.
             key = key or name or (input_names[0] if len(input_names) == 1 else "")
             if not key:
                 names = ", ".join(input_names)

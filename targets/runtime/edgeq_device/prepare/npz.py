@@ -27,6 +27,7 @@ def write_npz(
         for name in sorted(arrays):
             buffer = io.BytesIO()
             try:
+                # In C order, because Fortran order gives other bytes for equal values.
                 np.lib.format.write_array(buffer, np.asarray(arrays[name], order="C"), allow_pickle=False)
             except ValueError as error:
                 raise DataError(
@@ -41,6 +42,7 @@ def make_entry(name: str) -> zipfile.ZipInfo:
     """
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     entry.compress_type = zipfile.ZIP_DEFLATED
+    # Unix, on every system: zipfile would write the system that it runs on.
     entry.create_system = 3
     entry.external_attr = 0o100644 << 16
     return entry

@@ -17,8 +17,11 @@ from edgeq_device.errors import BundleError, DataError, RuntimeUnavailableError
 from edgeq_device.system.files import check_file
 
 Array = Any
+# Larger images are refused before they are decoded.
 MOST_PIXELS = 1 << 26
+# Pillow's other decoders are code that an untrusted file could attack.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+# Pillow's own numbers.
 _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 _ROUNDINGS: Dict[str, Callable[[float], int]] = {"floor": math.floor, "round": round, "ceil": math.ceil}
 _ARITHMETIC = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}
@@ -53,12 +56,14 @@ class Prepare:
             RuntimeUnavailableError: Pillow is needed and is not installed.
         """
         if isinstance(item, np.ndarray):
+            # Without a recorded layout, an array is taken for an image.
             axes = self._layout or {2: "HW", 3: "HWC"}.get(item.ndim, "")
             state = _State(item, axes if len(axes) == item.ndim else "", self._channels)
         else:
             state = _State(read_image(item), "HWC", "RGB")
         for step in self._steps:
             state = self._apply(state, step)
+        # The steps prepare one sample; the model also has a batch axis.
         if len(self._shape) == state.array.ndim + 1:
             state.array = state.array[None]
         return np.ascontiguousarray(state.array)
@@ -105,6 +110,7 @@ class Prepare:
         centred = step.get("position", "top-left") == "center"
         x_offset, y_offset = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
         canvas = np.empty((size[1], size[0], pixels.shape[2]), pixels.dtype)
+        # 114 is the grey around the images that YOLO models are trained with.
         canvas[:] = step.get("value", [114])
         canvas[y_offset : y_offset + height, x_offset : x_offset + width] = pixels
         return state.replace_pixels(canvas)
@@ -160,6 +166,7 @@ class _State:
     def replace_pixels(self, pixels: Array) -> "_State":
         """Return an item with the same axes and other pixels, given as [H, W, C]."""
         pixel_axes = "".join(axis for axis in self.axes if axis in "HWC")
+        # Pixels always have channels, the item need not.
         order = pixel_axes if "C" in pixel_axes else pixel_axes + "C"
         array = pixels.transpose(["HWC".index(axis) for axis in order])
         if "C" not in pixel_axes:
@@ -182,6 +189,7 @@ def read_image(item: Any) -> Array:
             check_file(Path(item))
         image = item if isinstance(item, pillow.Image) else pillow.open(Path(item), formats=_FORMATS)
         with image:
+            # The header states the size, so a decompression bomb is not decoded.
             if image.width * image.height > MOST_PIXELS:
                 raise DataError(f"{item} is an image of {image.width}x{image.height} pixels", "Give fewer pixels")
             return np.asarray(image.convert("RGB"))
@@ -219,6 +227,7 @@ def _resize(pixels: Array, size: Tuple[int, int], name: str) -> Array:
         raise DataError(f"an image of {pixels.shape[1]}x{pixels.shape[0]} would become {size[0]}x{size[1]}")
     if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3):
         raise DataError(f"resize takes uint8 of 1 or 3 channels, not {pixels.dtype}{list(pixels.shape)}")
+    # Pillow has no third axis for a single channel.
     single = pixels.shape[2] == 1
     image = _import_pillow().fromarray(np.ascontiguousarray(pixels[:, :, 0] if single else pixels))
     array = np.asarray(image.resize(size, _FILTERS[name]))
@@ -236,12 +245,14 @@ def _apply_arithmetic(state: _State, name: str, value: Any) -> _State:
         shape = [1] * array.ndim
         shape[state.axes.index("C") if "C" in state.axes else array.ndim - 1] = constant.size
         constant = constant.reshape(shape)
+    # Divisions by zero give infinities, without a warning on the user's terminal.
     with np.errstate(all="ignore"):
         return _State(np.asarray(_ARITHMETIC[name](array, constant), array.dtype), state.axes, state.channels)
 
 
 def _center(state: _State, step: Mapping[str, Any]) -> _State:
     array = _to_float(state.array)
+    # In float64, because a float32 sum over an image loses digits.
     mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
     return _State(np.asarray(array - mean, array.dtype), state.axes, state.channels)
 
@@ -258,6 +269,7 @@ def _order_channels(state: _State, step: Mapping[str, Any]) -> _State:
         if "C" not in state.axes:
             return state
         pixels = state.to_pixels()
+        # The weights of the grey are in the order RGB.
         pixels = pixels[:, :, ::-1] if state.channels == "BGR" else pixels
         grey = pixels if pixels.shape[2] == 1 else _to_grey(pixels)
         return state.replace_pixels(grey)
@@ -269,6 +281,7 @@ def _order_channels(state: _State, step: Mapping[str, Any]) -> _State:
 def _to_grey(pixels: Array) -> Array:
     """Return the grey values that Pillow computes."""
     red, green, blue = (pixels[:, :, i].astype(np.uint32) for i in range(3))
+    # The weights of ITU-R 601 in 16-bit fixed point.
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)[:, :, None]
 
 
