@@ -61,6 +61,7 @@ def run_bench(
     baseline = settings.baseline or ("float32" if "float32" in sessions else next(iter(sessions)))
     if baseline not in sessions:
         raise UsageError(f"the baseline {baseline!r} is not among the models", f"Choose from {', '.join(sessions)}")
+    # Before anything runs, because the first tries raise the load.
     load_before = environment.read_load(root)
     _try_out(sessions, feeds)
 
@@ -148,6 +149,7 @@ class _Bench:
         Raises:
             UsageError: a model does not run in batches of the size in the settings.
         """
+        # Only these scenarios have several samples in a query.
         batch = self.settings.batch if scenario.name in ("offline", "multi-stream") else 1
         per_query = batch if scenario is scenarios.OFFLINE else scenario.samples_per_query
         runners = self._open_runners(per_query, batch)
@@ -177,6 +179,7 @@ class _Bench:
                 clock=self.clock,
                 on_progress=lambda share: self._report_progress(scenario.name, share),
             )
+            # Server runs are not interleaved, so only here can latencies be compared in pairs.
             base = distributions[self.baseline]
             claims = {name: make_claim(base, d) for name, d in distributions.items() if name != self.baseline}
         edges = latency.compute_shared_edges(list(distributions.values()))
@@ -207,6 +210,7 @@ class _Bench:
                     )
                     for s in sessions
                 ]
+                # A query outside of the timing shows whether the model accepts the batch.
                 group[0]()
             except Exception as error:  # single samples ran, so the model fails on stacked ones
                 if batch == 1:
@@ -219,6 +223,7 @@ class _Bench:
     def _run_server(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
         """Run the server scenario for one model at a time, because each stream of arrivals needs the whole machine."""
         settings = self.settings
+        # The service times without queueing are the start of the search.
         short = min(1.0, settings.min_duration_s)
         alone = latency.measure_interleaved(
             runners, min_duration_s=short, min_runs=min(50, settings.min_queries), seed=settings.seed, clock=self.clock
@@ -228,7 +233,11 @@ class _Bench:
         for position, (name, run) in enumerate(runners.items()):
 
             def serve_at(
-                rate: float, seconds: float, run: latency.Runner = run, position: int = position
+                # The defaults bind the values of this turn of the loop.
+                rate: float,
+                seconds: float,
+                run: latency.Runner = run,
+                position: int = position,
             ) -> scenarios.ServerResult:
                 """Serve at `rate` queries a second for `seconds`."""
                 return scenarios.run_server(
@@ -266,5 +275,6 @@ def _describe_small_samples(
     fewest = min(d.count for d in distributions.values())
     if fewest >= 1000:
         return []
+    # Of n queries, the percentile 1 - 1/n is the slowest one.
     figure = "p99.9 is" if fewest >= 100 else "p99 and p99.9 are" if fewest >= 10 else "p90 to p99.9 are"
     return [f"{scenario.name}: only {fewest} queries, so {figure} the slowest of them; a longer --duration gives more"]

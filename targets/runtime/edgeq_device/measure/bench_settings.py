@@ -64,6 +64,7 @@ class BenchSettings:
         if unknown or not self.scenarios:
             name = unknown[0] if unknown else ""
             raise UsageError(f"there is no scenario {name!r}", f"Choose from {', '.join(scenarios.SCENARIOS)}")
+        # These bounds catch typing errors; a day is longer than any benchmark.
         if not 0 <= self.min_duration_s <= 86_400:
             raise UsageError(f"a duration of {self.min_duration_s} s makes no sense", "Give 0 to 86400 seconds")
         for name, number, limit in (("queries", self.min_queries, 10**8), ("batch", self.batch, 65_536)):
@@ -114,6 +115,7 @@ def parse_settings(
     )
     settings.check()
     for name, (option, takers) in _TAKEN_BY.items():
+        # A value that equals the default counts as not given.
         is_set = getattr(settings, name) != getattr(BenchSettings, name)
         if is_set and not set(takers) & set(settings.scenarios):
             problem = f"{option} has no effect in the {scenario} scenario"

@@ -24,6 +24,7 @@ def format_bench(report: Mapping[str, Any], *, verbose: bool = False) -> List[st
         lines += _format_scenario(name, scenario, report, verbose=verbose)
         lines.append("")
     peak = report["process_peak_rss_bytes"]
+    # The whole process matters only where a model's own memory is unknown.
     if peak is not None and any(m["memory"] is None for m in report["models"].values()):
         lines.append(f"peak memory of the whole process: {_format_mb(peak)}")
     lines += [f"note: {note}" for note in report["notes"]]
@@ -102,6 +103,7 @@ def _format_server(model: str, server: Mapping[str, Any]) -> str:
 
 
 def _format_ms(value: float) -> str:
+    # About four significant digits.
     digits = 4 if value < 1 else 3 if value < 10 else 2 if value < 100 else 1
     return f"{value:.{digits}f}"
 

@@ -78,7 +78,9 @@ def compute_ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95,
     rounds = min(len(a.rounds), len(b.rounds))
     times = np.stack([a.compute_round_medians()[:rounds], b.compute_round_medians()[:rounds]])
     measured = ~np.isnan(times).any(axis=0)
+    # Round i ran in session i modulo their number.
     times, session = times[:, measured], np.flatnonzero(measured) % a.sessions
+    # A coarse clock may measure 0.
     quotients = np.divide(*np.maximum(times, 1e-12))
     if quotients.size == 0:
         return Ratio(float("nan"), 0.0, float("inf"), 0.0, 0)
@@ -90,6 +92,7 @@ def compute_ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95,
         if pairs >= FEWEST_SESSIONS:
             low, high = _predict_next(medians, confidence)
         else:
+            # Too few sessions had an undisturbed round, so the next one is unknown.
             low, high, confidence = float(quotients.min()), float(quotients.max()), 0.0
     else:
         pairs, ordered = len(quotients), np.sort(quotients)
@@ -98,6 +101,7 @@ def compute_ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95,
         low, high = float(ordered[k]), float(ordered[-1 - k])
     estimate = float(quotients[centre])
     latencies = float(times[0][centre]), float(times[1][centre])
+    # The estimate is a round that was observed, which may lie outside an interval of means.
     return Ratio(estimate, min(low, estimate), max(high, estimate), confidence, pairs, *latencies)
 
 
@@ -143,6 +147,7 @@ def find_student_t(confidence: float, freedom: int) -> float:
     low, high = 0.0, 1.0
     while between(high) < confidence:
         high *= 2
+    # Sixty halvings reach the precision of a double.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if between(middle) < confidence else (low, middle)
@@ -156,6 +161,7 @@ def _find_interval_rank(n: int, confidence: float) -> Tuple[int, float]:
     tail = 0.0
     best = (0, max(0.0, 1 - 2 * 0.5**n))
     for k in range((n + 1) // 2):
+        # In logarithms, because the coefficients of hundreds of rounds overflow.
         log_share = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
         tail += math.exp(log_share)
         if 1 - 2 * tail < confidence:
@@ -301,6 +307,7 @@ def _check_order(
     order = sorted(measured, key=lambda name: (name not in active, speed[name]))
     contest = order[: len(active)]
     neighbours = [(contest[i], contest[i + 1]) for i in range(places - 1)]
+    # The runners behind need no order among them.
     neighbours += [(contest[places - 1], name) for name in contest[places:]]
     settled = True
     ties = []
@@ -511,6 +518,7 @@ def _describe_doubt(speedup: Ratio, baseline: Distribution, model: Distribution)
             f"{speedup.pairs} pair{'' if speedup.pairs == 1 else 's'} of undisturbed runs, at least {minimum} needed"
         )
         return f"{cause}; {shortage}" if cause else f"{shortage}: measure longer"
+    # A NaN must fail this comparison, too.
     if not speedup.high <= speedup.low * WIDEST:
         return f"{cause or 'the runs disagree'}; the ratio was anywhere from {speedup.low:.2f} to {speedup.high:.2f}"
     return cause if max(busy, waited) > BUSY else ""

@@ -19,6 +19,7 @@ def parse_cores(text: str) -> Tuple[int, ...]:
     """
     cores: List[int] = []
     for part in text.split(","):
+        # Few digits, so that a typing error makes no list of billions.
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         if not match or (match.group(2) and int(match.group(2)) < int(match.group(1))):
             raise UsageError(f"{text!r} does not name cores", "Write them like 0,2,4-7")
@@ -40,6 +41,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError(f"{platform.system()} does not let a process choose its cores", "Leave out --pin")
     allowed = os.sched_getaffinity(0)
+    # Linux would silently leave out cores that the process may not use.
     missing = sorted(set(cores) - allowed)
     if missing:
         may = ",".join(map(str, sorted(allowed)))

@@ -32,6 +32,7 @@ def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
     mhz_by_core = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
         khz = _parse_number(read_text(path))
+        # 0 means that the driver does not know the clock.
         if khz:
             mhz_by_core[int(path.parent.parent.name[3:])] = khz / 1e3
     if mhz_by_core:
@@ -52,6 +53,7 @@ def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
     celsius_by_zone = {}
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone[0-9]*")):
         millidegrees = _parse_number(read_text(path / "temp"))
+        # Sensors that are switched off report temperatures that no machine survives.
         if millidegrees is None or not -50e3 < millidegrees < 250e3:
             continue
         kind = (read_text(path / "type") or "").strip()
@@ -72,6 +74,7 @@ def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
     """Return the number of periods in which the container's CPU quota throttled its processes. Return None if the
     system does not count them.
     """
+    # The first is cgroup v2, the second v1.
     for place in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         match = re.search(r"^nr_throttled (\d+)", read_text(root / place) or "", re.M)
         if match:
@@ -99,4 +102,5 @@ def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int]
     import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts in bytes, other systems in kilobytes.
     return None, usage if sys.platform == "darwin" else usage * 1024

@@ -26,6 +26,7 @@ import numpy as np
 from edgeq_device.measure.watch import MachineWatch
 
 _BARS = " ▁▂▃▄▅▆▇█"
+# One character each, so that a histogram fits into a line of a terminal.
 _BINS = 40
 
 
@@ -175,6 +176,7 @@ def compute_shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
     p99.9.
     """
     low = max(min(d.minimum for d in distributions), 1e-6)
+    # Up to p99.9, because one stray latency would squeeze all others into a few bins.
     high = max(max(d.p999 for d in distributions), low * 1.01)
     return np.geomspace(low, high, _BINS + 1)
 
@@ -262,6 +264,7 @@ def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = ti
             latencies.append(now - started)
             spent = now - start
             window = settings.window
+            # Medians cost more than a fast run, so compare them once every half window.
             full = len(latencies) >= 2 * window and len(latencies) % max(1, window // 2) == 0
             if full and spent >= settings.min_s and _is_steady(latencies, window, settings.tolerance):
                 stable = True
@@ -311,6 +314,7 @@ class Burst(NamedTuple):
 
 def run_burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst:
     """Run and return one turn. Skip the lead-in if `slow` is set."""
+    # Local names: looking up attributes would be part of the timed runs.
     clock, look = watch.clock, watch.waits.look
     samples, ends = array("d"), array("d")  # an array takes only 8 bytes a query, even in a ten-minute run
     now = clock()
@@ -355,6 +359,7 @@ class Recorder:
 
     def __init__(self, run: Runners, bursts: Bursts, watch: MachineWatch) -> None:
         local_turns = [partial(run_burst, runner, watch=watch) for runner in _as_sequence(run)]
+        # A runner in another process times its bursts there.
         self._turns = [getattr(runner, "burst", turn) for runner, turn in zip(_as_sequence(run), local_turns)]
         self._bursts = bursts
         self._watch = watch
@@ -452,11 +457,13 @@ def measure_interleaved(
             session = order[0].rounds % len(together)
             with quiet_collector():
                 turns = [recorder.run_turn() for recorder in order]
+            # A claim rests on rounds in which every runner was undisturbed.
             together[session] += all(turns)
             share = min(min(_compute_share(r.busy_s, min_duration_s), _compute_share(r.count, min_runs)) for r in order)
             on_progress(share)
             if share < 1:
                 continue
+            # Patience begins when both minimums are reached.
             given_up = clock() + patience_s if given_up is None else given_up
             rounds_needed = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
             now = clock()

@@ -31,6 +31,7 @@ def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
     # The columns are user nice system idle iowait irq softirq steal. The guest times that follow are already counted in
     # user.
     ticks = [int(t) for t in match.group(1).split()[:8]]
+    # Old kernels lack the last columns.
     ticks += [0] * (8 - len(ticks))
     return CpuTimes(sum(ticks), sum(ticks) - ticks[3] - ticks[4] - ticks[7], ticks[7])
 
@@ -56,6 +57,7 @@ class CompetingLoad:
         """Return the share of the machine's time that other processes used, 0 to 1, or None if the system does not
         report it.
         """
+        # 100 is what Linux has used for decades.
         ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
         work_share = self._measure_share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
         return None if work_share is None else min(1.0, max(0.0, work_share))

@@ -15,6 +15,7 @@ from edgeq_device.system.features import ROOT, read_allowed_cores, read_text
 def read_cpu_name(root: Path = ROOT) -> str:
     """Return the processor's name from /proc/cpuinfo or from Windows, or else the name of its architecture."""
     info = read_text(root / "proc/cpuinfo") or ""
+    # The key differs between architectures.
     match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
     return match.group(1).strip() if match else os.environ.get("PROCESSOR_IDENTIFIER") or platform.machine()
 

@@ -94,11 +94,13 @@ def describe_environment(readings: Dict[str, Any], cores: int) -> List[str]:
     if readings["quota_throttles"]:
         notes.append(f"the container's CPU quota throttled the process in {readings['quota_throttles']} periods")
     load = readings["load_before"]
+    # Below 0.5, the load is noise of the system itself.
     if load is not None and load > max(0.5, DISTURBED * cores):
         cores_text = f"{cores} core{'s' if cores > 1 else ''}"
         notes.append(f"the machine was loaded before the start (load average {load:.1f} on {cores_text})")
     if readings["others_share"] is not None and readings["others_share"] > DISTURBED:
         notes.append(f"other processes used {readings['others_share']:.0%} of the machine during the measurement")
+    # Even one percent means that another machine runs on these cores.
     if readings["stolen_share"] is not None and readings["stolen_share"] > 0.01:
         notes.append(f"the virtual machine's host took {readings['stolen_share']:.0%} of the processor time")
     return notes

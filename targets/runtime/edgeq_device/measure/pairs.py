@@ -70,6 +70,7 @@ def pair_outputs(basis: Basis, reference: Arrays, candidate: Arrays, inputs: Arr
     for name in common:
         axis = basis.ranked.get(name)
         if axis is not None and min(reference[name].ndim, candidate[name].ndim) > axis.place:
+            # Outputs of one TopK share its order, so they are matched together.
             groups.setdefault(axis.origin, []).append(name)
     matched = {
         pair.name: pair for names in groups.values() for pair in _match_group(basis, names, reference, candidate)
@@ -114,6 +115,7 @@ def _match_group(basis: Basis, names: Sequence[str], reference: Arrays, candidat
     batches = {shape[0] for shapes in counts for shape in shapes}
     if any(len(shapes) > 1 for shapes in counts) or len(batches) > 1:
         return  # The outputs do not share rows after all.
+    # Each item of a batch has an order of its own.
     pairs = [
         match_rows([a[item] for a in reference_rows], [a[item] for a in candidate_rows])
         for item in range(batches.pop())

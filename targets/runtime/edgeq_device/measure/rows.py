@@ -28,6 +28,7 @@ LEAST_IOU = 0.75
 _MOST_DISTANCE = 0.5
 # Number of pairs up to which the costs fit into a few megabytes.
 _MOST_PAIRS = 4_000_000
+# From here on, float32 has no fractions, so all numbers look whole.
 _EXACT = 2.0**24
 
 
@@ -59,6 +60,7 @@ def match_rows(reference: Sequence[Array], candidate: Sequence[Array]) -> Tuple[
         if costs[best] <= max_cost:
             reference_places.append(row)
             candidate_places.append(best)
+            # A row of the candidate is matched once.
             cost[:, best] = np.inf
     return np.array(reference_places, np.intp), np.array(candidate_places, np.intp)
 
@@ -106,6 +108,7 @@ def _compute_distances(a: Array, b: Array) -> Array:
     finite_a, finite_b = np.nan_to_num(a), np.nan_to_num(b)
     spread = finite_a.std(0)
     spread = np.where(spread > 0, spread, np.maximum(np.abs(finite_a).max(0), 1e-12))
+    # By the binomial formula, because a table of all differences would not fit into memory.
     x, y = finite_a / spread, finite_b / spread
     squares = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2 * np.einsum("ik,jk->ij", x, y)
     distances: Array = np.sqrt(np.maximum(squares, 0) / a.shape[1])

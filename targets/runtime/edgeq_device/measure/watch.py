@@ -20,6 +20,7 @@ class MachineWatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
+        # A test's clock does not advance with the machine, so its waits would mean nothing.
         self._real = clock is time.perf_counter
         self._outside_s = 0.0
         self._answered = False
@@ -38,6 +39,7 @@ class MachineWatch:
         """See `CompetingLoad.look`."""
         if self._real:
             if self._answered:
+                # Until it sleeps, the process that answered counts as one that wants a core.
                 time.sleep(_ANSWERED_S)
                 self._answered = False
             self._competing.look()
