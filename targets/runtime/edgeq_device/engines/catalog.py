@@ -168,6 +168,7 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
     names = ("devices", "packages", "libraries", "platforms", "cpu_vendors", "simulated_on")
     lists = {name: tuple(values[name]) for name in names}
     direct_values: Dict[str, Any] = dict(values["direct"] or {})
+    # JSON has lists where the dataclasses have tuples.
     direct_values = {
         key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in direct_values.items()
     }
@@ -310,6 +311,7 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     if engine.foreign:
         folders = [Path(_import_adapter(engine).package_folder(engine))]
     else:
+        # This imports nothing: a package may be broken, or slow to import.
         spec = PathFinder.find_spec(engine.module)
         folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     libraries = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
@@ -322,6 +324,7 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
 def _find_package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
     """Return why this form of the engine cannot be used here, or None if no problem is known."""
     alternative = "Choose another engine"
+    # The platform comes first: where there is no package, no installation helps.
     if engine.platforms and read_platform() not in engine.platforms:
         return RuntimeUnavailableError(f"there is no {engine.name} for {read_platform()}", alternative)
     fix = f"Install it: {build_install_command(engine)}"
@@ -342,6 +345,7 @@ def describe_vendor_problem(engine: EngineSpec, version: str, vendor: str) -> st
     """Return why `version` of a plug-in does not support CPUs by `vendor`. Return "" if it supports them, or if nothing
     is known.
     """
+    # Nothing is known of newer versions, so they are tried.
     unknown = not vendor or parse_version(version) > parse_version(engine.cpu_vendors_until)
     if not engine.cpu_vendors or vendor in engine.cpu_vendors or unknown:
         return ""
@@ -421,6 +425,7 @@ def open_engine(
         return _import_adapter(form).open_model(ort, form, model, options, engine_options(form, precision, threads))
     add_engine(ort, engine, options, precision=precision, threads=threads)
     session = ort.InferenceSession(model, options)
+    # onnxruntime falls back to the CPU without an error.
     if engine.provider not in session.get_providers():
         raise RuntimeUnavailableError(f"onnxruntime {ort.__version__} does not start {engine.provider} here")
     return session
@@ -441,6 +446,7 @@ def _find_devices(ort: Any, engine: EngineSpec) -> List[Any]:
     library = find_library(engine, str(ort.__version__))
     if engine.adapter:
         raise RuntimeUnavailableError(f"{engine.packages[0]} is not a plug-in of onnxruntime", "Choose another engine")
+    # onnxruntime refuses to register a library twice.
     if not any(device.ep_name == engine.provider for device in ort.get_ep_devices()):
         try:
             if engine.imported:

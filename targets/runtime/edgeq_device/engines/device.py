@@ -44,5 +44,6 @@ def read_device() -> Device:
     """Return a description of this device, read from the operating system and from onnxruntime."""
     ort = onnxruntime()
     version, providers = str(ort.__version__), tuple(ort.get_available_providers())
+    # An engine without a module is part of onnxruntime, whose list of providers tells about it.
     plugins = {engine.provider: describe_problem(engine, version) for engine in engines().values() if engine.module}
     return Device(*read_features(), version, providers, *read_gpus(), *read_tensorrt(ort), plugins)

@@ -24,8 +24,10 @@ from edgeq_device.system.plainjson import parse_json
 SIGNATURE = "edgeq"
 """Name of the metadata entry that describes the model's inputs and outputs."""
 MOST_BYTES = 1 << 20
+# The FlatBuffer's file identifier.
 _IDENTIFIER = b"TFL3"
 _TYPES = {dtype: name for name, dtype in DTYPES.items()}
+# The metadata are untrusted; these limits bound the work that they can cause.
 _MOST_AXES = 64
 _MOST_ENTRIES = 64
 
@@ -104,9 +106,11 @@ class _FlatTable:
 
     def _field(self, number: int) -> int:
         """Return the position of a field, or 0 if the table does not have it."""
+        # A table begins with the distance back to its vtable, which has the offsets of its fields.
         layout = self._place - struct.unpack_from("<i", self._content, self._place)[0]
         if layout < 0:
             raise ValueError(layout)
+        # Two sizes of two bytes come before the offsets.
         slot = 4 + 2 * number
         if slot + 2 > struct.unpack_from("<H", self._content, layout)[0]:
             return 0
@@ -122,6 +126,7 @@ class _FlatTable:
             return 0, 0
         place = field + self._number(field)
         length = self._number(place)
+        # A damaged length must not lead out of the file.
         if place + 4 + length * size > len(self._content):
             raise ValueError(length)
         return place + 4, length
@@ -156,6 +161,7 @@ class _Port:
         shape = [int(size) for size in detail["shape"]]
         self.axes = _parse_axes(stated, len(shape), context)
         self.in_place = self.axes == tuple(range(len(shape)))
+        # argsort inverts a permutation.
         self.inverse_axes = tuple(int(axis) for axis in np.argsort(self.axes))
         self.fixed = tuple(shape[axis] for axis in self.inverse_axes)
         scale, self.zero_point = detail["quantization"]
@@ -181,6 +187,7 @@ class _Port:
         """Convert an array of the model to the file's tensor."""
         if self.scaled:
             limits = np.iinfo(self.dtype)
+            # Values beyond the range saturate; a cast alone would wrap them around.
             array = np.clip(np.rint(array / self.scale) + self.zero_point, limits.min, limits.max)
         array = array.astype(self.dtype, copy=False)
         return array if self.in_place else np.ascontiguousarray(array.transpose(self.axes))
@@ -302,6 +309,7 @@ class LiteRtSession:
                 },
             }
             for place, operator in enumerate(self._interpreter._get_ops_details())
+            # A delegate is listed next to the operators that it runs; it is none of the file's.
             if operator["op_name"] != "DELEGATE" and len(operator["inputs"]) and len(operator["outputs"])
         ]
         file = Path(f"{self._profile}.json")

@@ -42,6 +42,7 @@ def open_model(
     if not isinstance(model, str):
         raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
     ((device, properties),) = json.loads(engine_settings[_CONFIG]).items()
+    # This session only reads the inputs and outputs, so it optimises and prepacks nothing.
     reader_options = session_options(ort, config=_PLAIN, threads=1, optimization="none")
     described = _describe_tensors(ort.InferenceSession(model, reader_options, providers=["CPUExecutionProvider"]))
     profile = options.profile_file_prefix if options.enable_profiling else ""
@@ -94,6 +95,7 @@ class OpenVinoSession:
         self._provider, self._profile = provider, profile
         self._core, self._compile_for = core, compile_for
         self._model = core.read_model(model)
+        # Values are passed by position, so both runtimes must have them in one order.
         ports = zip((*self._inputs, *self._outputs), (*self._model.inputs, *self._model.outputs))
         if not all(info.name in port.get_names() for info, port in ports):
             raise RuntimeUnavailableError(f"{provider} has other inputs or outputs than the file, or in another order")
@@ -132,6 +134,7 @@ class OpenVinoSession:
         arrays = [self._check_input(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
             raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
+        # Keep the request, because `end_profiling` reports on its last run.
         self._last_request = self._choose_request(tuple(array.shape for array in arrays))
         outputs = self._last_request.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
         return list(outputs) if output_names is None else [outputs[self._places[name]] for name in output_names]
@@ -152,6 +155,7 @@ class OpenVinoSession:
 
     def _choose_request(self, sizes: Sizes) -> Any:
         """Return an inference request for inputs of these sizes."""
+        # Most programs never change the sizes, and fixed sizes run faster.
         if self._any_sizes is None and self._sized is None:
             self._sized = self._compile_sized(sizes)
         if self._sized is not None and self._sized[0] == sizes:

@@ -48,10 +48,12 @@ def open_model(
     path = Path(model)
     described = _read_signature(path)
     chip = read_chip(_COMPATIBLE)
+    # The device tree names the exact chip (rk3588s), the compiler its family (rk3588).
     if chip and not chip.startswith(described["platform"]):
         raise RuntimeUnavailableError(f"{path.name} was compiled for {described['platform']}, this board has {chip}")
     lite = import_module(f"{engine.module}.api").RKNNLite
     mask = engine_settings.get(_CORES, "NPU_CORE_AUTO")
+    # rknnlite loads models from files only.
     with scratch_folder("edgeq-rknn-") as folder:
         file = Path(folder) / "model.rknn"
         file.write_bytes(read_context(path, path.name))
@@ -68,6 +70,7 @@ def read_chip(compatible: Path) -> str:
     except OSError:
         return ""
     texts = (name.decode("ascii", "replace") for name in names)
+    # The list goes from the board to its chip.
     return next((name[len(_VENDOR) :] for name in reversed(list(texts)) if name.startswith(_VENDOR)), "")
 
 
@@ -92,6 +95,7 @@ def _read_signature(path: Path) -> Mapping[str, Any]:
 
 
 def _is_tensor(entry: Any) -> bool:
+    # The file is untrusted, like every model.
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or entry.get("dtype") not in _TYPES:
         return False
     shape = entry.get("shape")

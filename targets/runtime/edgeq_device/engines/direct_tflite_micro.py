@@ -14,7 +14,9 @@ from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.system.files import read_file
 
 _INTERPRETER = "python.tflite_micro.runtime"
+# First guess: the activations may be many times larger than the file, so `_allocate` tries more.
 _ARENA_TIMES = 10
+# With the upper bound, the model is refused for another reason than memory.
 _LEAST_ARENA, _MOST_ARENA = 1 << 20, 1 << 30
 _ARENA = "arena_bytes"
 
@@ -54,6 +56,7 @@ def _allocate(runtime: Any, content: bytes, model: str, requested_bytes: int) ->
         except RuntimeError as error:
             if requested_bytes or arena >= _MOST_ARENA:
                 raise RuntimeUnavailableError(f"TFLite Micro refuses {model}: {error}") from error
+            # TFLite Micro does not tell how much it lacks.
             arena *= 8
 
 
@@ -86,6 +89,7 @@ class _Interpreter:
         return self._interpreter.get_output(index - _OUTPUTS)
 
 
+# Tells the indices of outputs from those of inputs.
 _OUTPUTS = 1 << 16
 
 

@@ -23,6 +23,7 @@ Arrays = Dict[str, "np.ndarray[Any, Any]"]
 _LISTED = "arrays"
 # Accept only plain numbers, texts of a fixed length and raw bytes. numpy would also accept structures and more.
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV]\d{1,6}")
+# numpy's own limit since version 2.
 _MOST_DIMENSIONS = 64
 
 
@@ -61,12 +62,15 @@ def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optio
         EOFError: the stream ends within the frame.
     """
     head = stream.read(4)
+    # The other side ended between two frames.
     if len(head) < 4:
         return None
     size = struct.unpack("<I", head)[0]
+    # Before reading, because an untrusted guest may announce gigabytes.
     if size > limits.text:
         raise ValueError(f"a frame of {size} bytes")
     try:
+        # File names in a request need not be text.
         content = parse_json(_read_exactly(stream, size), "a frame", values=limits.values, halves=True)
     except DeviceError as error:
         raise ValueError(str(error)) from error

@@ -85,6 +85,7 @@ def list_import_path() -> List[str]:
         working_folder: Optional[str] = os.path.realpath(Path.cwd())
     except OSError:  # the directory was removed, so nothing can be imported from it
         working_folder = None
+    # A working directory may be the very place where numpy or onnxruntime are installed.
     package_folders = {_find_folder_of("numpy"), _find_folder_of("onnxruntime")}
     entries = [str(entry) for entry in sys.path]
     return [

@@ -69,6 +69,7 @@ def measure_memory(
     if child.returncode != 0:
         message = (child.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {message}")
+    # Libraries may print lines before the answer.
     answer = json.loads(child.stdout.strip().splitlines()[-1])
     return MemoryUse(**answer)
 
@@ -92,9 +93,11 @@ def main() -> int:
     try:
         order = json.load(sys.stdin)
         onnxruntime()
+        # After the import, so that onnxruntime itself does not count as the model's memory.
         baseline, _ = read_memory(ROOT)
         session = open_unchecked(parse_variant(order), order["threads"], parse_engine(order))
         loaded, _ = _read_with_guest(session)
+        # Several runs, because the first ones may still allocate.
         for feed in draw_feeds(session, order["shapes"], count=1) * 5:
             session.run(None, feed)
         _, peak = _read_with_guest(session)

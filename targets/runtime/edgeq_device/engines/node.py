@@ -14,8 +14,10 @@ from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.system.places import make_temporary_folder
 from edgeq_device.system.programs import build_child_environment, find_program
 
+# The last script is the program; it imports the first.
 _SCRIPTS = ("edgeq.mjs", "wasm_guest.mjs")
 _RUNTIME = "wasm"
+# Seconds after which a request counts as hung.
 _ANSWER_S = 600.0
 
 

@@ -47,6 +47,7 @@ def package_version(engine: EngineSpec) -> str:
     """Return the version of the installed package, or "" if it is not installed."""
     try:
         with (package_folder(engine) / "package.json").open(encoding="utf-8") as file:
+            # A package.json has kilobytes; whatever is larger is none.
             version = json.loads(file.read(1 << 20)).get("version", "")
     except (OSError, ValueError, AttributeError):
         return ""

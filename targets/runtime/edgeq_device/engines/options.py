@@ -31,6 +31,7 @@ MAX_VALUE = 1024
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
 """Provider and option that name the calibration table. The runner puts the table into the folder of the engines."""
 _FIX = "The options that a bundle may set, and their values, are in edgeq_device/engines/options.json"
+# As many as the largest 32-bit number has.
 _SIZE_DIGITS = 10
 _SHOWN = 60
 
@@ -96,6 +97,7 @@ def provider_problem(ep: str, key: str, value: str) -> str:
     """Return why a bundle may not set option `key` of execution provider `ep` to `value`. The answer has the form of
     `session_problem`'s.
     """
+    # These values come from edgeq's own table of engines, so they are harmless.
     if value in _read_engine_values(ep, key):
         return ""
     if not load_rules(ep):
@@ -199,6 +201,7 @@ def _describe_mismatch(form: Mapping[str, Any], value: str) -> str:
     if "whole" in form:
         low, high = form["whole"]
         short = re.fullmatch("-?[0-9]+", value) is not None and len(value.lstrip("-")) <= len(str(high))
+        # One spelling a number, so that this check and ONNX Runtime's parser cannot disagree.
         fits = short and str(int(value)) == value and low <= int(value) <= high
         return "" if fits else f"a whole number from {low} to {high}"
     if "words" in form:

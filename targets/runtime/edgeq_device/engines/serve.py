@@ -134,6 +134,7 @@ def _answer(
     if request["do"] == "prepare":
         feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
         for key, value in arrays.items():  # keys are "0 name", "1 name" ...
+            # An input's name may contain spaces; the index does not.
             index, _, name = key.partition(" ")
             feeds[int(index)][name] = value
         runners.append(make_runner(session, feeds, **request["queries"]))
@@ -141,6 +142,7 @@ def _answer(
     if request["do"] == "burst":
         return _run_burst(request, runners[request["runner"]])
     if request["do"] == "close":
+        # Keep the place, because the numbers of other sessions are places in this list.
         sessions[request["session"]] = None
         if hasattr(session, "close"):  # such a session itself runs in another process
             session.close()

@@ -73,6 +73,7 @@ def open_unchecked(
     if not isinstance(level, str) or level not in LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(LEVELS)}")
     config = {**BRIEF_SPIN, **variant.session_options}
+    # The caller decides; otherwise the number that was best when the variant was made.
     threads = threads or read_best_threads(variant)
     options = session_options(ort, config=config, threads=threads, optimization=level)
     plugin = engine or find_plugin(variant.ep)
@@ -95,6 +96,7 @@ def open_unchecked(
     if variant.ep in GPU_PROVIDERS:
         return open_on_gpu(variant, ort, open_with)
     provider = (variant.ep, dict(variant.provider_options))
+    # Operators that the provider lacks run on the CPU.
     return open_with([provider] if variant.ep == CPU else [provider, CPU])
 
 
@@ -119,6 +121,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
+        # The model is not to blame, so name the real cause.
         if "pthread_create" in text:
             fix = "End some processes, or raise the limit (ulimit -u)"
             raise BudgetError("the system starts no more threads for this user", fix) from error

@@ -57,6 +57,7 @@ def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
     if major is None:
         return "", f"onnxruntime {ort.__version__} here has no {PROVIDER}"
     names = (f"libnvinfer.so.{major}", f"nvinfer_{major}.dll")
+    # The system's library first: the provider would load that one, too.
     for name in (*names, *_find_packaged(names)):
         try:
             library = load(name)
@@ -152,6 +153,7 @@ def name_engine(variant: Variant, gpu: Gpu, tensorrt: str) -> str:
     """Return a folder name made of the GPU, its compute capability, TensorRT's version and the model's hash."""
     assert variant.model is not None
     digest = hashlib.sha256(read_file(variant.model)).hexdigest()
+    # GPU names have spaces and slashes.
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
     return f"{name}-sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}-trt{tensorrt}-{digest}"
 

@@ -13,6 +13,7 @@ from edgeq_device.system.unchanged import Hashed
 
 DRAWN = "drawn_outputs"
 """Key in a variant's info: names of the outputs that depend on random numbers. The self-test leaves them out."""
+# ONNX Runtime's entry for the folder of a model's external data.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
