@@ -32,9 +32,11 @@ def list_archive(archive: zipfile.ZipFile, context: str) -> Dict[str, zipfile.Zi
             is encrypted; or the archive would grow out of proportion.
     """
     entries: Dict[str, zipfile.ZipInfo] = {}
+    # zipfile cuts a name at a null byte; the original name still contains it.
     check_file_names([info.orig_filename for info in archive.infolist()], context)
     for info in archive.infolist():
         mode = info.external_attr >> 16
+        # Zips from Windows record no mode, and their entries are plain files.
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
             raise BundleError(f"{context}: {info.filename!r} is {kind}; a bundle contains only files", AGAIN)
@@ -43,6 +45,7 @@ def list_archive(archive: zipfile.ZipFile, context: str) -> Dict[str, zipfile.Zi
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BundleError(f"{context}: {info.filename!r} is compressed by a method that a bundle does not use")
         entries[info.filename] = info
+    # The sizes in the headers are only claims; compare them with the file that makes them.
     total = sum(info.file_size for info in entries.values())
     packed = Path(context).stat().st_size
     if total > MAX_TOTAL or (total > SMALL and total > MAX_RATIO * packed):
@@ -62,6 +65,7 @@ def extract_files(
     """
     context = str(archive.filename)
     total = sum(record.size for record in records.values())
+    # Fail before the first file, because a full disk disturbs everything else on a board.
     if total > shutil.disk_usage(to).free:
         raise OutputError(f"{context}: unpacking takes {total} bytes, more than is free in {to.parent}", SET_TMPDIR)
     for name, record in sorted(records.items()):

@@ -14,6 +14,7 @@ def check_assets(records: Mapping[str, FileRecord], context: str) -> None:
     assets: Dict[str, Dict[str, str]] = {}
     for name, record in records.items():
         if name.startswith("shared_assets/"):
+            # A file directly in shared_assets/ has no folder; the empty name matches no hash.
             _, folder, inner = name.split("/", 2) if name.count("/") >= 2 else ("", "", "")
             assets.setdefault(folder, {})[inner] = record.sha256
     for folder, members in sorted(assets.items()):
@@ -25,5 +26,6 @@ def hash_directory(members: Mapping[str, str]) -> str:
     """Return the hash that the format assigns to a directory: the sha256 of lines `<sha256> <relative path>`, sorted by
     path.
     """
+    # Two spaces, as sha256sum prints them: the format defines this text byte by byte.
     text = "".join(f"{members[name]}  {name}\n" for name in sorted(members))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

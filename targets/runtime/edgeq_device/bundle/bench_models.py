@@ -92,16 +92,20 @@ def bench_models(
     remarks: List[str] = []
     with pinned(settings.pin):
         sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
+        # Open the further sessions last, so that a model that does not open stops the benchmark early.
         more = {m.name: m.open_further(settings.threads) for m in models}
         remarks += [note for session in sessions.values() for note in getattr(session, "notes", ())]
+        # One set of samples goes into all models, so their inputs must agree.
         _check_same_inputs(sessions)
         session = next(iter(sessions.values()))
         samples = list(feeds(session) if feeds else draw_feeds(session, shapes))
+        # The process that measures the memory makes up its inputs, in the shapes of the samples.
         actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}
         memory: Dict[str, Dict[str, int]] = {}
         for name, measure in ((model.name, model.memory) for model in models if model.memory is not None):
             try:
                 memory[name] = measure(settings.threads, actual).to_dict()
+            # The timings are worth having without the memory.
             except RuntimeUnavailableError as error:
                 remarks.append(str(error))
         report = run_bench(
@@ -148,6 +152,7 @@ def choose_variants(
     best = open_best(bundle, device, name=name)
     variants = [best.choice.variant]
     if FLOAT in bundle.components:
+        # The baseline comes first in the report.
         variants.insert(0, open_best(bundle, device, component=FLOAT).choice.variant)
     return variants, best.passed_over
 
@@ -173,6 +178,7 @@ def find_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence
     cases = [case for variant in variants for case in variant.cases]
     if not cases:
         return None
+    # Variants share vectors, and a sample that is listed twice would count twice.
     paths = sorted({case.inputs for case in cases})
     return lambda session: [read_arrays(path) for path in paths]
 

@@ -17,7 +17,9 @@ from edgeq_device.errors import AGAIN, BundleError
 from edgeq_device.system.plainjson import MAX_BYTES
 from edgeq_device.trust.signature import SIGNATURE
 
+# How much of a small board's memory one read may take.
 _CHUNK = 1024 * 1024
+# Suffixes by which Python, a system's loader or ONNX Runtime picks up a file by itself.
 _LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
 # These errors come only from writing. Any other error may come from a damaged archive.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,8 +62,10 @@ def check_listing(
     missing, unlisted = sorted(declared - set(sizes)), sorted(set(sizes) - declared - {SIGNATURE})
     if missing:
         raise BundleError(f"{context}: {missing[0]} is missing{_count_more(missing)}", AGAIN)
+    # Users keep outputs and notes in the folder, but nothing there may be loaded unasked.
     extra = [name for name in unlisted if not (in_use and is_harmless(name))]
     if extra:
+        # Python writes this folder when somebody imports the modules of the bundle.
         compiled = "__pycache__/" in extra[0]
         raise BundleError(
             f"{context}: {extra[0]} is not in the manifest{_count_more(extra)}",
@@ -93,6 +97,7 @@ def check_content(stream: IO[bytes], record: FileRecord, title: str, sink: Optio
     size = 0
     for chunk in iter(lambda: stream.read(_CHUNK), b""):
         size += len(chunk)
+        # Stop at once: the file may be endless, or made to fill the disk.
         if size > record.size:
             raise BundleError(f"{title} is larger than the {record.size} bytes that the manifest states", AGAIN)
         digest.update(chunk)

@@ -23,12 +23,14 @@ def list_directory(root: Path) -> Dict[str, int]:
         BundleError: there is a link, a device, a pipe, or a name that a bundle may not contain.
     """
     sizes: Dict[str, int] = {}
+    # A list instead of recursion, because the sender chose how deep the folders nest.
     pending = [root]
     while pending:
         folder = pending.pop()
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = Path(entry.path).relative_to(root).as_posix()
+                # Do not follow links: the file behind one can be exchanged after the check.
                 mode = entry.stat(follow_symlinks=False).st_mode
                 if stat.S_ISDIR(mode):
                     pending.append(Path(entry.path))
@@ -54,10 +56,12 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
     folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
     name = "."
     try:
+        # Folders before files: a file that is added meanwhile then changes its folder's identity.
         identities = {name: identify((root / name).lstat()) for name in sorted(folders)}
         identities["."] = identify_root(root)
         for name, record in sorted(records.items()):
             with open_file(root / name, follow=False) as stream, _open_sink(to, name) as sink:
+                # Identify the open file, not its path, which may lead to another file by now.
                 identities[name] = identify(os.fstat(stream.fileno()))
                 check_content(stream, record, f"{root}: {name}", sink)
     except OSError as error:

@@ -15,9 +15,12 @@ from edgeq_device.errors import BundleError
 from edgeq_device.trust.signature import SHA256, SIGNATURE
 
 MANIFEST = "manifest.json"
+# The version of ONNX Runtime's package format, then the version of edgeq's own part in it.
 SCHEMA_VERSION = "1.0"
 BUNDLE_SCHEMA = "1.1"
+# Bundles stay on devices for years, so all earlier schemas are read, too.
 _BUNDLE_SCHEMAS = ("1.0", BUNDLE_SCHEMA)
+# Far above real bundles; an untrusted manifest must not cost much memory or time.
 MAX_FILES = 20_000
 MAX_SIZE = 1 << 44
 
@@ -59,6 +62,7 @@ def parse_manifest(values: Mapping[str, Any], context: str) -> Manifest:
     Raises:
         BundleError: the file has an unknown key, another schema version, or a value of the wrong form.
     """
+    # An unknown key might tell another reader to load something else, so none is ignored.
     check_keys(values, _MANIFEST_KEYS, context)
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -100,12 +104,14 @@ def _parse_files(values: object, context: str) -> Dict[str, FileRecord]:
     entries = require_object(values, f"{context}: additional_metadata.edgeq.files")
     if len(entries) > MAX_FILES:
         raise BundleError(f"{context}: more than {MAX_FILES} files")
+    # The manifest lists neither itself nor the signature, but no listed file may take their names.
     check_file_names([MANIFEST, SIGNATURE, *entries], context)
     for name, entry in entries.items():
         record = require_object(entry, f"{context}: file {name!r}")
         sha256, size = record.get("sha256"), record.get("size")
         if set(record) != {"sha256", "size"} or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
             raise BundleError(f"{context}: file {name!r} has no proper sha256 and size")
+        # In Python, True is an int.
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE:
             raise BundleError(f"{context}: file {name!r} has no proper size")
         records[name] = FileRecord(sha256, size)
@@ -118,6 +124,7 @@ def resolve_reference(reference: str, directory: str, context: str) -> str:
     `sha256:<hex>[/sub/path]` refers to a shared asset. Any other reference is relative to `directory`, the variant's
     path inside the bundle.
     """
+    # Shared assets lie at the top of the bundle, outside of the variant's directory.
     if reference.startswith("sha256:"):
         digest, _, remaining = reference[len("sha256:") :].partition("/")
         if not SHA256.fullmatch(digest):

@@ -52,6 +52,7 @@ def check_file_names(names: Iterable[str], context: str) -> None:
             raise BundleError(f"{context}: {name!r} occurs twice (the other is {names_by_folded[folded]!r})")
         names_by_folded[folded] = name
     folders: Set[str] = set()
+    # A folder exists only by the names of its files.
     for name in names_by_folded:
         parent = name.rpartition("/")[0]
         while parent and parent not in folders:
@@ -60,6 +61,7 @@ def check_file_names(names: Iterable[str], context: str) -> None:
         if len(folders) > MAX_FOLDERS:
             raise BundleError(f"{context}: the files are in more than {MAX_FOLDERS} folders")
     for name in sorted(folders & names_by_folded.keys()):
+        # Name one file inside, so that the sender can find the clash.
         inside = next(
             names_by_folded[name_below] for name_below in names_by_folded if name_below.startswith(f"{name}/")
         )

@@ -67,11 +67,13 @@ def open_best(
         try:
             session = (open_it or open_variant)(choice.variant, threads)
         except (RuntimeUnavailableError, CheckFailedError) as error:
+            # The user named it, or onnxruntime's own kernels refuse it: there is no fallback.
             if name is not None or choice.variant.ep == CPU:
                 raise
             failed[choice.variant.name] = str(error)
             continue
         better = [v for v in choice.rejected if v.variant.rank > choice.variant.rank and not v.fits]
+        # In the order in which they would have been preferred.
         better.sort(key=lambda verdict: -verdict.variant.rank)
         return OpenedVariant(choice, session, tuple(f"not {v.variant.name}: {'; '.join(v.reasons)}" for v in better))
 
@@ -87,6 +89,7 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
     session = start_variant(variant, threads)
     if isinstance(session, GuestSession):
         _refuse_wrong(variant, session, session.guest.title)
+        # A user's input may be far larger than a vector.
         session.guest.request_s = RUN_S
     elif variant.ep == PROVIDER and variant.cases and "table" not in variant.info:
         # From correct files, TensorRT 8.6.0 built engines that gave wrong answers, so its engines are tested first. A
@@ -118,8 +121,10 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
     try:
         session = guest.open_session(build_open_request(variant, threads))
         variant.check_unchanged()
+    # On Ctrl-C, too: nobody else would end the process.
     except BaseException:
         guest.end()
         raise
+    # The caller knows only the session, so the process ends with it.
     weakref.finalize(session, guest.end)
     return session

@@ -29,6 +29,7 @@ def choose_output_path(bundle: Bundle, path: Optional[Path]) -> Path:
     """
     root = bundle.source.resolve()
     path = path_next_to(bundle.source, ".outputs.npz") if path is None else path
+    # Resolve the folder, but not the name: a link of that name must be refused, not followed.
     place = path.absolute().parent.resolve() / path.name
     if place == root or (root in place.parents and not _can_join(bundle, place.relative_to(root).as_posix())):
         raise OutputError(f"{path} is in the bundle, and would replace or add to its files", "Write it elsewhere")
@@ -58,6 +59,7 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
                 raise exists_error
             if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link with a file
                 raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
+        # A draft first, so that a full disk leaves no half file.
         with make_draft(path) as draft:
             write_npz(draft, outputs)
             if force:

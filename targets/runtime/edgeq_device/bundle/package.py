@@ -47,6 +47,7 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
         BundleError: a model is not an ONNX file or contains compiled code; its external data are not entirely inside
             one of the bundle's files; or their size does not match the shape and type of the tensor.
     """
+    # Variants often share a model, which is then checked once.
     models: Dict[Tuple[str, str, bool], None] = {}
     for variant in variants:
         if variant.model is not None:
@@ -92,6 +93,7 @@ def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileR
         raise BundleError(f"{context} needs {location!r}, which is not in the bundle as {file!r}", AGAIN)
     if tensor.data_type not in ELEMENT_BITS:
         raise BundleError(f"{context} has the data type {tensor.data_type}, which cannot be external", AGAIN)
+    # Elements of fewer than 8 bits are packed, so the last byte may be partly empty.
     size = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
     offset = _parse_number(tensor.entries.get("offset", "0"), "offset", context)
     length = _parse_number(tensor.entries.get("length", str(size)), "length", context)
@@ -104,6 +106,7 @@ def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileR
 
 
 def _parse_number(text: str, field: str, context: str) -> int:
+    # 19 digits suffice for 63 bits, and Python refuses to read thousands.
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise BundleError(f"{context} has the {field} {text[:40]!r}", AGAIN)
     return int(text)
@@ -114,6 +117,7 @@ FLOAT = "float32"
 COPIED = 1 << 28
 """Largest size in bytes of a directory whose files are copied while they are hashed, and opened from the copy. Copying
 takes less time than hashing. The copy fits into the memory of small boards, whose temporary folder may be in memory."""
+# A copy may take this share of the free space; other programs need the rest.
 _SHARE_OF_FREE = 1 / 4
 _ZIP = b"PK\x03\x04"
 # Tag of the first field of an ONNX model. Every writer puts this field first.
@@ -225,6 +229,7 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
                 signature = read_unlisted(stream, f"{root}: {SIGNATURE}")
     except OSError as error:
         raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
+    # Before the manifest is parsed: of an unexpected bundle, nothing else is read.
     _check_expected(data, expect, root)
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
     extra = check_listing(sizes, manifest.files, str(root), in_use=True)
@@ -239,6 +244,7 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
         if copy is not None:
             return _assemble(root, copy, data, manifest, cleanup, extra=extra, signature=signature)
         bundle = _assemble(root, root, data, manifest, cleanup, hashed, extra=extra, signature=signature)
+        # A file may have changed while the variants were read.
         hashed.check()
         return bundle
     except BaseException:
@@ -266,6 +272,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+        # Users give the model itself, or a download that was cut off; the first bytes tell which.
         with open_file(source) as stream:
             head = stream.read(len(_ZIP))
         problem, fix = "it is not a zip archive" if head else "it is empty", _FIX
@@ -285,6 +292,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
         _check_expected(data, expect, source)
         signature = _read_entry(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
+        # Compare names and sizes first, so that a wrong archive is not unpacked.
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
         check_assets(manifest.files, str(source))
         root, cleanup = make_temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")

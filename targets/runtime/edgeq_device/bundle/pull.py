@@ -40,8 +40,10 @@ def pull(reference: ArtifactReference, output: Path, trust: Optional[Trust] = No
         RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have the bundle.
         BundleError: the received data do not match the digest, are not a bundle, or are not signed as `trust` demands.
     """
+    # A dangling link does not "exist", but would redirect the bundle.
     if output.exists() or output.is_symlink():
         raise OutputError(f"{output} exists already", "Choose another output")
+    # A pull that was killed may have left its draft here.
     remove_ended(output)
     private = PrivateFolder(output.absolute().with_name(name_stage(output)))
     folder = private.path
@@ -54,7 +56,9 @@ def pull(reference: ArtifactReference, output: Path, trust: Optional[Trust] = No
         with open_bundle(folder) as bundle:
             check_signature(bundle, trust)
             digest = bundle.manifest_sha256
+        # The draft was private; the bundle is for all users of the device.
         folder.chmod(0o755)
+        # Only a bundle that passed all checks gets its name.
         folder.rename(output)
     except OSError as error:
         raise OutputError(f"{output} cannot be written ({error.strerror})") from error
@@ -74,6 +78,7 @@ def fetch(reference: ArtifactReference, folder: Path, limits: Limits = LIMITS) -
     registry = OciRepository(reference, limits)
     request = ServerRequest("GET", {"Accept": MANIFEST_TYPE}, max_bytes=_MAX_MANIFEST)
     with registry.send(request, f"manifests/{reference.digest}") as answer:
+        # Read one byte too many: a longer manifest, cut off, could otherwise match.
         data = answer.body.read(_MAX_MANIFEST + 1)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != reference.digest:
         raise BundleError(
@@ -83,6 +88,7 @@ def fetch(reference: ArtifactReference, folder: Path, limits: Limits = LIMITS) -
     total = sum(record.size for record in layers.values())
     if total > shutil.disk_usage(folder).free:
         raise OutputError(f"{reference} takes {total} bytes, more than is free in {folder.parent}", "Free some space")
+    # The time limit grows with the size that the manifest announces.
     registry.deadline.add_time(len(layers), total)
 
     def fetch_file(item: Tuple[str, FileRecord]) -> None:
@@ -90,6 +96,7 @@ def fetch(reference: ArtifactReference, folder: Path, limits: Limits = LIMITS) -
         name, record = item
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         answer = registry.send(ServerRequest("GET", max_bytes=record.size), f"blobs/sha256:{record.sha256}")
+        # "x", so that no layer replaces the file of another.
         with answer, (folder / name).open("xb") as sink:
             check_content(answer.body, record, f"{reference}: {name}", sink)
 
@@ -110,6 +117,7 @@ def read_layers(manifest: Mapping[str, Any], title: str) -> Dict[str, FileRecord
         match = _DIGEST.fullmatch(str(layer.get("digest")))
         if not isinstance(name, str) or match is None or type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise BundleError(f"{title}: a layer has no path, size or sha256", "Push it with edgeq push")
+        # Archived layers would have to be unpacked before they can be checked.
         if not str(layer.get("mediaType")).endswith(".raw"):
             raise BundleError(f"{title}: {name!a} is an archive", "edgeq accepts only layers that are files")
         names.append(name)

@@ -52,6 +52,7 @@ def judge(variant: Variant, device: Device) -> DeviceFit:
     """Check whether a device fits one variant. The criteria are the architecture, the features, the execution provider,
     the version of onnxruntime, and known faults.
     """
+    # Collect all reasons, not only the first, so that the user can fix them in one go.
     reasons: List[str] = []
     if variant.model is None:
         reasons.append("ONNX Runtime does not run it")
@@ -99,6 +100,7 @@ def _find_gpu_reasons(variant: Variant, device: Device) -> List[str]:
     capability = limits["min_compute_capability"]
     if capability and not device.gpus:
         reasons.append(device.gpu_problem or "this device has no NVIDIA GPU")
+    # One GPU that is new enough suffices.
     elif capability and all(gpu.compute_capability < parse_version(capability) for gpu in device.gpus):
         best = max(device.gpus, key=lambda gpu: gpu.compute_capability)
         have = format_capability(best.compute_capability)
@@ -137,6 +139,7 @@ def select(
         raise BundleError(f"{bundle.source} has no component {component}")
     verdicts = [judge(variant, device) for variant in variants]
     failures = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
+    # A variant that did not open stays in the list, with its reason, for the report.
     verdicts = [DeviceFit(v.variant, v.reasons + failures.get(v.variant.name, ())) for v in verdicts]
     if name is not None:
         named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
@@ -156,6 +159,7 @@ def select(
         if newer:
             fix = f"Install onnxruntime {min(newer, key=parse_version)} or newer"
         raise BundleError(f"{bundle.source} has no variant for this device ({why})", fix)
+    # Of equal ranks, max takes the first, which the packager prefers.
     best = max(fitting, key=lambda verdict: verdict.variant.rank)
     why = "it is the only one that runs here" if len(fitting) == 1 else f"rank {best.variant.rank} is the highest here"
     if best.variant.required_features:

@@ -91,6 +91,7 @@ def _run_cases(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays,
     for case in variant.cases:
         feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
         names = sorted(expected)
+        # A comparison of nothing would pass everywhere.
         if not any(array.size for array in expected.values()):
             raise BundleError(f"variant {variant.name}: the self-test {case.outputs.name} compares nothing")
         try:
@@ -100,6 +101,7 @@ def _run_cases(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays,
         except Exception as error:  # onnxruntime's exceptions have no common base
             text = " ".join(str(error).split())
             raise BundleError(f"variant {variant.name}: the self-test does not fit the model ({text})") from error
+        # Without a tolerance, no error would be too large.
         unbounded = next((name for name in names if name not in variant.tolerance), None)
         if unbounded is not None:
             raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {unbounded!r}")
@@ -136,6 +138,7 @@ def check_outputs(
                 error, problem = _compare_slice(actual, target, part)
                 output_checks.append(OutputCheck(f"{name}, {part.name}", error, problem, part.tolerance))
             for place, check in enumerate(output_checks):
+                # The report has one line for each output, so keep its worst case.
                 earlier = checks.get((name, place), check)
                 worse = replace(check, max_abs_error=max(check.max_abs_error, earlier.max_abs_error))
                 checks[name, place] = replace(worse, problem=earlier.problem or check.problem)
@@ -176,6 +179,7 @@ def compare_arrays(actual: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, An
     """
     if actual.shape != expected.shape:
         return float("inf"), f"shape {actual.shape} instead of {expected.shape}"
+    # Text types differ in their length even if the texts are equal.
     if actual.dtype.kind == expected.dtype.kind == "U":
         return (0.0, "") if (actual == expected).all() else (float("inf"), "its texts differ")
     if actual.dtype != expected.dtype:
@@ -184,6 +188,7 @@ def compare_arrays(actual: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, An
         return 0.0, ""
     if actual.dtype.kind not in "biuf":
         return float("inf"), f"dtype {actual.dtype} cannot be compared"
+    # Unsigned integers would wrap around in a subtraction.
     actual_values, expected_values = actual.astype(np.float64), expected.astype(np.float64)
     if not np.isfinite(actual_values).all():
         return float("inf"), "it is not finite"

@@ -24,5 +24,6 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
             "Move files that are not part of the bundle out of it",
         )
     digests = {name: record.sha256 for name, record in bundle.files.items()}
+    # The manifest cannot list its own hash, but the signature covers it.
     digests[MANIFEST] = bundle.manifest_sha256
     return verify_signature(bundle.signature, digests, trust, str(bundle.source), chain)

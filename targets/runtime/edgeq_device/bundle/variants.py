@@ -38,7 +38,9 @@ _ORT_KEYS = frozenset({"model_file", "session_options", "provider_options"})
 _DEVICES = ("cpu", "gpu", "npu")
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
 _MOST_SLICES = 256  # maximum in one output
+# No model has such sizes; an untrusted entry must not cost more.
 _MOST_AXES, _MOST_INDICES = 64, 1 << 31
+# Few digits, because Python refuses to read thousands of them.
 _VERSION = re.compile(r"(\d{1,6}(\.\d{1,6}){0,4})?", re.ASCII)
 
 
@@ -131,6 +133,7 @@ def _parse_variant(component: str, place: str, name: str, values: object, files:
     directory = f"{place}/{check_file_name(folder, context)}"
     if not any(name.startswith(directory + "/") for name in files.records):
         raise BundleError(f"{context}: its directory {directory} does not exist")
+    # The format permits the object itself, or the name of a file that contains it.
     info = files.read_json(resolve_reference(edgeq, directory, context)) if isinstance(edgeq, str) else dict(edgeq)
     model = files.find_file(resolve_reference(model_file, directory, context)) if model_file is not None else None
 
@@ -139,6 +142,7 @@ def _parse_variant(component: str, place: str, name: str, values: object, files:
         return str(files.find_place(resolve_reference(reference, directory, context), kind))
 
     rank = info.get("rank", 0)
+    # In Python, True is an int.
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise BundleError(f"{context}: rank is not a whole number")
     architecture = info.get("architecture", "any")
@@ -157,6 +161,7 @@ def _parse_variant(component: str, place: str, name: str, values: object, files:
         ep=ep,
         model=model,
         session_options={
+            # The bundle's own options come last, because they override the model's.
             **(read_model_options(model, context) if model is not None and engine_of_file(model.name) is None else {}),
             **read_session_options(session_options, context, resolve),
         },
@@ -196,6 +201,7 @@ def _parse_selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Di
         raise BundleError(f"{context} is not an object with cases and tolerance")
     parsed = []
     for case in cases:
+        # Sorted, the inputs come before the outputs, as in `Case`.
         named = [case[key] for key in sorted(case)] if isinstance(case, dict) else []
         if not named or set(case) != {"inputs", "outputs"} or not all(isinstance(file, str) for file in named):
             raise BundleError(f"{context}: a case names its inputs and its outputs, each a file or a group of one")

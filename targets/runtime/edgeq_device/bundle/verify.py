@@ -160,6 +160,7 @@ def _describe_uncompared(variant: Variant) -> str:
     return f"not compared, because they depend on random numbers: {', '.join(names)}" if names else ""
 
 
+# Number of files to name in a line; a user's folder may contain thousands.
 _NAMED = 5
 
 
@@ -223,6 +224,7 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         lines.append(f"  engine {engine.name}: {state}")
     lines.append("")
     for variant in (variant for group in bundle.components.values() for variant in group):
+        # `info` also lists bundles for other devices, of which no variant is chosen.
         verdict, is_chosen = judge(variant, device), choice is not None and variant is choice.variant
         state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
         state = f"chosen: {choice.why}" if choice is not None and is_chosen else state
