@@ -22,9 +22,12 @@ import threading
 import time
 from pathlib import Path
 
+# The workstation sends `alive` while it works, so after this silence it is gone.
 SILENCE_S = 60.0
 CHUNK = 1 << 20
+# The listing of all files of a bundle is one line.
 LONGEST_LINE = 1 << 24
+# `attach` must end within a second after the lock is released.
 _LOOK_S = 1.0
 # Files that describe the board and the limits of its processes. edgeq/hardware/detect.py reads their contents.
 _GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
@@ -50,6 +53,7 @@ def main(arguments):
 def serve(folder, who):
     """Answer requests until the input ends or is silent for too long."""
     hello = {"python": "%d.%d.%d" % sys.version_info[:3], "system": os.name, "folder": str(folder)}
+    # The workstation explains what is missing, so the answer only says what is there.
     if sys.version_info < (3, 9) or os.name != "posix":
         _send(hello)
         return 0
@@ -90,10 +94,12 @@ def attach(folder, token, command):
     """
     environment = dict(os.environ, TMPDIR=str(folder / "tmp"), ORT_DISABLE_TELEMETRY="1")
     parent = os.getppid()
+    # A session of its own, so that its whole process group can be killed.
     child = subprocess.Popen(command, env=environment, start_new_session=True)
     waiting = threading.Thread(target=child.wait)
     waiting.start()
     try:
+        # The parent is the SSH server; without it, nobody reads the output.
         while waiting.is_alive() and os.getppid() == parent and _has_lock(folder, token):
             waiting.join(_LOOK_S)
     finally:
@@ -138,6 +144,7 @@ class _Lines:
 
 def _send(answer):
     data = json.dumps(answer).encode() + b"\n"
+    # A write to a pipe may take only a part.
     while data:
         data = data[os.write(_OUT, data) :]
 
@@ -149,6 +156,7 @@ def _take_lock(folder, who):
     import fcntl
 
     descriptor = os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    # A session that has just ended may hold the lock for a moment.
     for attempt in range(4):
         try:
             # The kernel releases the lock whenever the process ends, even after a crash, so the lock is never stale.
@@ -210,6 +218,7 @@ def _find_modules(folder):
     from importlib import metadata
 
     private = Path(sys.prefix).resolve() == (folder / "venv").resolve()
+    # Isolated processes do not search the user's own folder by themselves.
     paths = [p for p in (site.getusersitepackages(),) if Path(p).is_dir()]
     sys.path += [p for p in paths if p not in sys.path]
     versions = {}
@@ -313,6 +322,7 @@ def _store(folder, request, lines):
     """Read the bytes of a file, which come after the request, and store them under their hash."""
     blobs, _ = _make_folders(folder, request["keep"])
     draft = folder / "tmp" / "incoming"
+    # Hash while storing: the bytes come from another machine.
     digest, problem = hashlib.sha256(), None
     with draft.open("wb", buffering=0) as stream:
         for piece in lines.chunks(request["size"]):
@@ -327,6 +337,7 @@ def _store(folder, request, lines):
         raise problem
     if digest.hexdigest() != request["sha256"]:
         raise RefusedError("a file arrived with other content")
+    # A file that is stored under its hash must not change.
     draft.chmod(0o400)
     draft.replace(_resolve_inside(blobs, request["sha256"]))
     return {}
@@ -336,6 +347,7 @@ def _describe_board(folder, request, lines):
     """Describe the board and its state. `request["runtime"]` is the folder that contains edgeq_device."""
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
+        # Compiled files would not be in the listing of the folder.
         sys.dont_write_bytecode = True
     from edgeq_device.engines.catalog import describe_problem, engines, read_installed_version, read_installed_versions
     from edgeq_device.measure import environment

@@ -93,6 +93,7 @@ def _read_features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
     }
     if request["runtime"]:
         answer["onnxruntime"] = str(onnxruntime().__version__)
+        # Without traps, the mask had no effect, and the workstation must know.
         answer["trapped"] = shim.edgeq_mask_count() if shim is not None else 0
     return answer
 
@@ -181,6 +182,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
 def _fetch_file(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the content of a file that was written on this machine, and remove the file."""
     file = Path(request["file"])
+    # A frame carries arrays, so bytes travel as one.
     content = np.frombuffer(read_file(file), np.uint8)
     file.unlink()
     return {"content": content}

@@ -21,7 +21,9 @@ from edgeq_device.system.programs import build_child_environment
 from edgeq_device.system.relay import escape, format_json, hide_passwords, prepare_output
 from edgeq_device.trust.keys import PLACE, Trust, find_trust
 
+# An input with one of these suffixes is an image; all others are arrays.
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+# Exit codes as shells report them: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED = 130
 READER_GONE = 141
 
@@ -34,6 +36,7 @@ def run_program(root: Path) -> int:
         confine("edgeq_run")
     except DeviceError as error:
         return _report_failure(error)
+    # After the fork: the parent only forwards signals, and the child unwinds.
     _endings.unwind()
     os.environ.update(build_child_environment())  # for programs that libraries start
     try:
@@ -69,6 +72,7 @@ def _report_interrupt() -> int:
 
 
 def _report_failure(error: DeviceError) -> int:
+    # A library may turn the signal's exception into an error of its own.
     if _endings.number:
         return _report_interrupt() if _endings.number == signal.SIGINT else 128 + _endings.number
     print(escape(hide_passwords(f"edgeq_run: {error}")), file=sys.stderr)
@@ -77,6 +81,7 @@ def _report_failure(error: DeviceError) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        # argparse repeats the argument, which may contain a password or control characters.
         super().error(escape(hide_passwords(message)))
 
 
@@ -153,6 +158,7 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
 
 
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    # Commands import what they need: `--help` stays fast, and numpy waits until the bundle is checked.
     from edgeq_device.bundle.select import select
     from edgeq_device.bundle.verify import describe, info_lines
     from edgeq_device.engines.device import read_device
@@ -206,6 +212,7 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.engines.runtime import infer
     from edgeq_device.prepare.inputs import read_feeds
 
+    # Refuse a wrong path before the model runs.
     output = choose_output_path(bundle, arguments.output)
 
     def run(variant: Variant, threads: int) -> Dict[str, Any]:

@@ -20,6 +20,7 @@ from edgeq_device.prepare.steps import Prepare
 from edgeq_device.trust.keys import find_trust
 
 LABELS = "labels.txt"
+# labels.txt is untrusted; no data set has as many classes.
 _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24
 
 
@@ -85,14 +86,17 @@ class Model:
         scores = next((row for array in outputs.values() if (row := _to_row(array)) is not None), None)
         if scores is None:
             raise DataError("no output is one row of class scores", "Read the outputs themselves")
+        # Stable, so that equal scores keep the order of the classes.
         best = np.argsort(-scores, kind="stable")[: max(1, count)]
         return [(self._find_label(int(i), len(scores)), float(scores[i])) for i in best]
 
     def _find_label(self, index: int, count: int) -> str:
+        # Labels of another number belong to another output.
         return self.labels[index] if len(self.labels) == count else str(index)
 
     def _build_feeds(self, x: Any) -> Dict[str, Any]:
         spec = self._specs[self.inputs[0]]
+        # What already looks like the input must not be prepared a second time.
         as_it_is = (
             isinstance(x, np.ndarray)
             and len(self.inputs) == 1
@@ -131,6 +135,7 @@ def open_model(
     try:
         check_signature(bundle, find_trust(trust, required=False))
         return Model(bundle, variant, threads)
+    # On Ctrl-C, too: the copy of the bundle would stay.
     except BaseException:
         bundle.close()
         raise
