@@ -68,6 +68,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
         )
     files.update(spec.extras)
     digests: dict[str, str] = {}
+    # Place the models of all components together, because they may share weights.
     placements, assets = share_files(
         {
             f"{component}/{variant.name}": _read_model(variant.model)
@@ -99,16 +100,20 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
         files[f"models/{component}/{COMPONENT}"] = _format_json(
             {"component_name": component, "variants": bodies}, component
         )
+    # Variants share vectors, so each distinct set is stored once.
     if vectors:
         groups = dict(vectors.values())
         files[VECTORS] = _pack_npz(
             {f"{group}/{name}": array for group in groups for name, array in groups[group].items()}
         )
+    # After all models, because it lists their hashes.
     files[SBOM] = _format_json(make_sbom(spec, digests, read_tool_versions()), "bill of materials")
     try:
+        # An exporter chose the names of external data.
         check_file_names([MANIFEST, *files], f"bundle {spec.name}")
     except DeviceError as error:
         raise BundleError(error.problem, "Rename the model's external data files") from error
+    # The manifest comes last, because it has the hashes of all other files.
     files[MANIFEST] = _build_manifest(spec, list(components), files, digests)
     return dict(sorted(files.items()))
 
@@ -164,6 +169,7 @@ def _build_selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays
         for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs)):
             _check_comparable(arrays, f"variant {variant.name}: self-test {kind}")
             count = sum(group.startswith(f"{kind}-") for group, _ in vectors.values())
+            # The bytes of an .npz depend only on its arrays, so they can serve as the key.
             group, _ = vectors.setdefault(_pack_npz(arrays), (f"{kind}-{count}", arrays))
             entry[kind] = f"{VECTORS}/{group}"
         cases.append(entry)
@@ -206,6 +212,7 @@ def _build_runner() -> dict[str, Content]:
     code.
     """
     runtime = shipped("targets") / "runtime"
+    # Sorted, because the order of a folder's entries differs between file systems.
     modules = sorted(p for p in (runtime / "edgeq_device").rglob("*") if p.suffix in (".py", ".json", ".mjs"))
     code = _pack_zip({module.relative_to(runtime).as_posix(): module for module in modules})
     text = (runtime / "edgeq_run.py").read_bytes()

@@ -37,8 +37,10 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
     licence = spec.metadata.get("license")
     bundle: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": "bundle", "name": spec.name}
     if licence:
+        # The licence is that of the source model, so the samples do not get it.
         for component in (bundle, *sources[:1]):
             component["licenses"] = [
+                # A text that is no SPDX expression would make the document invalid there.
                 {"expression": licence} if _SPDX.fullmatch(licence) else {"license": {"name": licence}}
             ]
     made_of = [component["bom-ref"] for component in sources]

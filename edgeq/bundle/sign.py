@@ -74,6 +74,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
     password = os.environ.get(PASSWORD)
     try:
         data = read_file(path)
+        # A password for a key that has none is an error in cryptography.
         private = load_pem_private_key(data, password.encode() if password and b"ENCRYPTED" in data else None)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})", "Name a private key") from error
@@ -114,6 +115,7 @@ def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 
+    # Model Signing sorts paths part by part, not as text.
     ordered = {path: files[path] for path in sorted(files, key=lambda path: PurePosixPath(path).parts)}
     payload = _format_json(
         {
@@ -132,6 +134,7 @@ def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
         }
     )
     digest = getattr(hashes, key.public.curve.digest.upper())()
+    # Deterministic (RFC 6979), so that the same bundle and key give the same bytes.
     value = key.private.sign(BundleSignature(payload, b"", "", ()).message, ECDSA(digest, deterministic_signing=True))
     material: dict[str, Any] = (
         {"x509CertificateChain": {"certificates": [{"rawBytes": _encode(der)} for der in key.chain]}}
@@ -206,5 +209,6 @@ def sign_bundle(
                 draft.write_bytes(signature)
         else:
             with output_file(path, force=True) as draft:
+                # A zip cannot get a member in place without a moment in which it is damaged.
                 write_archive(read_contents(replace(bundle, signature=signature)), draft)
     return Signed(path, len(digests), signing.public.id, signing.public.curve.name, len(signing.chain))

@@ -17,6 +17,7 @@ from edgeq.errors import UsageError
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 DEVICES = ("cpu", "gpu", "npu")
+# What lies at the top of a bundle, now or in bundles of earlier versions.
 _RESERVED_NAMES = frozenset(
     {
         "__main__.py",
@@ -113,6 +114,7 @@ class VariantSpec:
             raise UsageError(f"{self.name!r} cannot name a variant", "Use letters, digits and . _ + -")
         if self.device not in DEVICES:
             raise UsageError(f"{context}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
+        # Two sources of one key could disagree.
         for key in ("selftest", "selftest_slices", "selftest_basis", "device", "calibration"):
             if key in self.info:
                 raise UsageError(f"{context}: info has {key!r}, which the bundle writes itself")
@@ -162,6 +164,7 @@ class BundleSpec:
     def __post_init__(self) -> None:
         if not self.variants:
             raise UsageError(f"bundle {self.name} has no variant", "Name at least one target")
+        # Windows and macOS do not tell names apart by case.
         folded = [variant.name.casefold() for variant in self.variants]
         for name in folded:
             if folded.count(name) > 1:

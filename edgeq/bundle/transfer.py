@@ -81,6 +81,7 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
         RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses the upload.
     """
     with device_errors():
+        # The bytes decide the digest, whatever the reference says.
         place = replace(parse_reference(reference), digest="")
         with open_checked(Path(path)) as bundle, progress.stage(f"pushing {path}"):
             blobs = _list_blobs(bundle)
@@ -100,10 +101,12 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
                     "annotations": {_TITLE: bundle.name},
                 }
             )
+            # A registry stores blobs by digest, so equal files are uploaded once.
             once = dict([*blobs.values(), (_hash(config), config)])
             registry = OciRepository(place, limits)
             registry.deadline.add_time(len(once), sum(map(_count_bytes, once.values())))
             sent = registry.map_items(lambda item: _upload(registry, *item), once.items())
+            # The manifest comes last, because a registry refuses one whose blobs it lacks.
             digest, request = _hash(manifest), ServerRequest("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
             registry.send(request, f"manifests/{place.tag or digest}").body.close()
     total = sum(layer["size"] for layer in layers)
@@ -165,6 +168,7 @@ def _list_blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
 
 def _upload(registry: OciRepository, digest: str, content: bytes | Path) -> int:
     """Upload one blob unless the registry has it already. Return the number of uploaded bytes."""
+    # A bundle's weights rarely change between two pushes.
     if registry.has(f"blobs/{digest}"):
         return 0
     with (
@@ -172,6 +176,7 @@ def _upload(registry: OciRepository, digest: str, content: bytes | Path) -> int:
         translate_errors(str(registry.reference)),
     ):
         place = begun.find_location()
+    # The upload's address may have a query already.
     target = f"{place.target}{'&' if '?' in place.target else '?'}digest={digest}"
     upload = ServerRequest("PUT", {"Content-Type": "application/octet-stream"}, content)
     registry.send(upload, replace(place, target=target)).body.close()
@@ -205,4 +210,5 @@ def _hash(data: bytes) -> str:
 
 
 def _format_json(value: Mapping[str, Any]) -> bytes:
+    # Sorted keys, so that a bundle always has the same digest.
     return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode("utf-8")

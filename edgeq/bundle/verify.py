@@ -67,6 +67,7 @@ def verify_chain(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
         leaf, *issuers = (x509.load_der_x509_certificate(der) for der in chain)
         # Use the verifier for clients, because it does not compare host names.
         _build_policy().store(store).build_client_verifier().verify(leaf, issuers)
+        # The verifier accepts a certificate for any use.
         usable = _may_sign(leaf)
     except (ValueError, VerificationError) as error:
         raise BundleError(f"the certificate that signed it is not trusted ({error})", _FIX) from error

@@ -37,6 +37,7 @@ _COMPILED = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/
 
 def _find_judge(folder: Path) -> Judge | None:
     records = _read_records(folder / MANIFEST)
+    # Without a manifest, nothing proves that edgeq wrote the folder.
     if records is None:
         return None
     digests = {name: record.sha256 for name, record in records.items()}
@@ -98,6 +99,7 @@ BUNDLE = Ownership("bundle", _find_judge)
 """Recognise a bundle by edgeq's manifest. Every file must have the hash that the manifest lists."""
 
 
+# From here on, an entry needs the zip64 format.
 _LARGE = 1 << 31
 
 
@@ -116,6 +118,7 @@ def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) ->
     if is_named_bundle(destination):
         with output_file(destination, force=force) as draft:
             write_archive(files, draft)
+            # What the device's reader refuses must not get the name of a bundle.
             with device_errors(), open_bundle(draft):
                 pass
     else:
@@ -147,6 +150,7 @@ def write_archive(files: Mapping[str, Content], path: Path) -> None:
             if isinstance(content, bytes):
                 archive.writestr(entry, content)
             else:
+                # zipfile must know the size in advance, to leave room for it in the header.
                 entry.file_size = content.stat().st_size
                 with (
                     open_file(content) as source,

@@ -28,10 +28,12 @@ RANDOM = frozenset(
 """Operators of ONNX that draw random numbers in each run. Dropout also does so in training mode."""
 DROPOUT = "Dropout"
 
+# Operator names as they are in the file, so that most files need not be parsed.
 _NAMES = (b"Random", b"Bernoulli", b"Multinomial", b"Dropout")
 _MAIN = ("", "ai.onnx")
 _OLDEST = 13
 """Oldest opset in which the copy can be written. The prepared model has at least this opset."""
+# Opsets that introduced CastLike, and the attribute `allowzero` of Reshape.
 _CAST_LIKE, _ALLOW_ZERO = 15, 14
 _TABLE = 65521
 """Length of the tables. It is prime, so that repetitions do not coincide with the sizes of channels."""
@@ -124,6 +126,7 @@ def _rewrite(content: bytes) -> bytes | None:
         model = onnx.load_model_from_string(content)
     except DecodeError:  # onnxruntime names the problem when it opens the file
         return None
+    # A function may be called many times, and each call needs numbers of its own.
     if any(_is_random(node) for function in model.functions for node in _walk_nodes(function.node)):
         from onnx.inliner import inline_local_functions
 
@@ -132,6 +135,7 @@ def _rewrite(content: bytes) -> bytes | None:
     if opset < _OLDEST or not any(map(_is_random, _walk_nodes(model.graph.node))):
         return None
     if opset < _CAST_LIKE:
+        # Before CastLike, a cast needs the number of its type.
         model = onnx.shape_inference.infer_shapes(model)
     types = {v.name: v.type.tensor_type.elem_type for graph in _walk_graphs(model.graph) for v in _list_values(graph)}
     types.update((tensor.name, tensor.data_type) for tensor in model.graph.initializer)
@@ -139,6 +143,7 @@ def _rewrite(content: bytes) -> bytes | None:
         nodes = list(graph.node)
         del graph.node[:]
         for node in nodes:
+            # Rebuild the list, because each random node becomes several.
             graph.node.extend(_Draw(node, opset, types).build_nodes() if _is_random(node) else [node])
     # An input with a default is not a constant, so no optimiser folds the numbers into weights.
     model.graph.input.append(onnx.helper.make_tensor_value_info(_START, onnx.TensorProto.INT64, []))
@@ -246,6 +251,7 @@ class _Draw:
         shares = self._add_node(
             "CumSum", self._add_node("Softmax", scores, axis=1), *map(self._add_constant, _to_int64(1))
         )
+        # The class is the number of running sums that the drawn number has passed.
         below = self._add_node("Less", self._add_node("Unsqueeze", shares, middle_axis), drawn)
         passed = self._add_node("ReduceSum", self._add_node("Cast", below, to=_INT64), class_axis, keepdims=0)
         # Rounding may leave the last sum of the shares below 1.
@@ -263,6 +269,7 @@ class _Draw:
         drawn = self._read_table("uniform", self._add_node("Size", data), self._add_node("Shape", data))
         is_kept = self._add_node("Or", self._add_node("GreaterOrEqual", drawn, share), self._add_node("Not", training))
         unit = self._add_constant(np.float32(1.0))
+        # What is kept is raised, so that the expected sum stays the same.
         raised = self._add_node("Div", unit, self._add_node("Sub", unit, share))
         factor = self._add_node("Where", training, raised, unit)
         factor = self._add_node("Where", is_kept, factor, self._add_constant(np.float32(0.0)))
@@ -275,6 +282,7 @@ class _Draw:
         """Return the numbers of this operator: float32 values of `shape`, which has `size` elements."""
         # In onnxruntime, operators with the same seed draw the same numbers.
         key = str(self._attributes.get("seed", _find_name(self._node)))
+        # crc32 spreads the names, and is the same in every process, unlike hash().
         start = self._add_node("Add", _START, *map(self._add_constant, _to_int64(zlib.crc32(key.encode()))))
         places = self._add_node(
             "Range", *map(self._add_constant, _to_int64(0)), size, *map(self._add_constant, _to_int64(1))

@@ -73,6 +73,7 @@ class IsaCap:
         result is empty if no level fits.
         """
         values = [level.value for level in self.levels if features.issuperset(level.features)]
+        # Levels are listed upwards, so the last that fits is the highest.
         return {self.variable: values[-1]} if values else {}
 
 
@@ -137,6 +138,7 @@ class Engine(EngineSpec):
     why: Mapping[str, str] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
 
+    # Records name an engine; its description stays in its file.
     def __record__(self) -> str:
         return self.name
 
@@ -162,6 +164,7 @@ class Engine(EngineSpec):
         architecture and these features.
         """
         without = self.int8.saturates_without
+        # Platforms are "SYSTEM ARCHITECTURE".
         runs_here = any(platform.split()[1] == architecture for platform in self.platforms)
         return bool(without) and runs_here and pair in self.int8.pairs and not features.intersection(without)
 
@@ -207,9 +210,11 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
     engines: dict[str, Engine] = {}
     for folder in folders or (shipped("targets") / "engines", *data_folders("targets/engines")):
         for path in sorted(folder.glob("*.toml")):
+            # A plug-in must not replace an engine silently.
             if path.stem in engines:
                 raise HardwareError(f"{path}: there is an engine {path.stem} already", "Rename the file")
             content = toml_table(path, HardwareError, "Correct the file")
+            # A misspelled key must not leave a default unnoticed.
             engines[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
     return engines
 
@@ -277,6 +282,7 @@ def find_backend_engine(backend: str, options: Mapping[str, str]) -> Engine:
     )
     if engine is None:
         raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
+    # A target's file may come from anybody, and an option may load a library.
     refused = next((name for name in options if name not in engine.target_options), None)
     if refused is not None:
         allowed = ", ".join(engine.target_options) or "none"

@@ -113,12 +113,14 @@ def open_session(
     source_model: Path | bytes = model
     if not settings.draws and _is_onnx(model) and (copy := fix_draws(model)) is not None:
         source_model = copy
+        # The copy is opened from bytes, so onnxruntime does not know its folder.
         if isinstance(model, Path) and EXTERNAL_FOLDER not in settings.config:
             options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.absolute()))
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
     source = source_model if isinstance(source_model, bytes) else os.fspath(source_model)
+    # onnxruntime's own error would not name the path.
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime cannot open a path that is not UTF-8: {source!r}", "Rename it")
     try:
@@ -162,6 +164,7 @@ def add_model_options(model: Path | bytes, settings: SessionSettings) -> Session
         return settings
     with device_errors():
         carried = read_model_options(model, "the model" if isinstance(model, bytes) else str(model))
+    # The caller's settings come last, because they override the model's.
     return replace(settings, config={**carried, **settings.config}) if carried else settings
 
 
@@ -239,6 +242,7 @@ Array = NDArray[Any]
 
 REQUEST_S = 3600.0
 """Seconds that a program has to answer before it is ended. An emulated inference can take minutes."""
+# Seconds for a guest to write its files before it is killed.
 _EXIT_S = 60.0
 
 
@@ -353,6 +357,7 @@ def start_guest(
         guest = GuestProgram(line, command.environment, title, request_s=request_s, failure=failure)
     try:
         yield guest
+        # Only without an error: a guest that failed may never end by itself.
         guest.finish(_EXIT_S)
     finally:
         guest.end()
@@ -384,6 +389,7 @@ class EngineFiles:
         if engine is None or not engine.suffix or model.suffix == engine.suffix:
             return model
         state = model.stat()
+        # A file that was rewritten in place has another size or time.
         key = repr(engine), model.resolve(), (state.st_size, state.st_mtime_ns)
         if key not in self._converted:
             converted = self._folder / f"{len(self._converted)}-{engine.name}{engine.suffix}"
@@ -476,6 +482,7 @@ class Engines:
 
     def open_apart(self, model: Path, settings: SessionSettings, count: int) -> list[Any]:
         """Return `count` sessions, each in a process of its own (see `open`). The processes start at the same time."""
+        # Start all processes before the first waits for its model.
         for place in range(1, count):
             self._guest(settings.engine, place)
         return [self.open(model, settings, place) for place in range(count)]
@@ -502,6 +509,7 @@ class Engines:
 
     def _guest(self, engine: EngineSpec | None, place: int = 0) -> GuestProgram:
         key = _name_engine(engine), place
+        # An engine may have crashed with the last model, which says nothing about the next.
         if key not in self._running or self._running[key].ended:
             self._running[key] = self._stack.enter_context(start_engine(engine))
         return self._running[key]

@@ -33,11 +33,15 @@ from edgeq.util.registry import shipped, user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
 """Environment variable that overrides the time limit of a job, in seconds."""
+# Seconds for a Python to start, perhaps from a slow network drive.
 _PROBE_S = 60.0
+# pip's errors may be long; one line of a message is not.
 _LAST = 300
 _POLL_S = 0.002
 _OUT, _ERRORS = "stdout", "stderr"
+# How Python, C++ and the system say that memory ran out.
 _NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|[Cc]annot allocate memory")
+# The reason is at the end of a long log.
 _LAST_TEXT = 1 << 16
 
 
@@ -130,6 +134,7 @@ def find_python(toolkit: Toolkit) -> Path:
     named = os.environ.get(toolkit.variable, "")
     place = Path(named) if named else toolkit.folder / "bin" / "python"
     fix = f"Run `edgeq toolkit {toolkit.name} --install`, or name a Python that has it in {toolkit.variable}"
+    # A Python that the user names is the user's decision; a cache must be checked.
     if not named:
         _check_cache(toolkit, toolkit.folder)
     if named and place.is_dir():
@@ -188,6 +193,7 @@ def find_base(toolkit: Toolkit) -> Path:
         raise RuntimeUnavailableError(
             f"there is no {toolkit.needs} for {_here()}", f"Compile on {' or '.join(toolkit.platforms)}"
         )
+    # edgeq's own Python is certainly there.
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if running in toolkit.pythons:
         return Path(sys.executable)
@@ -220,6 +226,7 @@ def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
             if python.is_file() and _read_version(python, toolkit) == toolkit.version:
                 return python
             raise OutputError(f"{folder} contains something else", "Remove it")
+        # pip would fail after minutes, with half an environment.
         if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
             raise OutputError(
                 f"{folder.parent} has less than {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
@@ -234,6 +241,7 @@ def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
             with progress.stage(f"Installing {toolkit.needs}"):
                 _succeed((str(base), "-I", "-m", "venv", str(draft)), toolkit)
                 _succeed((str(python), *options, "--disable-pip-version-check", *checked), toolkit)
+            # Scripts in the environment keep the draft's path; edgeq runs only its Python.
             draft.rename(folder)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -248,6 +256,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
+        # A lock on the folder itself needs no file that a kill would leave.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
@@ -307,6 +316,7 @@ class ToolkitJob:
     def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:
         self._toolkit, self._folder, self._limit = toolkit, folder, _read_limit(toolkit)
         python = find_python(toolkit)
+        # Nothing else of the environment reaches the job, so that it is repeatable.
         environment = {k: v for k, v in build_child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
         with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr:
             self._process = _start(
@@ -336,7 +346,9 @@ class ToolkitJob:
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
         end = monotonic() + self._limit
+        # The script's stdout belongs to the vendor's messages, so the answer is a file.
         while not answer.exists():
+            # The answer may have come just before the end.
             if self._process.poll() is not None:
                 return answer.exists()
             if monotonic() > end:
@@ -359,6 +371,7 @@ class ToolkitJob:
             code = self._process.wait(self._limit)
         except subprocess.TimeoutExpired:
             raise self._build_timeout() from None
+        # A toolkit reports a full disk in its own words, or crashes.
         if code != 0 and is_full(self._folder):
             raise OutputError(
                 f"no space left in {self._folder.parent} for work files", "Free some space, or set TMPDIR"
@@ -368,6 +381,7 @@ class ToolkitJob:
             problem = f"{self._toolkit.needs} used all the processor time that a process may use here"
             raise BudgetError(problem, "Raise the limit of the shell (ulimit -t)")
         ending = ran.errors[-_LAST_TEXT:] + ran.out[-_LAST_TEXT:]
+        # The system kills with this signal if memory runs out.
         if code == -signal.SIGKILL or (code != 0 and _NO_MEMORY.search(ending)):
             problem = f"{self._toolkit.needs} has not enough memory"
             raise BudgetError(problem, f"Compile a smaller model, or set {VARIABLE} as in memory=8GiB")
@@ -381,6 +395,7 @@ class ToolkitJob:
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
+            # Compilers start helpers, which must not outlive the job.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None
