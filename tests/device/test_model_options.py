@@ -71,7 +71,7 @@ def test_the_runner_sets_them_too(model: Path, tmp_path: Path) -> None:
         (["{}", "{}"], "twice in its metadata"),
     ],
 )
-def test_what_a_model_may_not_set(texts: list[str], says: str, tmp_path: Path) -> None:
+def test_forbidden_options_in_a_model_are_refused(texts: list[str], says: str, tmp_path: Path) -> None:
     path = carrying(tmp_path / "m.onnx", *texts)
     with pytest.raises(BundleError, match=says):
         read_model_options(path, "m.onnx")
@@ -83,7 +83,7 @@ def test_what_a_model_may_not_set(texts: list[str], says: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", b"\x72\xff", b"ORTM" * 4])
-def test_what_is_no_model_is_for_the_runtime_to_refuse(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_left_to_the_runtime(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     assert read_model_options(tmp_path / "m.onnx", "m") == read_model_options(content, "m") == {}
     assert read_model_options(tmp_path / "absent.onnx", "m") == {}

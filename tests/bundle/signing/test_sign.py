@@ -146,7 +146,7 @@ def other_files(bundle: Path) -> None:
         (lambda bundle: (bundle / "model.sig").write_bytes(b""), "not valid JSON"),
     ],
 )
-def test_what_was_changed_is_refused(change: Callable[[Path], None], problem: str, copy: Path, key: Path) -> None:
+def test_changed_files_are_refused(change: Callable[[Path], None], problem: str, copy: Path, key: Path) -> None:
     sign_bundle(copy, key)
     change(copy)
     with pytest.raises(BundleError, match=problem):
