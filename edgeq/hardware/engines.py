@@ -156,7 +156,7 @@ def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     """Return whether `machine` is known to have the hardware for `engine`.
 
     Args:
-        place: the machine's platform, in the form of `this_platform`.
+        place: the machine's platform, in the form of `read_platform`.
     """
     form = choose_form(engine, place, machine.vendor)
     if form.platforms and place not in form.platforms:

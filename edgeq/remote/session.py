@@ -362,7 +362,7 @@ class BoardGuest(GuestProgram):
             raise BoardError(f"{self.session.board.name}: {error}") from error
 
     def open_session(self, request: Mapping[str, Any]) -> GuestSession:
-        """Open a model, check the board's answer, and return the model's session. See `Guest.opened`."""
+        """Open a model, check the board's answer, and return the model's session. See `Guest.open_session`."""
         reply, _ = self.exchange({"do": "open", **request})
         found = parse(reply, _Opened, self.session.board.name, BoardError)
         inputs, outputs = (

@@ -292,9 +292,9 @@ def find_backend_engine(backend: str, options: Mapping[str, str]) -> Engine:
 
 _CONVERTERS: Registry[Any] = Registry(
     BACKENDS,
-    lambda found: callable(getattr(found, "convert", None)),
+    lambda backend: callable(getattr(backend, "convert", None)),
     "backend with `convert`",
-    make=lambda found: found() if isinstance(found, type) else found,
+    make=lambda backend: backend() if isinstance(backend, type) else backend,
 )
 
 

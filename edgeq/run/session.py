@@ -454,7 +454,7 @@ class Engines:
         self._files: EngineFiles | None = None
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
-        """Return the same path as `EngineFiles.file`. The file exists until the `with` block ends."""
+        """Return the same path as `EngineFiles.convert_once`. The file exists until the `with` block ends."""
         if self._files is None:
             folder = self._stack.enter_context(scratch_folder("edgeq-converted-"))
             self._files = EngineFiles(Path(folder))

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from edgeq_device.engines.catalog import read_platform as _here
+from edgeq_device.engines.catalog import read_platform
 from edgeq_device.system.budget import VARIABLE, without_seconds
 from edgeq_device.system.cache import describe_exposure
 from edgeq_device.system.programs import bind_to_parent, build_child_environment, find_program
@@ -189,9 +189,9 @@ def find_base(toolkit: Toolkit) -> Path:
     Raises:
         RuntimeUnavailableError: this machine has no such Python, or the toolkit does not support the machine.
     """
-    if _here() not in toolkit.platforms:
+    if read_platform() not in toolkit.platforms:
         raise RuntimeUnavailableError(
-            f"there is no {toolkit.needs} for {_here()}", f"Compile on {' or '.join(toolkit.platforms)}"
+            f"there is no {toolkit.needs} for {read_platform()}", f"Compile on {' or '.join(toolkit.platforms)}"
         )
     # edgeq's own Python is certainly there.
     running = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import onnxruntime
 import pytest
-from edgeq_device.bundle import content, opening, package
+from edgeq_device.bundle import directory, opening, package
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.verify import verify
 from edgeq_device.cli import main
@@ -145,7 +145,7 @@ def test_a_directory_without_space_for_a_copy_is_opened_in_place(
     elif why == "no temporary folder":
         monkeypatch.setattr(package, "make_temporary_folder", refuse)
     else:
-        monkeypatch.setattr(content, "_open_sink", full_of(content._open_sink))
+        monkeypatch.setattr(directory, "_open_sink", full_of(directory._open_sink))
     assert main(["verify", "--bundle", str(copy), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["opened"] == "in place"
     assert main(["verify", "--bundle", str(copy)]) == 0

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.errors import UsageError
-from edgeq_device.measure import cores, environment, load, machine
+from edgeq_device.measure import environment, load, machine
+from edgeq_device.measure.cores import parse_cores, pinned
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -128,35 +129,35 @@ def test_cpu_name_is_never_empty_or_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "cores"), [("0", (0,)), ("0,2,4-7", (0, 2, 4, 5, 6, 7)), ("3 , 1-2,2", (1, 2, 3))])
 def test_core_lists(text: str, cores: tuple[int, ...]) -> None:
-    assert cores.parse_cores(text) == cores
+    assert parse_cores(text) == cores
 
 
 @pytest.mark.parametrize("text", ["", "a", "-1", "4-2", "1,,2", "0x1", "1.5", "999999999"])
 def test_a_malformed_list_of_cores_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="does not name cores"):
-        cores.parse_cores(text)
+        parse_cores(text)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not pin processes")
 def test_pinning_ends_with_its_block() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
-    with cores.pinned((core,)):
+    with pinned((core,)):
         assert os.sched_getaffinity(0) == {core}
     assert os.sched_getaffinity(0) == before
-    with cores.pinned(()):
+    with pinned(()):
         assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not pin processes")
 def test_a_core_that_is_not_there_is_named() -> None:
-    with pytest.raises(UsageError, match="core 99998 is not available"), cores.pinned((99998, 99999)):
+    with pytest.raises(UsageError, match="core 99998 is not available"), pinned((99998, 99999)):
         pytest.fail("not reached")
 
 
 def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    with pytest.raises(UsageError, match="Leave out --pin"), cores.pinned((0,)):
+    with pytest.raises(UsageError, match="Leave out --pin"), pinned((0,)):
         pytest.fail("not reached")
 
 

@@ -40,7 +40,7 @@ def built(model: Path, tmp_path: Path, cache: Path) -> Variant:
         model=model,
         provider_options=OPTIONS,
         bundle="ab12",
-        beside=tmp_path / "bundle.engines",
+        old_engines=tmp_path / "bundle.engines",
     )
 
 

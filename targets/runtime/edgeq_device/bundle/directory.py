@@ -13,7 +13,7 @@ from edgeq_device.bundle.names import check_file_names
 from edgeq_device.errors import AGAIN, BundleError, OutputError
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import SET_TMPDIR
-from edgeq_device.system.unchanged import Hashed, identify, identify_root
+from edgeq_device.system.unchanged import HashedFolder, identify, identify_root
 
 
 def list_directory(root: Path) -> Dict[str, int]:
@@ -43,7 +43,7 @@ def list_directory(root: Path) -> Dict[str, int]:
     return sizes
 
 
-def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> Hashed:
+def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> HashedFolder:
     """Hash every file of a bundle's directory. If `to` is given, copy the files there at the same time.
 
     Returns:
@@ -68,4 +68,4 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
         if to is not None and error.errno in _FULL:
             raise OutputError(f"{root}: {name} cannot be copied into {to} ({error.strerror})", SET_TMPDIR) from error
         raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
-    return Hashed(root, identities)
+    return HashedFolder(root, identities)

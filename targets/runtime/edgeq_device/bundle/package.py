@@ -30,7 +30,7 @@ from edgeq_device.model.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import make_temporary_folder
 from edgeq_device.system.plainjson import parse_json
-from edgeq_device.system.unchanged import Hashed
+from edgeq_device.system.unchanged import HashedFolder
 from edgeq_device.trust.signature import SIGNATURE
 
 SUFFIX = ".onnx"
@@ -330,7 +330,7 @@ def _assemble(
     data: bytes,
     manifest: Manifest,
     cleanup: Callable[[], None],
-    hashed: Optional[Hashed] = None,
+    hashed: Optional[HashedFolder] = None,
     **more: Any,
 ) -> Bundle:
     sha256, engines = hashlib.sha256(data).hexdigest(), path_next_to(source, ".engines")

@@ -46,8 +46,8 @@ def measure_memory(
     """Open a session in a fresh process, run it five times on made-up inputs, and read that process's memory.
 
     Args:
-        request: description of the model to open: see `serve.open_request`.
-        shapes: shapes of inputs with open sizes; see `arrays.random_feeds`.
+        request: description of the model to open: see `serve.build_open_request`.
+        shapes: shapes of inputs with open sizes; see `feeds.draw_feeds`.
 
     Raises:
         RuntimeUnavailableError: the process failed or took too long, or the system does not report a process's memory.

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Optional, Tuple
 from edgeq_device.engines.catalog import FLOAT, EngineSpec
 from edgeq_device.errors import BundleError
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.system.unchanged import Hashed
+from edgeq_device.system.unchanged import HashedFolder
 
 DRAWN = "drawn_outputs"
 """Key in a variant's info: names of the outputs that depend on random numbers. The self-test leaves them out."""
@@ -89,7 +89,7 @@ class Variant:
     info: Mapping[str, Any]
     table: Optional[Path] = None
     bundle: str = ""
-    hashed: Optional[Hashed] = None
+    hashed: Optional[HashedFolder] = None
     old_engines: Optional[Path] = None
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
     basis: Basis = EVERYTHING

@@ -244,7 +244,7 @@ def rank_until_settled(
             within the tolerance, however wide its interval is. A narrower interval would take many times as long, and
             gain less than the tolerance. The rule does not apply to `keep`. None: the rule never applies.
         max_rounds, max_duration_s: limits after which the measurement stops, with `settled` False. It also stops if the
-            machine is too busy for a claim within these limits (`out_of_reach`).
+            machine is too busy for a claim within these limits (`is_out_of_reach`).
         warmup: settings of the warm-up; None if the caller has warmed up the runners.
         on_round: function that is called after each round.
     """

@@ -202,7 +202,7 @@ Clock = Callable[[], float]
 
 Runner = Callable[[], object]
 """Function that runs one query. A runner in another process also has a method `burst`, which leaves out the time of
-communication. The method works like the function `burst`, but lacks the first and the last argument."""
+communication. The method works like the function `run_burst`, but lacks the first and the last argument."""
 Runners = Union[Runner, Sequence[Runner]]
 """One runner, or several runners of the same model, which take turns. Each has its own session, because the place of a
 session in memory changes the speed of a small model by up to a fifth."""
@@ -302,7 +302,7 @@ class Burst(NamedTuple):
     Attributes:
         samples: seconds of each run.
         busy_s: seconds of all runs together.
-        disturbed: bool[n], True for each disturbed run, from `Waits.disturbed`.
+        disturbed: bool[n], True for each disturbed run, from `Waits.find_disturbed`.
         cpu_s: processor time in seconds that another process used for the runs; 0 if this process did them.
     """
 

@@ -58,9 +58,9 @@ class MachineWatch:
         self._answered = cpu_s > 0
 
     def measure_busy(self) -> float:
-        """See `CompetingLoad.busy`."""
+        """See `CompetingLoad.measure_busy`."""
         return self._competing.measure_busy() if self._real else 0.0
 
     def measure_stolen(self) -> float:
-        """Return the part of `busy` that a virtual machine's host took."""
+        """Return the part of `measure_busy` that a virtual machine's host took."""
         return min(self.measure_busy(), self._competing.measure_stolen_share() or 0.0)

@@ -15,7 +15,7 @@ _PLACE = 2
 
 
 @dataclass(frozen=True)
-class Hashed:
+class HashedFolder:
     """Record the state of the files and folders in a bundle's directory when the files were hashed.
 
     Attributes:
