@@ -442,7 +442,7 @@ def test_each_search_for_a_program_skips_the_working_directory(monkeypatch: pyte
     plant_programs(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f".::{tmp_path.name}")
-    monkeypatch.setattr(toolkit, "_here", lambda: "linux x86_64")
+    monkeypatch.setattr(toolkit, "read_platform", lambda: "linux x86_64")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     kit = dataclasses.replace(next(iter(toolkits().values())), pythons=("3.99",))
     assert "node, which is not on PATH" in package_problem(load_engines()["wasm"])

@@ -43,5 +43,5 @@ def steady_timings() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "rank_until_settled", steady)
-        patch.setattr(CompetingLoad, "busy", lambda self: 0.0)
+        patch.setattr(CompetingLoad, "measure_busy", lambda self: 0.0)
         yield
