@@ -145,7 +145,7 @@ def test_a_directory_without_space_for_a_copy_is_opened_in_place(
     elif why == "no temporary folder":
         monkeypatch.setattr(package, "make_temporary_folder", refuse)
     else:
-        monkeypatch.setattr(directory, "_open_sink", full_of(directory._open_sink))
+        monkeypatch.setattr(directory, "open_sink", full_of(directory.open_sink))
     assert main(["verify", "--bundle", str(copy), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["opened"] == "in place"
     assert main(["verify", "--bundle", str(copy)]) == 0

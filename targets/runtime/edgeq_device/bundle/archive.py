@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Dict, Mapping
 
-from edgeq_device.bundle.content import _FULL, _open_sink, check_content
+from edgeq_device.bundle.content import DISK_FULL, check_content, open_sink
 from edgeq_device.bundle.manifest import FileRecord
 from edgeq_device.bundle.names import check_file_names
 from edgeq_device.errors import AGAIN, BundleError, OutputError
@@ -21,7 +21,7 @@ MAX_TOTAL = 1 << 40
 # compress well.
 MAX_RATIO = 200
 SMALL = 64 * 1024 * 1024
-_UNWRITABLE = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_UNWRITABLE = (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def list_archive(archive: zipfile.ZipFile, context: str) -> Dict[str, zipfile.ZipInfo]:
@@ -70,7 +70,7 @@ def extract_files(
         raise OutputError(f"{context}: unpacking takes {total} bytes, more than is free in {to.parent}", SET_TMPDIR)
     for name, record in sorted(records.items()):
         try:
-            with archive.open(entries[name]) as stream, _open_sink(to, name) as sink:
+            with archive.open(entries[name]) as stream, open_sink(to, name) as sink:
                 check_content(stream, record, f"{context}: {name}", sink)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             raise BundleError(f"{context}: {name} cannot be unpacked ({error})", AGAIN) from error

@@ -22,7 +22,7 @@ _CHUNK = 1024 * 1024
 # Suffixes by which Python, a system's loader or ONNX Runtime picks up a file by itself.
 _LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
 # These errors come only from writing. Any other error may come from a damaged archive.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def read_unlisted(stream: IO[bytes], title: str) -> bytes:
@@ -79,7 +79,7 @@ def check_listing(
     return tuple(unlisted)
 
 
-def _open_sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
+def open_sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
     """Open the new file `name` under `to`, or nothing if `to` is None."""
     if to is None:
         return nullcontext()

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import Dict, Mapping, Optional
 
-from edgeq_device.bundle.content import _FULL, _open_sink, check_content
+from edgeq_device.bundle.content import DISK_FULL, check_content, open_sink
 from edgeq_device.bundle.manifest import FileRecord
 from edgeq_device.bundle.names import check_file_names
 from edgeq_device.errors import AGAIN, BundleError, OutputError
@@ -60,12 +60,12 @@ def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[
         identities = {name: identify((root / name).lstat()) for name in sorted(folders)}
         identities["."] = identify_root(root)
         for name, record in sorted(records.items()):
-            with open_file(root / name, follow=False) as stream, _open_sink(to, name) as sink:
+            with open_file(root / name, follow=False) as stream, open_sink(to, name) as sink:
                 # Identify the open file, not its path, which may lead to another file by now.
                 identities[name] = identify(os.fstat(stream.fileno()))
                 check_content(stream, record, f"{root}: {name}", sink)
     except OSError as error:
-        if to is not None and error.errno in _FULL:
+        if to is not None and error.errno in DISK_FULL:
             raise OutputError(f"{root}: {name} cannot be copied into {to} ({error.strerror})", SET_TMPDIR) from error
         raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
     return HashedFolder(root, identities)
