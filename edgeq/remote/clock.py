@@ -135,7 +135,7 @@ class BoardClock:
             request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
             # allow as much time for opening the models as for the comparison itself
-            guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]
+            guest.request_s = link.REQUEST_S + 2 * rules.arguments["max_duration_s"]
             found = _ranking(ready.session, *guest.exchange(request))
             if found.distributions.keys() != models.keys():
                 raise senseless(ready.session)

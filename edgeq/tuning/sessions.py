@@ -147,7 +147,7 @@ class LocalClock:
         The seconds in `rules` include the opening of the sessions and the warm-up. At least half of them are left for
         the race.
         """
-        start, whole_s = perf_counter(), rules.how["max_duration_s"]
+        start, whole_s = perf_counter(), rules.arguments["max_duration_s"]
         seconds = whole_s / 3 / len(models)
         found = [len(self._sessions.sessions(*model, rules.sessions, seconds)) for model in models.values()]
         # Claims compare sessions in pairs, and fewer sessions would not show how processes differ.
@@ -158,7 +158,7 @@ class LocalClock:
         self._warm.update(itertools.chain(*cold))
         runners = {name: _runners(each, feed) for name, each in opened.items()}
         left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
-        how = {**rules.how, "max_duration_s": left_s}
+        how = {**rules.arguments, "max_duration_s": left_s}
         ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **how)
         self._sessions.trim()
         return ranking

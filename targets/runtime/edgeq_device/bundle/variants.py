@@ -230,12 +230,12 @@ def _parse_slices(
 def _parse_slice(value: object, context: str) -> SliceTolerance:
     if not isinstance(value, dict) or set(value) != {"axis", "first", "last", "tolerance"}:
         raise BundleError(f"{context}: a slice has an axis, a first and a last index and a tolerance")
-    axis, first, last = (value[key] for key in ("axis", "first", "last"))
-    integral = all(isinstance(index, int) and not isinstance(index, bool) for index in (axis, first, last))
-    if not integral or not 0 <= axis < _MOST_AXES or not 0 <= first <= last < _MOST_INDICES:
+    axis, first_index, last_index = (value[key] for key in ("axis", "first", "last"))
+    integral = all(isinstance(index, int) and not isinstance(index, bool) for index in (axis, first_index, last_index))
+    if not integral or not 0 <= axis < _MOST_AXES or not 0 <= first_index <= last_index < _MOST_INDICES:
         raise BundleError(f"{context}: a slice is not from a first to a last index of an axis")
     return SliceTolerance(
-        axis, first, last, _parse_tolerance(value["tolerance"], f"{context}: the tolerance of a slice")
+        axis, first_index, last_index, _parse_tolerance(value["tolerance"], f"{context}: the tolerance of a slice")
     )
 
 

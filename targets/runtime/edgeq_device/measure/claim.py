@@ -198,13 +198,13 @@ class RaceRules:
     Attributes:
         sessions: number of sessions of each model.
         warmup, bursts: arguments of `rank_until_settled`.
-        how: other arguments of `rank_until_settled`, by name.
+        arguments: other arguments of `rank_until_settled`, by name.
     """
 
     sessions: int
     warmup: WarmUp
     bursts: Bursts
-    how: Mapping[str, Any]
+    arguments: Mapping[str, Any]
 
 
 def rank_until_settled(
