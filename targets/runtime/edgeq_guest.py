@@ -151,7 +151,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     feeds = [read_arrays(Path(request["feed"]))]
     runners: Dict[str, Any] = {description["name"]: [] for description in request["models"]}
     # opening further sessions than a claim needs may take no longer than the timing
-    end = time.perf_counter() + request["how"]["max_duration_s"]
+    end = time.perf_counter() + request["arguments"]["max_duration_s"]
     for turn in range(request["sessions"]):
         if turn >= FEWEST_SESSIONS and time.perf_counter() > end:
             break
@@ -159,7 +159,7 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
             session = start_variant(parse_variant(description), description["threads"])
             runners[description["name"]].append(make_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
-    ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])
+    ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["arguments"])
     answer: Dict[str, Any] = {
         "order": list(ranking.order),
         "settled": ranking.settled,
