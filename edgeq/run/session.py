@@ -120,7 +120,7 @@ def open_session(
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
     source = source_model if isinstance(source_model, bytes) else os.fspath(source_model)
-    # onnxruntime's own error would not name the path.
+    # Refuse it here, with the path and what to do about it.
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime cannot open a path that is not UTF-8: {source!r}", "Rename it")
     try:

@@ -132,7 +132,7 @@ def _collect(address: int) -> Answers:
 
     leaves: Dict[Tuple[int, int], Registers] = {(0, 0): leaf(0, 0), (1, 0): leaf(1, 0)}
     highest = leaves[0, 0][_EAX]
-    # A CPU answers for a leaf that it lacks with the values of another one.
+    # A CPU may answer for a leaf that it lacks with the values of another one.
     if highest >= 7:
         leaves[7, 0] = leaf(7, 0)
         if leaves[7, 0][_EAX] >= 1:
