@@ -325,7 +325,7 @@ def _store(folder, request, lines):
     # Hash while storing: the bytes come from another machine.
     digest, problem = hashlib.sha256(), None
     with draft.open("wb", buffering=0) as stream:
-        for piece in lines.chunks(request["size"]):
+        for piece in lines.read_chunks(request["size"]):
             digest.update(piece)
             try:
                 while piece and problem is None:
