@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from contenders import edgeq_json
-from edgeq_device.measure.claim import ESTIMATE_ALLOWANCE, Claim, claim, ratio
+from edgeq_device.measure.claim import ESTIMATE_ALLOWANCE, Claim, compute_ratio, make_claim
 from edgeq_device.measure.latency import Distribution, WarmUp, measure_interleaved, percentile, warm_up_all
 from models import resnet50_shaped
 from tasks import required_data
@@ -108,7 +108,7 @@ def quiet(float32: Sequence[Runner], int8: Sequence[Runner]) -> Claim:
     measured = measure_interleaved(
         {"float32": float32, "int8": int8}, min_duration_s=QUIET_S, patience_s=4 * QUIET_S, warmup=WarmUp()
     )
-    return claim(measured["float32"], measured["int8"])
+    return make_claim(measured["float32"], measured["int8"])
 
 
 def runners(model: Path, settings: SessionSettings, feed: Feed, count: int = SESSIONS) -> list[Runner]:
@@ -148,7 +148,7 @@ def estimate(sides: Sequence[Sequence[Recorded]], field: str, reduce: Reduce) ->
         times = [np.array(getattr(one, field)) for one in sessions]
         times = times if len(times) > 1 else np.array_split(times[0], PARTS)
         reduced.append(Distribution(np.array([reduce(each) for each in times if each.size])))
-    found = ratio(*reduced)
+    found = compute_ratio(*reduced)
     count = found.pairs
     about = np.exp(np.log(reduced[0].samples_ms[:count] / reduced[1].samples_ms[:count]).mean())
     return float(about), found.low / ESTIMATE_ALLOWANCE, found.high * ESTIMATE_ALLOWANCE
@@ -207,7 +207,7 @@ def run_quantize(case: Case, workdir: Path, runs: int, loops: int) -> dict[str, 
     if reference.interval is None:
         return judge("quantize", [(reference, Claim())] * runs)
     with busy(loops):
-        found = [Claim.read(edgeq_json(*command)["speed"]["ratio"]) for _ in range(runs)]
+        found = [Claim.from_record(edgeq_json(*command)["speed"]["ratio"]) for _ in range(runs)]
     for one in found:
         print(f"      {one.sentence('int8', 'float32')}")
     return judge("quantize", [(reference, one) for one in found])
@@ -227,7 +227,7 @@ def run_tune(case: Case, workdir: Path, runs: int, loops: int, budget: str) -> d
             pairs.append((Claim(1.0), Claim(reason="nothing was chosen")))
             continue
         chosen = next(c for c in record["candidates"] if c["name"] == record["chosen"])
-        found = Claim.read(chosen["timing"]["speedup"])
+        found = Claim.from_record(chosen["timing"]["speedup"])
         float32 = runners(case.model, SessionSettings(intra_op_threads=record["float32"]["threads"]), feed)
         with ExitStack() as opened:
             settings = SessionSettings(intra_op_threads=chosen["threads"])

@@ -28,9 +28,9 @@ from typing import Any
 import onnxruntime
 from busy import busy, quantize_command
 from contenders import edgeq_json
-from edgeq_device.measure.claim import claim
+from edgeq_device.measure.claim import make_claim
 from edgeq_device.measure.latency import Distribution, WarmUp, measure_interleaved
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 from tasks import required_data
 from tune_cases import Case, cases
 from tuned import verdict
@@ -114,7 +114,7 @@ def race(contenders: Contenders, feed: Mapping[str, Any]) -> dict[str, Distribut
     """Time all contenders, each in several new processes."""
     with Engines() as engines:
         runners = {
-            name: [query_runner(session, [feed]) for session in engines.open_apart(model, settings, SESSIONS)]
+            name: [make_runner(session, [feed]) for session in engines.open_apart(model, settings, SESSIONS)]
             for name, (model, settings) in contenders.items()
         }
         return measure_interleaved(runners, min_duration_s=RACE_S, patience_s=RACE_S, warmup=WarmUp(max_s=2))
@@ -135,7 +135,7 @@ def judge(case: Case, runs: list[Run], workdir: Path) -> dict[str, Any]:
                 forms[names[run.bundle]] = loaded.model, loaded.settings
         others = rivals(case, workdir, sorted({run.chosen["threads"] for run in runs}))
         measured = race({**float32, **forms, **others}, feed)
-    latency = {name: distribution.undisturbed().p50 for name, distribution in measured.items()}
+    latency = {name: distribution.drop_disturbed().p50 for name, distribution in measured.items()}
     baseline = min(float32, key=lambda name: latency[name])
     # A busy machine leaves the number of threads to the device, so forms are compared on the same number of threads.
     int8: dict[int, str] = {}
@@ -145,7 +145,7 @@ def judge(case: Case, runs: list[Run], workdir: Path) -> dict[str, Any]:
     for fastest in int8.values():
         print(f"    fastest int8 form: {fastest}, {latency[baseline] / latency[fastest]:.2f} times float32's speed")
     for name in forms:
-        print(f"    {claim(measured[baseline], measured[name]).sentence(name, baseline)}")
+        print(f"    {make_claim(measured[baseline], measured[name]).sentence(name, baseline)}")
     wrong = []
     for run in runs:
         name = names[run.bundle]

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from contenders import Built, edgeq_json
-from edgeq_device.measure.claim import ratio
+from edgeq_device.measure.claim import compute_ratio
 from edgeq_device.measure.latency import Distribution, WarmUp, measure_interleaved
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 from tune_cases import Case
 
 from edgeq.measure.accuracy import evaluate_sessions
@@ -123,7 +123,7 @@ def race(sessions: Sessions, feed: Feed, each_s: float = 2.0, patience_s: float 
     """Time all sessions in interleaved runs and return their latencies. On a busy machine, this takes up to
     `patience_s` longer to get undisturbed rounds.
     """
-    runners = {name: query_runner(session, [feed]) for name, session in sessions.items()}
+    runners = {name: make_runner(session, [feed]) for name, session in sessions.items()}
     return measure_interleaved(runners, min_duration_s=each_s, patience_s=patience_s, warmup=WarmUp(max_s=1))
 
 
@@ -131,5 +131,5 @@ def times(slower: Distribution, faster: Distribution) -> float:
     """Return the ratio of two latencies from one call of `race`. If there was no round in which both were undisturbed,
     return the ratio of their p50 over all rounds.
     """
-    found = ratio(slower, faster)
+    found = compute_ratio(slower, faster)
     return float(found.estimate) if found.pairs else slower.p50 / faster.p50

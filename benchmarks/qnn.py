@@ -37,7 +37,7 @@ from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.model.sizes import free_sizes
 from edgeq.prove.job import Request, build, collect_statistics
-from edgeq.run.engines import engine_for
+from edgeq.run.engines import find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.budget import parse_budget
@@ -167,7 +167,7 @@ def run(
         model, notes = with_helper(case, folder) if helper else with_edgeq(case, target, wide, folder)
     took = time.perf_counter() - began
     task, samples = case.make_task(), spread(case, count)
-    engine = engine_for(backend_for(target).name, target.device.get("engine_options", {}))
+    engine = find_backend_engine(backend_for(target).name, target.device.get("engine_options", {}))
     with Engines() as engines:
         began = time.perf_counter()
         there = engines.open(model, SessionSettings(engine=engine))

@@ -36,7 +36,7 @@ def claims_of(case: Case, workdir: Path, runs: int) -> list[tuple[Claim, float]]
     found = []
     for _ in range(runs):
         start = time.perf_counter()
-        claim = Claim.read(edgeq_json(*quantize_command(case, workdir))["speed"]["ratio"])
+        claim = Claim.from_record(edgeq_json(*quantize_command(case, workdir))["speed"]["ratio"])
         found.append((claim, time.perf_counter() - start))
         print(f"      {claim.sentence('int8', 'float32')} ({found[-1][1]:.1f} s)", flush=True)
     return found

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from contenders import edgeq_json
-from edgeq_device.measure.claim import rank_until_settled, ratio
+from edgeq_device.measure.claim import compute_ratio, rank_until_settled
 from edgeq_device.measure.latency import WarmUp
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 from tune_cases import Case
 
 from edgeq.measure.loaded_model import open_model
@@ -66,11 +66,11 @@ def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float
     }
     with open_model(bundle) as loaded:
         sessions = {**threads, "tuned": loaded.session}
-        runners = {key: query_runner(session, [feed]) for key, session in sessions.items()}
+        runners = {key: make_runner(session, [feed]) for key, session in sessions.items()}
         ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
     measured = ranking.distributions
     best = min(threads, key=lambda key: measured[key].p50)
-    return float(ratio(measured[best], measured["tuned"]).estimate)
+    return float(compute_ratio(measured[best], measured["tuned"]).estimate)
 
 
 def verdict(text: str, met: bool, bar: str) -> None:

@@ -14,12 +14,12 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from typing import Any
 
-    from edgeq_device.measure.bench import BenchSettings
+    from edgeq_device.measure.bench_settings import BenchSettings
 
+    from edgeq.bundle.sign import sign_bundle as sign
     from edgeq.bundle.transfer import pull_bundle as pull
     from edgeq.bundle.transfer import push_bundle as push
     from edgeq.bundle.verify import verify_bundle as verify
-    from edgeq.bundle.write import sign_bundle as sign
     from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
     from edgeq.data.sample import Sample
@@ -76,7 +76,7 @@ _PUBLIC = {
     "report": "edgeq.reporting.bundle:report_bundle",
     "retarget": "edgeq.retargeting.run:retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
-    "sign": "edgeq.bundle.write:sign_bundle",
+    "sign": "edgeq.bundle.sign:sign_bundle",
     "tune": "edgeq.jobs.tune:tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
 }

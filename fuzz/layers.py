@@ -138,10 +138,10 @@ def _model_load(path: Path) -> None:
 
 @layer("model-wire", _models, mutate=_ONNX, cases=5000)
 def _model_wire(path: Path) -> None:
-    from edgeq_device.bundle.onnxfile import read_onnx
-    from edgeq_device.bundle.options import model_options
+    from edgeq_device.engines.options import read_model_options
+    from edgeq_device.model.onnxfile import read_onnx
 
-    model_options(path, "model")
+    read_model_options(path, "model")
     read_onnx(path, "model")
 
 
@@ -646,11 +646,11 @@ def _json_seeds(folder: Path) -> None:
 
 @layer("bundle", _bundle_cases(*_JSON_FILES, "models/model/plain/model.onnx"), mutate=_of_case, cases=1000)
 def _read_bundle(path: Path) -> None:
-    from edgeq.bundle.write import opened
+    from edgeq.bundle.write import open_checked
 
     place = _put(path)
     try:
-        with opened(place):
+        with open_checked(place):
             pass
     finally:
         _restore(path)
@@ -710,9 +710,9 @@ def _zips(folder: Path) -> None:
 
 @layer("zip", _zips, mutate=of_zip(lambda r, d, o: (of_json if d[:1] == b"{" else of_bytes)(r, d, o)), cases=1000)
 def _read_zip(path: Path) -> None:
-    from edgeq.bundle.write import opened
+    from edgeq.bundle.write import open_checked
 
-    with opened(path):
+    with open_checked(path):
         pass
 
 
@@ -725,14 +725,14 @@ def _signatures(folder: Path) -> None:
 
 @layer("signature", _signatures, mutate=of_json)
 def _read_signature(path: Path) -> None:
-    from edgeq_device.trust.signature import PublicKey, curves, parse_signature, signed_files
+    from edgeq_device.trust.signature import PublicKey, load_curves, parse_signature, read_signed_files
 
     data = path.read_bytes()
     if b"predicate" in data:
-        signed_files(data, path.name)
+        read_signed_files(data, path.name)
         return
     signature = parse_signature(data, path.name)
-    for curve in curves():
+    for curve in load_curves():
         signature.is_by(PublicKey(curve, curve.x, curve.y))
         PublicKey(curve, curve.x, curve.y).verifies(data[-140:], data)
 
@@ -753,7 +753,7 @@ def _read_trusted(path: Path) -> None:
 
 
 def _registries(folder: Path) -> None:
-    from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH
+    from edgeq_device.bundle.pull import ARTIFACT_TYPE, FILE_PATH
 
     layers = [
         {
@@ -769,10 +769,11 @@ def _registries(folder: Path) -> None:
 
 @layer("registry", _registries, mutate=of_json)
 def _read_registry(path: Path) -> None:
+    from edgeq_device.bundle.pull import read_layers
     from edgeq_device.system.plainjson import parse_json
-    from edgeq_device.trust.registry import layers_of, parse_reference
+    from edgeq_device.trust.registry import parse_reference
 
-    layers_of(parse_json(path.read_bytes(), path.name), path.name)
+    read_layers(parse_json(path.read_bytes(), path.name), path.name)
     parse_reference(f"localhost:5000/{path.name}")
 
 

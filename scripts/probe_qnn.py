@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx.parser
-from edgeq_device.engines.catalog import installed_version
+from edgeq_device.engines.catalog import read_installed_version
 
 from edgeq.backends.qnn.backend import write_pairs
 from edgeq.calibration.collect import collect
@@ -34,7 +34,7 @@ from edgeq.measure.node_runs import find_source_name
 from edgeq.measure.power_ratios import decibels
 from edgeq.model.int8_rules import DEFAULT, Int8Rule
 from edgeq.model.prepare import prepare_model
-from edgeq.run.engines import engine_for
+from edgeq.run.engines import find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.folders import shipped
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             found: dict[str, Answer] = {}
             for arch in given.arch:
-                engine = engine_for("qnn", {"htp_arch": arch})
+                engine = find_backend_engine("qnn", {"htp_arch": arch})
                 folder = Path(name) / f"{number}-{arch}"
                 folder.mkdir()
                 found[arch] = ask(case, bits, engine, engines, folder, **(UINT8 if weights == "uint8" else {}))
@@ -214,7 +214,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def version() -> str:
     """Return the versions of the tools that were probed."""
-    found = installed_version(engine_for("qnn", {}))
+    found = read_installed_version(find_backend_engine("qnn", {}))
     return f"onnxruntime-qnn {found}, onnxruntime {onnxruntime().__version__}, simulator on Linux x86-64"
 
 

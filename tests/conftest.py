@@ -134,9 +134,9 @@ def _one_thread() -> None:
 @pytest.fixture
 def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the measurement of memory with made-up figures, because each real one starts a process."""
-    from edgeq_device.measure.memory import MemoryUse
+    from edgeq_device.engines.memory import MemoryUse
 
-    for place in ("edgeq.measure.timed_model", "edgeq_device.measure.bench_models"):
+    for place in ("edgeq.measure.timed_model", "edgeq_device.bundle.bench_models"):
         monkeypatch.setattr(f"{place}.measure_memory", lambda request, shapes: MemoryUse(1, 2, 3))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnxruntime
 import pytest
-from edgeq_device.engines.catalog import problem_of
+from edgeq_device.engines.catalog import describe_problem
 
 from edgeq.run.engines import load_engines
 
 
 def needs_plugin(name: str) -> pytest.MarkDecorator:
     """Skip a test if that engine cannot be used here, and give the reason."""
-    problem = problem_of(load_engines()[name], onnxruntime.__version__)
+    problem = describe_problem(load_engines()[name], onnxruntime.__version__)
     return pytest.mark.skipif(bool(problem), reason=problem)

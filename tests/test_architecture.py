@@ -41,6 +41,9 @@ LAYERS = (
 )
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
+# The rooms of edgeq_device, the lowest first. A module imports only from its own room and from lower ones.
+ROOMS = ("errors", "system", "trust", "model", "prepare", "measure", "engines", "bundle", "program", "cli")
+
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 HARDWARE = re.compile(
@@ -140,12 +143,41 @@ def test_no_modules_import_each_other() -> None:
     assert circles(imported) == [], "let one of them know nothing of the other"
 
 
-def edges(path: Path, module: str, modules: set[str]) -> Iterator[str]:
-    for _, name in imports(path, REPOSITORY):
+def edges(path: Path, module: str, modules: set[str], root: Path = REPOSITORY) -> Iterator[str]:
+    for _, name in imports(path, root):
         while name and name not in modules:
             name = name.rpartition(".")[0]
         if name and name != module:
             yield name
+
+
+def device_imports() -> dict[str, set[str]]:
+    """Return which modules of edgeq_device each of them imports. Imports inside functions count."""
+    files = python_files(RUNTIME / "edgeq_device")
+    modules = {".".join(p.relative_to(RUNTIME).with_suffix("").parts).removesuffix(".__init__"): p for p in files}
+    return {module: set(edges(path, module, set(modules), RUNTIME)) for module, path in modules.items()}
+
+
+def test_no_modules_of_edgeq_device_import_each_other() -> None:
+    assert circles(device_imports()) == [], "let one of them know nothing of the other"
+
+
+def test_the_rooms_of_edgeq_device_only_look_down() -> None:
+    """The catalog loads the adapters of engines by name. They are in its own room, so that is no look upwards."""
+    wrong = []
+    for module, imported in device_imports().items():
+        for name in sorted(imported - {"edgeq_device"}):
+            room, lower = (ROOMS.index(path.split(".")[1]) for path in (module, name))
+            if lower > room:
+                wrong.append(f"{module} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_documented_rooms_are_these() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
+    table = text[text.index("| room |") :].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert tuple(room for row in rows for room in re.findall(r"`(\w+)`", row)) == ROOMS
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:

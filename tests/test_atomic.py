@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.system import places
+from edgeq_device.system import renaming
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.model.parsing import parse_model
@@ -27,13 +27,13 @@ def anything(folder: Path) -> None:
 @pytest.fixture(params=["", "no exchange", "no flags"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Set which renames the system has: all of this one's (""), all but exchanges, or only plain ones ("no flags")."""
-    real = places._renamed
+    real = renaming._try_rename
 
     def lacking(source: Path, place: Path, how: str) -> bool:
         return request.param == "no exchange" and how == "free" and real(source, place, how)
 
     if request.param:
-        monkeypatch.setattr(places, "_renamed", lacking)
+        monkeypatch.setattr(renaming, "_try_rename", lacking)
     return str(request.param)
 
 
@@ -139,7 +139,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
 
 def moved(raises: Callable[[Path, Path], BaseException | None], *, after: bool) -> Callable[[Path, Path], None]:
     """Return a `move_new` that raises the error of `raises` for a source and a place, before or after the move."""
-    real = places.move_new
+    real = renaming.move_new
 
     def move(source: Path, place: Path) -> None:
         error = raises(source, place)
@@ -372,7 +372,7 @@ def test_what_comes_into_the_directory_meanwhile_is_kept(
         if (folder / "notes.txt").exists():
             raise OutputError(f"{folder} holds notes.txt")
 
-    exchange = places.exchange
+    exchange = renaming.exchange
 
     def late(one: Path, other: Path) -> bool:
         if not (target / "notes.txt").exists() and (one / "ours").read_text() == "new":

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines.catalog import engines, plugin_of
+from edgeq_device.engines.catalog import engines, find_plugin
 
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.prove.builds import must_decide
-from edgeq.run.engines import DEFAULT, choose_engine, device_table, load_engines
+from edgeq.run.engines import DEFAULT, build_device_table, choose_engine, load_engines
 from edgeq.run.session import SessionSettings
 from edgeq.util.folders import shipped
 from edgeq.util.records import plain
@@ -19,7 +19,7 @@ SHIPPED = load_engines(shipped("targets") / "engines")
 
 def test_devices_get_to_know_the_same() -> None:
     file = shipped("targets") / "runtime" / "edgeq_device" / "engines" / "engines.json"
-    assert file.read_text("utf-8") == device_table(SHIPPED), "run scripts/engines_json.py"
+    assert file.read_text("utf-8") == build_device_table(SHIPPED), "run scripts/engines_json.py"
     assert {name: engine.to_dict() for name, engine in engines().items()} == {
         name: engine.to_dict() for name, engine in SHIPPED.items()
     }
@@ -34,7 +34,7 @@ def test_a_description_is_whole(name: str) -> None:
     assert engine.verified.startswith(("executed", "never run"))
     assert set(engine.why) - set(engine.source) <= {"devices", "oldest", "packages", "precisions"}
     registered = bool(engine.module) and not engine.by_name
-    assert plugin_of(engine.provider) == (engines()[name] if registered else None)
+    assert find_plugin(engine.provider) == (engines()[name] if registered else None)
     assert bool(engine.int8.operators and engine.int8.backend) is False
 
 
@@ -87,8 +87,8 @@ def test_a_malformed_description_is_one_line(change: tuple[str, str], line: str,
 def test_what_an_engine_does_on_another_cpu(target: str, saturates: bool, level: str | None) -> None:
     engine, there = SHIPPED["openvino"], resolve(target)
     full = there.profile.scheme.replace(reduce_range=False)
-    assert engine.saturates(full.pair, there.architecture, there.features) is saturates
-    assert not engine.saturates("U8U8", "x86_64", there.features)
+    assert engine.has_saturating_kernels(full.pair, there.architecture, there.features) is saturates
+    assert not engine.has_saturating_kernels("U8U8", "x86_64", there.features)
     assert engine.cap.environment(there.features).get(engine.cap.variable) == level
     assert must_decide(there, full, {}, engine) is saturates
     assert not must_decide(there, full, {"reduce_range": True}, engine)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.system.places import LOCK, PrivateFolder, scratch_folder, stage_name
+from edgeq_device.system.places import LOCK, PrivateFolder, name_stage, scratch_folder
 
 from edgeq.errors import OutputError
 from edgeq.util import placement
@@ -185,7 +185,7 @@ def test_no_command_believes_a_forged_leftover(
 
 def killed_while_placing(output: Path, *, folder: bool) -> None:
     """Leave the files of a run that was killed after it had moved the old output and a companion file away."""
-    stage = output.with_name(stage_name(output))
+    stage = output.with_name(name_stage(output))
     (stage / "new").mkdir(mode=0o700, parents=True)
     stage.chmod(0o700)
     names = [output.name] if folder else [f"{output.stem}.program.npz", "weights.bin", output.name]
@@ -317,7 +317,7 @@ def test_temporary_folders_of_killed_runs_are_removed(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("number", range(1, 12))
 def test_a_kill_at_any_moment_of_a_private_folder_leaves_nothing(tmp_path: Path, number: int) -> None:
     def work() -> None:
-        folder = PrivateFolder(tmp_path / stage_name(tmp_path / "out"))
+        folder = PrivateFolder(tmp_path / name_stage(tmp_path / "out"))
         folder.create()
         (folder.path / "deep").mkdir()
         (folder.path / "deep" / "file").write_text("")

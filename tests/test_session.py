@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.bundle.options import BRIEF_SPIN
+from edgeq_device.engines.session_options import BRIEF_SPIN
 
 from edgeq import demo
 from edgeq.errors import RuntimeUnavailableError, UsageError

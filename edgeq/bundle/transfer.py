@@ -11,12 +11,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgeq_device.bundle.package import Bundle
+from edgeq_device.bundle.pull import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, fetch
+from edgeq_device.bundle.signature import check_signature
 from edgeq_device.system.places import scratch_folder
-from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest, connected
-from edgeq_device.trust.keys import check_signature, trust_for
-from edgeq_device.trust.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, OciRepository, fetch, parse_reference
+from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest, translate_errors
+from edgeq_device.trust.keys import find_trust
+from edgeq_device.trust.registry import OciRepository, parse_reference
 
-from edgeq.bundle.verify import contents, opened, verified_key
+from edgeq.bundle.verify import open_checked, read_contents, verify_chain
 from edgeq.bundle.write import BUNDLE, write_archive
 from edgeq.util.bundle_names import check_bundle_name, is_named_bundle
 from edgeq.util.device_errors import device_errors
@@ -79,16 +81,17 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
         RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses the upload.
     """
     with device_errors():
+        # The bytes decide the digest, whatever the reference says.
         place = replace(parse_reference(reference), digest="")
-        with opened(Path(path)) as bundle, progress.stage(f"pushing {path}"):
-            blobs = _blobs(bundle)
-            config = _json(_config(bundle, [digest for digest, _ in blobs.values()]))
+        with open_checked(Path(path)) as bundle, progress.stage(f"pushing {path}"):
+            blobs = _list_blobs(bundle)
+            config = _format_json(_build_config(bundle, [digest for digest, _ in blobs.values()]))
             layers = [
-                {**_descriptor(_kind(name), digest, content), "annotations": {FILE_PATH: name, _TITLE: name}}
+                {**_build_descriptor(_find_kind(name), digest, content), "annotations": {FILE_PATH: name, _TITLE: name}}
                 for name, (digest, content) in blobs.items()
             ]
-            described = _descriptor(_CONFIG_TYPE, _digest(config), config)
-            manifest = _json(
+            described = _build_descriptor(_CONFIG_TYPE, _hash(config), config)
+            manifest = _format_json(
                 {
                     "schemaVersion": 2,
                     "mediaType": MANIFEST_TYPE,
@@ -98,12 +101,14 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
                     "annotations": {_TITLE: bundle.name},
                 }
             )
-            once = dict([*blobs.values(), (_digest(config), config)])
+            # A registry stores blobs by digest, so equal files are uploaded once.
+            once = dict([*blobs.values(), (_hash(config), config)])
             registry = OciRepository(place, limits)
-            registry.deadline.expect(len(once), sum(map(_size, once.values())))
-            sent = registry.each(lambda item: _upload(registry, *item), once.items())
-            digest, last = _digest(manifest), ServerRequest("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
-            registry.send(last, f"manifests/{place.tag or digest}").body.close()
+            registry.deadline.add_time(len(once), sum(map(_count_bytes, once.values())))
+            sent = registry.map_items(lambda item: _upload(registry, *item), once.items())
+            # The manifest comes last, because a registry refuses one whose blobs it lacks.
+            digest, request = _hash(manifest), ServerRequest("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
+            registry.send(request, f"manifests/{place.tag or digest}").body.close()
     total = sum(layer["size"] for layer in layers)
     return Pushed(
         str(replace(place, digest=digest)), digest, len(layers), total, sum(sent), bundle.signature is not None
@@ -137,7 +142,7 @@ def pull_bundle(
         place, output = parse_reference(reference), Path(output)
         check_bundle_name(output)
         archived = is_named_bundle(output)
-        trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
+        trusted = find_trust(Path(trust) if trust is not None else None, required=require_signature)
         with progress.stage(f"pulling {reference}"), ExitStack() as stack:
             if archived:
                 draft = stack.enter_context(output_file(output, force=force))
@@ -145,35 +150,40 @@ def pull_bundle(
             else:
                 folder = stack.enter_context(output_directory(output, force=force, check=BUNDLE.check))
             fetch(place, folder, limits)
-            with opened(folder) as bundle:
-                signer = check_signature(bundle, trusted, verified_key)
+            with open_checked(folder) as bundle:
+                signer = check_signature(bundle, trusted, verify_chain)
                 digest = bundle.manifest_sha256
                 if archived:
-                    write_archive(contents(bundle), draft)
+                    write_archive(read_contents(bundle), draft)
     return Pulled(output, str(place), digest, signer.to_dict() if signer is not None else None)
 
 
-def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
+def _list_blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
     """Return the digest and the content of every file of a bundle, sorted and keyed by path inside the bundle."""
     return {
-        name: (_digest(content) if isinstance(content, bytes) else f"sha256:{bundle.files[name].sha256}", content)
-        for name, content in contents(bundle).items()
+        name: (_hash(content) if isinstance(content, bytes) else f"sha256:{bundle.files[name].sha256}", content)
+        for name, content in read_contents(bundle).items()
     }
 
 
 def _upload(registry: OciRepository, digest: str, content: bytes | Path) -> int:
     """Upload one blob unless the registry has it already. Return the number of uploaded bytes."""
+    # A bundle's weights rarely change between two pushes.
     if registry.has(f"blobs/{digest}"):
         return 0
-    with registry.send(ServerRequest("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
-        place = begun.leads_to()
+    with (
+        registry.send(ServerRequest("POST", body=b""), "blobs/uploads/") as begun,
+        translate_errors(str(registry.reference)),
+    ):
+        place = begun.find_location()
+    # The upload's address may have a query already.
     target = f"{place.target}{'&' if '?' in place.target else '?'}digest={digest}"
     upload = ServerRequest("PUT", {"Content-Type": "application/octet-stream"}, content)
     registry.send(upload, replace(place, target=target)).body.close()
-    return _size(content)
+    return _count_bytes(content)
 
 
-def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
+def _build_config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
     """Return the description of a model in the ModelPack format."""
     licence = bundle.metadata.get("license")
     return {
@@ -183,21 +193,22 @@ def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _kind(name: str) -> str:
+def _find_kind(name: str) -> str:
     return f"application/vnd.cncf.model.{_KINDS.get(name) or _KINDS.get(PurePosixPath(name).suffix, 'weight')}.v1.raw"
 
 
-def _descriptor(media_type: str, digest: str, content: bytes | Path) -> dict[str, Any]:
-    return {"mediaType": media_type, "digest": digest, "size": _size(content)}
+def _build_descriptor(media_type: str, digest: str, content: bytes | Path) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": digest, "size": _count_bytes(content)}
 
 
-def _size(content: bytes | Path) -> int:
+def _count_bytes(content: bytes | Path) -> int:
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def _digest(data: bytes) -> str:
+def _hash(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _format_json(value: Mapping[str, Any]) -> bytes:
+    # Sorted keys, so that a bundle always has the same digest.
     return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode("utf-8")

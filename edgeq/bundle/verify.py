@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from edgeq_device.bundle.manifest import MANIFEST
 from edgeq_device.bundle.package import Bundle, open_bundle
+from edgeq_device.bundle.signature import check_signature
 from edgeq_device.bundle.verify import Report, verify
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.trust.keys import check_signature, trust_for
+from edgeq_device.engines.device import read_device
+from edgeq_device.trust.keys import find_trust
 from edgeq_device.trust.signature import SIGNATURE, PublicKey, read_public_key
 
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
@@ -40,7 +41,7 @@ def check_cryptography() -> None:
         ) from error
 
 
-def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
+def verify_chain(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     """Return the key of the first certificate in `chain`. The chain must be valid today and lead to a certificate in
     `trusted`.
 
@@ -63,9 +64,10 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     except ValueError as error:
         raise UsageError(f"a trusted certificate cannot be read ({error})") from error
     try:
-        leaf, *others = (x509.load_der_x509_certificate(der) for der in chain)
+        leaf, *issuers = (x509.load_der_x509_certificate(der) for der in chain)
         # Use the verifier for clients, because it does not compare host names.
-        _policy().store(store).build_client_verifier().verify(leaf, others)
+        _build_policy().store(store).build_client_verifier().verify(leaf, issuers)
+        # The verifier accepts a certificate for any use.
         usable = _may_sign(leaf)
     except (ValueError, VerificationError) as error:
         raise BundleError(f"the certificate that signed it is not trusted ({error})", _FIX) from error
@@ -75,20 +77,20 @@ def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
     return read_public_key(der, "the certificate that signed it")
 
 
-def _policy() -> PolicyBuilder:
+def _build_policy() -> PolicyBuilder:
     from cryptography import x509
     from cryptography.x509.verification import Criticality, ExtensionPolicy, Policy, PolicyBuilder
 
-    def authority(policy: Policy, certificate: Certificate, found: x509.BasicConstraints) -> None:
+    def authority(policy: Policy, certificate: Certificate, constraints: x509.BasicConstraints) -> None:
         """Refuse an issuer that is not a certificate authority."""
         del policy, certificate
-        if not found.ca:
+        if not constraints.ca:
             raise ValueError("an issuer is not a certificate authority")
 
-    def issues(policy: Policy, certificate: Certificate, found: x509.KeyUsage | None) -> None:
+    def issues(policy: Policy, certificate: Certificate, usage: x509.KeyUsage | None) -> None:
         """Refuse an issuer whose key may not sign certificates."""
         del policy, certificate
-        if found is not None and not found.key_cert_sign:
+        if usage is not None and not usage.key_cert_sign:
             raise ValueError("an issuer may not sign certificates")
 
     # cryptography's own policies are for the web: they require a host name and key usages of TLS.
@@ -102,21 +104,21 @@ def _may_sign(certificate: Certificate) -> bool:
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    found = certificate.extensions
+    extensions = certificate.extensions
     try:
-        if found.get_extension_for_class(x509.KeyUsage).value.digital_signature:
+        if extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature:
             return True
     except x509.ExtensionNotFound:
         return False
     try:
-        usages = found.get_extension_for_class(x509.ExtendedKeyUsage).value
+        usages = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return False
     return ExtendedKeyUsageOID.CODE_SIGNING in usages
 
 
 @contextmanager
-def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
+def open_checked(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
     """Open and check the bundle at `path` (a directory or an .edgeq file). Inside the `with` block, errors of
     edgeq_device become edgeq errors.
 
@@ -130,13 +132,13 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
         yield bundle
 
 
-def contents(bundle: Bundle) -> dict[str, bytes | Path]:
+def read_contents(bundle: Bundle) -> dict[str, bytes | Path]:
     """Return the content of every file in the bundle, sorted by path. A value is either bytes or the path of a file."""
-    found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
-    found[MANIFEST] = bundle.manifest
+    files: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
+    files[MANIFEST] = bundle.manifest
     if bundle.signature is not None:
-        found[SIGNATURE] = bundle.signature
-    return dict(sorted(found.items()))
+        files[SIGNATURE] = bundle.signature
+    return dict(sorted(files.items()))
 
 
 def verify_bundle(
@@ -168,9 +170,9 @@ def verify_bundle(
     """
     path = path_of(path, "bundle")
     with progress.stage(f"verifying {path}"), device_errors():
-        trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
-        with opened(path, expect=expect) as bundle:
-            signer = check_signature(bundle, trusted, verified_key)
+        trusted = find_trust(Path(trust) if trust is not None else None, required=require_signature)
+        with open_checked(path, expect=expect) as bundle:
+            signer = check_signature(bundle, trusted, verify_chain)
             return verify(bundle, read_device(), variant, signer)
 
 
@@ -193,9 +195,9 @@ def check_trusted(path: Path, *, trust: Path | None, required: bool, expect: str
             manifest, or `expect` if there are no trusted keys.
     """
     with device_errors():
-        trusted = trust_for(trust, required=required)
+        trusted = find_trust(trust, required=required)
         if trusted is None:
             return expect
-        with opened(path, expect=expect) as bundle:
-            check_signature(bundle, trusted, verified_key)
+        with open_checked(path, expect=expect) as bundle:
+            check_signature(bundle, trusted, verify_chain)
             return bundle.manifest_sha256

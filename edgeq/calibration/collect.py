@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from edgeq_device.measure.basis import NO_PADDING, Padding
-from edgeq_device.measure.pairs import visible_elements
+from edgeq_device.measure.pairs import find_visible
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 
@@ -249,7 +249,7 @@ class FloatPass:
             try:
                 visible = None
                 if self._padding.masks and not isinstance(values, Part):
-                    visible = visible_elements(self._padding, name, values.shape, sample.inputs)
+                    visible = find_visible(self._padding, name, values.shape, sample.inputs)
                 tallies[name] = self._observers[name].observe(values, place, visible=visible)
             except CalibrationError as error:
                 raise CalibrationError(

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from edgeq_device.prepare.arrays import write_npz
-from edgeq_device.system.budget import largest_sample
+from edgeq_device.prepare.npz import write_npz
+from edgeq_device.system.budget import read_largest_sample
 from edgeq_device.system.files import open_file, read_file
 from numpy.typing import NDArray
 
@@ -273,7 +273,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     with open_file(path) as stream, zipfile.ZipFile(stream) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
         # Half of the budget's `sample`, because the running sums of the unpacked numbers need twice as many bytes.
-        if size > min(MAX_BYTES, 16 * path.stat().st_size + largest_sample() // 2):
+        if size > min(MAX_BYTES, 16 * path.stat().st_size + read_largest_sample() // 2):
             raise ValueError(f"{path.name} unpacks to {size} bytes")
         for name, kind in _TYPES.items():
             # `read` returns at most the unpacked size that the archive's directory states.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.arrays import to_array
 from edgeq_device.system.places import make_scratch
 from numpy.typing import NDArray
 
@@ -121,7 +121,7 @@ class InstrumentedModel:
         except Exception as error:  # onnxruntime raises unrelated types, and sometimes a plain Exception.
             text = " ".join(str(error).split())
             raise DataError(f"onnxruntime cannot run sample {sample}: {text}", "Check its names and shapes") from error
-        return [one_array(value) for value in values]
+        return [to_array(value) for value in values]
 
     def observe(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
         """Return the tensors for one sample. For later samples, only a part of each large tensor is returned. Several

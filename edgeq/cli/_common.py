@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from edgeq_device.system.budget import Budget, renew
-from edgeq_device.system.relay import json_text, printable, unfiltered, without_passwords
+from edgeq_device.system.relay import bypass_filter, escape, format_json, hide_passwords
 
 from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import EdgeqError, OutputError
@@ -60,7 +60,7 @@ class Printer:
         try:
             if self.as_json:
                 # numbers that are formatted for people contain narrow spaces
-                click.echo(json_text(plain(record)).replace("\\u202f", " "))
+                click.echo(format_json(plain(record)).replace("\\u202f", " "))
                 if (context := click.get_current_context(silent=True)) is not None:
                     context.meta[_PRINTED] = True
             elif not (self.quiet and self.writes):
@@ -100,7 +100,7 @@ class Printer:
 
         watched = sys.stdout.isatty()
         width = None if watched else _UNBOUND
-        output = unfiltered(sys.stdout)
+        output = bypass_filter(sys.stdout)
         return Piped(file=output, width=width, soft_wrap=not watched, highlight=False, markup=False, emoji=False)
 
     def progress(self) -> Progress:
@@ -140,7 +140,7 @@ def styled(text: str, style: str) -> Text:
 
 def _shown(text: str) -> str:
     """Make `text` printable, and replace the narrow space between a number and its unit by a plain space."""
-    return printable(text).replace("\u202f", " ")
+    return escape(text).replace("\u202f", " ")
 
 
 _PRINTED = "edgeq.printed"
@@ -276,13 +276,13 @@ def _run(
                 _show_error(type(error).__name__, error.problem, error.fix, error.exit_code)
             raise
         if not as_json and not quiet and (line := next_line(context)) is not None:
-            click.echo(printable(f"next: {line}"))
+            click.echo(escape(f"next: {line}"))
 
 
 def _show_error(kind: str, problem: str, fix: str, code: int) -> None:
     """Print an error as JSON on stdout. The caller still prints its line on stderr."""
-    words = {"type": kind, "problem": without_passwords(problem), "fix": without_passwords(fix), "exit_code": code}
-    click.echo(json_text({"error": words}))
+    words = {"type": kind, "problem": hide_passwords(problem), "fix": hide_passwords(fix), "exit_code": code}
+    click.echo(format_json({"error": words}))
 
 
 NEXT = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from edgeq_device.bundle.options import MOST_THREADS
+from edgeq_device.engines.session_options import MOST_THREADS
 from edgeq_device.errors import DeviceError
 
 from edgeq.errors import UsageError
@@ -457,10 +457,10 @@ def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     `edgeq.reporting.compare.CompareRequest`.
     """
     from edgeq.measure.task import split_task_options
-    from edgeq.run.session import given_options
+    from edgeq.run.session import parse_session_options
 
     task, given = split_task_options(options)
-    return {**given, "options": task, "session_options": given_options(given["session_options"])}
+    return {**given, "options": task, "session_options": parse_session_options(given["session_options"])}
 
 
 def build_options(function: F) -> F:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from edgeq_device.system.relay import without_passwords
+from edgeq_device.system.relay import hide_passwords
 
 from edgeq.cli import COMMANDS
 from edgeq.errors import UsageError, suggest
@@ -60,7 +60,7 @@ def written(context: click.Context) -> str:
         if context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     }
     for key, value in given.items():
-        if any("://" in text and without_passwords(text) != text for text in map(str, several(value))):
+        if any("://" in text and hide_passwords(text) != text for text in map(str, several(value))):
             raise UsageError(f"the recipe would contain the password in {key}", "Leave the password out")
     table = ".".join(name.replace("-", "_") for name in typed_names(context))
     lines = [f"{key} = {_toml(value)}" for key, value in given.items()]

@@ -444,7 +444,7 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
         rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
     front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
     for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
-        claim = Claim.read(one["timing"]["speedup"]) if one["timing"] else Claim()
+        claim = Claim.from_record(one["timing"]["speedup"]) if one["timing"] else Claim()
         about = claim.estimated
         times = f"{claim.interval[0]:.2f}" if claim.interval else f"about {about[0]:.2f}" if about else "not known"
         losses = (f"{100 * one['accuracy'][name]:.2f}" for name in ("drop", "bound"))

@@ -196,7 +196,7 @@ def _share(value: float) -> str:
 )
 def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes and MACs, and the operators that run in int8 on a target."""
-    from edgeq_device.prepare.arrays import parse_shapes
+    from edgeq_device.prepare.feeds import parse_shapes
 
     from edgeq.jobs.inspect import inspect
     from edgeq.util.device_errors import device_errors
@@ -322,10 +322,10 @@ def debug_command(
     """
     from edgeq.jobs.calibrate import parse_bytes
     from edgeq.measure.debug import debug
-    from edgeq.run.session import given_options
+    from edgeq.run.session import parse_session_options
 
     options["memory"] = parse_bytes(memory) if memory is not None else None
-    options["session_options"] = given_options(session_options)
+    options["session_options"] = parse_session_options(session_options)
     found = debug(**options, engine=engine or "", progress=printer.progress())
     printer.lines(found, draw_diagnosis(found, verbose=printer.verbose))
 
@@ -381,7 +381,7 @@ def _open(page: Path, printer: Printer) -> None:
     """Open the page with the system's program for web pages. The working directory is not searched for this program or
     for the programs that it starts.
     """
-    from edgeq_device.system.programs import child_environment, find_program
+    from edgeq_device.system.programs import build_child_environment, find_program
 
     if os.name == "nt":
         click.launch(str(page))  # Windows chooses the program by file type, not through PATH
@@ -391,7 +391,7 @@ def _open(page: Path, printer: Printer) -> None:
         printer.progress().note(f"no program that opens pages was found: open {page} yourself")
         return
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    os.posix_spawn(program, [program, str(page)], child_environment(), file_actions=silent)
+    os.posix_spawn(program, [program, str(page)], build_child_environment(), file_actions=silent)
 
 
 def _report_lines(result: WrittenReport) -> Lines:
@@ -440,7 +440,7 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
     from edgeq.data.open_source import Data
     from edgeq.hardware.target import resolve
     from edgeq.prove.saturation import audit_saturation
-    from edgeq.run.session import given_options
+    from edgeq.run.session import parse_session_options
 
     engine, target = options["engine"], options["target"]
     samples = Data(data, options["preprocess"], count=options["count"]) if data is not None else None
@@ -449,7 +449,7 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
         samples,
         reference=options["reference"],
         variant=options["variant"],
-        config=given_options(options["session_options"]),
+        config=parse_session_options(options["session_options"]),
         engine=engines_of([engine])[0].engine if engine is not None else None,
         target=resolve(target) if target is not None else None,
         progress=printer.progress(),

@@ -23,7 +23,7 @@ def detect_command(printer: Printer, on: str | None) -> None:
     """
     from edgeq.hardware import show
     from edgeq.hardware.detect import detect_machine
-    from edgeq.hardware.engines import detect_engines, find_wrong_kernels
+    from edgeq.hardware.engines import detect_engines, list_wrong_kernels
     from edgeq.hardware.profile import load_profiles, match_profile
     from edgeq.run.engines import load_engines
 
@@ -38,7 +38,7 @@ def detect_command(printer: Printer, on: str | None) -> None:
     match = match_profile(machine, profiles)
     engines = detect_engines(machine, load_engines(), installed)
     lines = show.describe_machine(machine, match, profiles, engines, every_feature=printer.verbose)
-    record = {"machine": machine, "match": match, "engines": engines, "wrong_kernels": find_wrong_kernels(machine)}
+    record = {"machine": machine, "match": match, "engines": engines, "wrong_kernels": list_wrong_kernels(machine)}
     if state is not None:
         record["state"] = state
         lines.append(f"  now         {state.text()}")
@@ -91,7 +91,7 @@ def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
     edgeq toolkit rknn --install
     """
     from edgeq.backends.base import toolkits
-    from edgeq.run.toolkit import install, state_of
+    from edgeq.run.toolkit import describe_state, install
 
     known = toolkits()
     if name is not None and name not in known:
@@ -102,7 +102,7 @@ def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
             raise UsageError("no toolkit is named to install", f"Name one: {', '.join(known)}")
         printer.progress().note(known[name].plan())
         install(known[name], progress=printer.progress())
-    states = {toolkit.name: state_of(toolkit) for toolkit in chosen}
+    states = {toolkit.name: describe_state(toolkit) for toolkit in chosen}
     lines = [f"{t.name:<8} {text}" for t in chosen for text in (t.title, states[t.name], f"--install {t.plan()}")]
     printer.lines({t.name: {"version": t.version, "state": states[t.name], "plan": t.plan()} for t in chosen}, lines)
 

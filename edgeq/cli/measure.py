@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from edgeq_device.system.relay import printable
+from edgeq_device.system.relay import escape
 
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._options import (
@@ -201,11 +201,12 @@ def bench_command(
     edgeq bench bundle/ --on ssh://pi@10.0.0.5
     edgeq bench bundle/ --on fleet.toml
     """
-    from edgeq_device.measure.bench import bench_lines, parse_settings
-    from edgeq_device.prepare.arrays import parse_shapes
+    from edgeq_device.measure.bench_settings import parse_settings
+    from edgeq_device.measure.bench_text import format_bench
+    from edgeq_device.prepare.feeds import parse_shapes
 
     from edgeq.measure.bench import BenchData, bench
-    from edgeq.run.session import given_options
+    from edgeq.run.session import parse_session_options
     from edgeq.util.device_errors import device_errors
 
     of_model = {name: options.pop(name) for name in ("against", "variant", "session_options")}
@@ -213,7 +214,7 @@ def bench_command(
     with device_errors():
         settings = parse_settings(**options)
         data = BenchData(**of_data, shapes=parse_shapes(shapes))
-    of_model["session_options"] = given_options(of_model["session_options"])
+    of_model["session_options"] = parse_session_options(of_model["session_options"])
     run = functools.partial(bench, model, engines=engines_of(engines), data=data, settings=settings, **of_model)
     if on:
         from edgeq.remote.bench import run_bench
@@ -228,8 +229,8 @@ def bench_command(
         found = run_bench(boards[0], run, progress=printer.progress())
     else:
         found = run(progress=printer.progress())
-    lines = bench_lines(found.report, verbose=printer.verbose)
-    printer.result(found, lambda: click.echo("\n".join(map(printable, lines))))
+    lines = format_bench(found.report, verbose=printer.verbose)
+    printer.result(found, lambda: click.echo("\n".join(map(escape, lines))))
 
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
@@ -324,7 +325,7 @@ def _draw_trial(trial: PreprocessRanking) -> Lines:
     for one in trial.tries:
         value = "" if one.accuracy is None else metric(one.accuracy.primary, one.accuracy.value)
         lines = filter(None, (one.preprocess, one.reason or one.title))
-        rows.append((value, Text("\n  ".join(map(printable, lines)), overflow="fold")))
+        rows.append((value, Text("\n  ".join(map(escape, lines)), overflow="fold")))
     yield table((trial.primary, "preprocessing"), rows, title="the best first")
     if len(trial.tied) > 1:
         yield f"{trial.samples} samples cannot distinguish these:"

@@ -34,7 +34,7 @@ def sign_command(printer: Printer, bundle: Path, **options: Any) -> None:
     edgeq sign dist/ --key build.pem
     edgeq sign model.edgeq --key build.pem --certificate build.crt --certificate issuer.crt
     """
-    from edgeq.bundle.write import sign_bundle
+    from edgeq.bundle.sign import sign_bundle
 
     signed = sign_bundle(bundle, **options)
     by = f" and {signed.certificates} certificates" if signed.certificates else ""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from edgeq_device.system.relay import printable
+from edgeq_device.system.relay import escape
 
 from edgeq.util.display import Advance
 
@@ -25,13 +25,13 @@ class PrintedProgress:
     def note(self, text: str) -> None:
         """Print a note as a line on stderr."""
         # stdout is the result of the command, which scripts read.
-        click.echo(printable(text), err=True)
+        click.echo(escape(text), err=True)
 
 
 def say(*lines: str) -> None:
     """Print texts of one or more lines. Escape the control characters in them, because names may be untrusted."""
     for line in lines:
-        click.echo("\n".join(map(printable, line.split("\n"))))
+        click.echo("\n".join(map(escape, line.split("\n"))))
 
 
 def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 
 from edgeq.compat._command import OneLineCommand, run_program
 from edgeq.compat._options import SETTINGS, OneOf

@@ -342,10 +342,10 @@ def read_npy_header(stream: IO[bytes]) -> Header:
     """Return the header of an .npy stream. Afterwards, the stream is at the first value.
 
     Raises:
-        ValueError, OSError: for the same reasons as in `edgeq_device.prepare.arrays.npy_header`, and also if a size is
-            below 0.
+        ValueError, OSError: for the same reasons as in `edgeq_device.prepare.arrays.read_npy_header`, and also if a
+            size is below 0.
     """
-    shape, fortran, dtype = arrays.npy_header(stream)
+    shape, fortran, dtype = arrays.read_npy_header(stream)
     if any(size < 0 for size in shape):
         raise ValueError(f"negative size in shape {list(shape)}")
     return Header(dtype, tuple(shape), bool(fortran), stream.tell())

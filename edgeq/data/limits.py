@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeq_device.system.budget import VARIABLE, largest_sample
+from edgeq_device.system.budget import VARIABLE, read_largest_sample
 from edgeq_device.system.files import read_file
 
 from edgeq.errors import DataError
@@ -40,7 +40,7 @@ def check_size(size: int, subject: str, fix: str, *, allowance: int = 0) -> None
         DataError: `size` is larger than the limit.
     """
     # The limit is read at each call, because the user may set it in the environment of this run.
-    limit = largest_sample()
+    limit = read_largest_sample()
     if size > limit + allowance:
         raise DataError(
             f"{subject}: {size} bytes, but a sample may take at most {limit}", f"{fix}; {VARIABLE} sets the limit"

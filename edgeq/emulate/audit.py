@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import FLOAT
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray
 

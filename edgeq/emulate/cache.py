@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeq_device.system.places import exposure
+from edgeq_device.system.cache import describe_exposure
 
 from edgeq.errors import OutputError, RuntimeUnavailableError
 from edgeq.util.folders import user_folder
@@ -33,7 +33,7 @@ def check_place(place: Path, setup: str) -> Path:
         RuntimeUnavailableError: others could have changed it.
     """
     # Programs in this folder run with the user's rights, so nobody else may be able to change them.
-    if problem := exposure(place):
+    if problem := describe_exposure(place):
         raise RuntimeUnavailableError(
             problem, f"Remove {place}, set XDG_CACHE_HOME to a folder that only you can write, and run: {setup}"
         )

@@ -16,18 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bundle.opening import OutputCheck, check_outputs
 from edgeq_device.bundle.package import MAIN, Bundle
-from edgeq_device.bundle.select import CPU, Device, judge, select
-from edgeq_device.bundle.variants import SliceTolerance, Variant
-from edgeq_device.engines.catalog import EngineSpec, find_library, plugin_of, problem_of
-from edgeq_device.engines.sessions import read_device
+from edgeq_device.bundle.select import judge, select
+from edgeq_device.bundle.selftest import OutputCheck, check_outputs
+from edgeq_device.engines.catalog import CPU, EngineSpec, describe_problem, find_library, find_plugin
+from edgeq_device.engines.device import Device, read_device
+from edgeq_device.engines.variant import SliceTolerance, Variant
 from edgeq_device.errors import DeviceError
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.prepare.arrays import one_array, read_arrays
+from edgeq_device.prepare.arrays import read_arrays, to_array
 from numpy.typing import NDArray
 
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.probe import probe_engine
 from edgeq.emulate.proof import KernelProof, check_kernels
@@ -54,7 +54,7 @@ from edgeq.measure.resample import SURE
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import unchecked_signature
-from edgeq.run.engines import Engine, described, load_engines, only_engine
+from edgeq.run.engines import Engine, find_description, find_only_engine, load_engines
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Advance, Progress
@@ -77,7 +77,7 @@ def find_route(
     Args:
         machine: this machine.
     """
-    engine = described(spec)
+    engine = find_description(spec)
     if engine is None:
         return choose_route(target, machine, simulators=simulators, progress=progress)
     # The engine is itself the simulator of this target, so the plain route finds it by name.
@@ -87,7 +87,7 @@ def find_route(
         except DeviceError as error:
             return ExecutionRoute(NOT_RUN, "", str(error))
         return choose_route(target, machine, simulators=simulators, progress=progress)
-    problem = problem_of(engine, str(onnxruntime().__version__))
+    problem = describe_problem(engine, str(onnxruntime().__version__))
     if not problem and target.architecture not in (ANY, machine.architecture):
         problem = f"{engine.name} runs its kernels for {target.architecture} only on {target.architecture}"
     if problem:
@@ -120,7 +120,7 @@ def _start_engine_kernels(
     with start_engine(engine, environment=environment) as guest:
         # The variable could be unknown to the installed version, so the kernels themselves must prove that it worked.
         proof = KernelProof(probe_engine(guest.open, engine, means), tuple(sorted(target.features)))
-        saturates = engine.saturates("U8S8", target.architecture, target.features)
+        saturates = engine.has_saturating_kernels("U8S8", target.architecture, target.features)
         check_kernels(proof, None, saturates=saturates, title=means)
         yield Running(guest.open, proof)
 
@@ -425,7 +425,7 @@ def _run_vectors(
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
     for inputs, expected in vectors:
         names = sorted(expected)
-        yield dict(zip(names, map(one_array, session.run(names, inputs)), strict=True))
+        yield dict(zip(names, map(to_array, session.run(names, inputs)), strict=True))
         advance(1)
 
 
@@ -494,7 +494,7 @@ def verify_on(
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     machine = detect_machine()
     checks = []
-    with opened(request.bundle, expect=request.expect) as bundle:
+    with open_checked(request.bundle, expect=request.expect) as bundle:
         pairs = list(_pair_targets(bundle, request, machine))
         for variant, target in pairs:
             # A stand-in was built for no target, so it is checked only where a runner would choose it.
@@ -585,14 +585,14 @@ def suggest_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequ
         None if this machine cannot run any part of the bundle.
     """
     machine, device = detect_machine(), read_device()
-    with opened(path) as bundle:
+    with open_checked(path) as bundle:
         try:
             pairs = list(_pair_targets(bundle, VerifyRequest(path, on=(ALL,)), machine))
         except HardwareError:  # the target's file was the user's own
             named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
             return f"verify {{bundle}} {named}" if named else None
         routes = [
-            find_route(target, machine, plugin_of(variant.ep), simulators=simulators)
+            find_route(target, machine, find_plugin(variant.ep), simulators=simulators)
             for variant, target in pairs
             if not _is_stand_in(variant) or judge(variant, device).fits
         ]
@@ -624,9 +624,9 @@ def _select_variants(bundle: Bundle, target: Target, name: str | None) -> Iterat
     }
     selected = select(bundle, device, name=name, failed=other_chips).variant
     yield selected
-    without = only_engine(target.backend) is None
+    without = find_only_engine(target.backend) is None
     # A device may lack the plug-in, so the variant that runs without it must work too.
-    if name is None and simulated is None and without and plugin_of(selected.ep) is not None:
+    if name is None and simulated is None and without and find_plugin(selected.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
 
 

@@ -15,15 +15,15 @@ from functools import cache
 from pathlib import Path
 
 from edgeq_device.engines.catalog import parse_version
-from edgeq_device.engines.serve import import_path
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.engines.guest import list_import_path
+from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.emulate.cache import check_place, check_writable, home
 from edgeq.emulate.emulator import Emulator, load_emulators
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import load_arm_parts
-from edgeq.run.session import PythonCommand, guest_environment, start_guest
+from edgeq.run.session import PythonCommand, build_guest_environment, start_guest
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import Judge, Ownership, read_object
 from edgeq.util.records import plain, read_json
@@ -213,12 +213,12 @@ def build_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> P
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     # The emulated CPU has this machine's architecture, so this machine's own Python and packages run on it.
     if emulator.sysroot is None:
-        folders = tuple(map(Path, import_path()))
-        return PythonCommand((*arguments, sys.executable), (), guest_environment(os.environ), folders)
+        folders = tuple(map(Path, list_import_path()))
+        return PythonCommand((*arguments, sys.executable), (), build_guest_environment(os.environ), folders)
     sysroot = require_sysroot(emulator)
     root = sysroot.root
     # The host's variables name paths and libraries of the wrong architecture.
-    environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+    environment = build_guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
     # onnxruntime reads /proc/cpuinfo to choose its kernels, so it must not see the host's.
     if not qemu.is_honest(emulator):
         root = _write_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
@@ -260,7 +260,7 @@ def check_cpuinfo(qemu: QemuProgram, emulator: Emulator, cpu: str) -> None:
     # qemu chooses the CPU before it reads the program. It then refuses to run /dev/null.
     process = subprocess.run(
         [str(qemu.program), "-cpu", cpu, "/dev/null"],
-        env=child_environment(),
+        env=build_child_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

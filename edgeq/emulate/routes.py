@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines.serve import import_path
-from edgeq_device.measure.features import FEATURES, bit_of
-from edgeq_device.system.places import move_new, scratch_folder
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.engines.guest import list_import_path
+from edgeq_device.system.features import FEATURES, find_bit
+from edgeq_device.system.places import scratch_folder
+from edgeq_device.system.programs import build_child_environment, find_program
+from edgeq_device.system.renaming import move_new
 
 from edgeq.emulate.cache import check_place, check_writable, home
 from edgeq.emulate.emulator import EmulatedSpeed, Emulator, find_emulator, load_emulators
@@ -38,7 +39,14 @@ from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableErro
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, load_targets, runs_natively
 from edgeq.measure.inference import Session
-from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.session import (
+    GuestProgram,
+    PythonCommand,
+    SessionSettings,
+    build_guest_environment,
+    open_session,
+    start_guest,
+)
 from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import sha256
@@ -83,11 +91,11 @@ def build_masked_command(features: Iterable[str], *, progress: Progress = SILENT
     # The handler knows no names of features, only registers and bits.
     clear = []
     for feature in sorted(FEATURES.intersection(features)):
-        leaf, subleaf, register, bit = bit_of(feature)
+        leaf, subleaf, register, bit = find_bit(feature)
         clear.append(f"{leaf}:{subleaf}:{register}:{1 << bit:#x}")
-    folders = (folder, *map(Path, import_path()))
+    folders = (folder, *map(Path, list_import_path()))
     masks = ("--mask", str(folder / "cpuid_mask.so"), *clear)
-    return PythonCommand((sys.executable,), masks, guest_environment(os.environ), folders)
+    return PythonCommand((sys.executable,), masks, build_guest_environment(os.environ), folders)
 
 
 def _prepare_masked_runtime(progress: Progress) -> Path:
@@ -172,7 +180,7 @@ def _find_cpuid(library: Path) -> Iterator[int]:
     """
     command = [require_program("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=build_child_environment()
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

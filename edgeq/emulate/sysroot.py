@@ -23,7 +23,7 @@ from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
 from edgeq_device.system.files import open_file
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.emulate.cache import check_place, home
 from edgeq.emulate.emulator import Emulator, Recipe
@@ -61,7 +61,7 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
         command,
         cwd=cwd,
         # The texts are searched for "E:" and "error" below, so they must not be translated.
-        env={**child_environment(), "LC_ALL": "C", **(env or {})},
+        env={**build_child_environment(), "LC_ALL": "C", **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -243,7 +243,7 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
     command = [require_program("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
     programs = []
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=build_child_environment()
     ) as process:
         assert process.stdout is not None
         try:

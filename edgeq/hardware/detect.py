@@ -25,20 +25,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq_device.engines.catalog import installed_versions
-from edgeq_device.engines.cuda import Gpu, Load, read_gpus
-from edgeq_device.measure.features import (
+from edgeq_device.engines.catalog import read_installed_versions
+from edgeq_device.system.features import (
     FEATURES,
     ROOT,
     Evidence,
     Reading,
-    allowed_cores,
     gather,
     interpret,
     normalise,
     parse_identity,
+    read_allowed_cores,
     read_text,
 )
+from edgeq_device.system.gpus import Gpu, Load, read_gpus
 
 from edgeq.errors import HardwareError
 from edgeq.util.display import Displayed
@@ -66,7 +66,7 @@ class Machine(Displayed):
 
     Attributes:
         architecture: "x86_64", "arm64" or "riscv64"; for others, the system's own name in lower case.
-        features: CPU features in the spelling of `edgeq_device.measure.features`.
+        features: CPU features in the spelling of `edgeq_device.system.features`.
         cpu_name: the CPU's name, only for display.
         vendor: the CPU's maker. Its only use is to find engines that do not support the CPU.
         board: the board's name in the device tree; "" if it has none.
@@ -120,7 +120,7 @@ def count_threads(root: Path = ROOT, affinity: int | None = None) -> int:
             the control groups may lower the result further.
     """
     quotas = [math.ceil(quota) for quota in _read_cpu_quotas(root)]
-    return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
+    return max(1, min([len(read_allowed_cores()) if affinity is None else affinity, *quotas]))
 
 
 def read_memory(root: Path = ROOT) -> int:
@@ -209,7 +209,7 @@ _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 
 def detect_runtimes() -> dict[str, str]:
     """Return the version of each installed runtime, and Python's own."""
-    return find_runtimes(installed_versions(PACKAGES), platform.python_version())
+    return find_runtimes(read_installed_versions(PACKAGES), platform.python_version())
 
 
 PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeq_device.bundle.select import wrong_here
+from edgeq_device.bundle.select import find_wrong_kernels
 from edgeq_device.engines.catalog import (
     EngineSpec,
     WrongKernels,
-    form_for,
-    install_command,
-    installed_version,
+    build_install_command,
+    choose_form,
+    describe_problem,
+    describe_vendor_problem,
     parse_version,
-    problem_of,
-    this_platform,
-    vendor_problem,
+    read_installed_version,
+    read_platform,
 )
-from edgeq_device.engines.cuda import Gpu, capability_text
+from edgeq_device.system.gpus import Gpu, format_capability
 
 from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine
@@ -73,7 +73,7 @@ def detect_engines(
     """
     states = []
     installed = _find_installed(engines) if elsewhere is None else elsewhere
-    place = this_platform() if elsewhere is None else _name_platform(machine)
+    place = read_platform() if elsewhere is None else _name_platform(machine)
     # An engine without a module is onnxruntime's own, and False sorts first.
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
         package = installed.get(engine.name, Installed())
@@ -91,7 +91,7 @@ def detect_engines(
                     int8_pairs=engine.int8.pairs,
                     install=""
                     if version
-                    else install_command(engine if elsewhere is None else _choose_form(engine, machine)),
+                    else build_install_command(engine if elsewhere is None else _choose_form(engine, machine)),
                 )
             )
     return tuple(states)
@@ -109,18 +109,18 @@ def _name_platform(machine: Machine) -> str:
     return f"{machine.os.lower().partition(' ')[0]} {machine.architecture}"
 
 
-def find_wrong_kernels(machine: Machine) -> tuple[WrongKernels, ...]:
+def list_wrong_kernels(machine: Machine) -> tuple[WrongKernels, ...]:
     """Return the operators or kernels that the installed onnxruntime is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
     # Known faults belong to a release. Without an installed onnxruntime, there is nothing to warn of.
-    return wrong_here(installed, machine.architecture, machine.features) if installed else ()
+    return find_wrong_kernels(installed, machine.architecture, machine.features) if installed else ()
 
 
 def _find_installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
-    versions = {name: installed_version(engine) for name, engine in engines.items()}
+    versions = {name: read_installed_version(engine) for name, engine in engines.items()}
     return {
         # onnxruntime's own engine has no module of its own that could fit badly.
-        name: Installed(version, problem_of(engines[name], versions[DEFAULT]) if engines[name].module else "")
+        name: Installed(version, describe_problem(engines[name], versions[DEFAULT]) if engines[name].module else "")
         for name, version in versions.items()
         if version
     }
@@ -131,12 +131,14 @@ def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
 
     Such a problem is not an error of the engine or the machine.
     """
-    return gpu_problem(engine, machine) or vendor_problem(_choose_form(engine, machine), version, machine.vendor)
+    return gpu_problem(engine, machine) or describe_vendor_problem(
+        _choose_form(engine, machine), version, machine.vendor
+    )
 
 
 def _choose_form(engine: Engine, machine: Machine) -> EngineSpec:
     """Return the form in which `engine` is available on `machine`."""
-    return form_for(engine, _name_platform(machine), machine.vendor)
+    return choose_form(engine, _name_platform(machine), machine.vendor)
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
@@ -145,7 +147,7 @@ def gpu_problem(engine: Engine, machine: Machine) -> str:
     if not engine.compute_capabilities or any(_supports(engine, gpu) for gpu in machine.gpus):
         return ""
     required = ", ".join(engine.compute_capabilities).replace("+", " or newer")
-    present = ", ".join(f"{gpu.name}: {capability_text(gpu.compute_capability)}" for gpu in machine.gpus)
+    present = ", ".join(f"{gpu.name}: {format_capability(gpu.compute_capability)}" for gpu in machine.gpus)
     return f"it runs on NVIDIA GPUs of compute capability {required}; this machine has {present or 'none'}"
 
 
@@ -162,9 +164,9 @@ def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     """Return whether `machine` is known to have the hardware for `engine`.
 
     Args:
-        place: the machine's platform, in the form of `this_platform`.
+        place: the machine's platform, in the form of `read_platform`.
     """
-    form = form_for(engine, place, machine.vendor)
+    form = choose_form(engine, place, machine.vendor)
     if form.platforms and place not in form.platforms:
         return False
     # A machine that does not name its maker is not ruled out.

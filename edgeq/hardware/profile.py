@@ -18,15 +18,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
-from edgeq_device.bundle.options import session_problem
 from edgeq_device.engines.catalog import parse_version
-from edgeq_device.engines.cuda import capability_text
-from edgeq_device.measure.features import normalise, normalise_architecture
+from edgeq_device.engines.options import session_problem
+from edgeq_device.system.features import normalise, normalise_architecture
+from edgeq_device.system.gpus import format_capability
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.hardware.detect import Machine
-from edgeq.run.engines import only_engine
+from edgeq.run.engines import find_only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.folders import shipped, user_folder
@@ -421,7 +421,7 @@ class Profile(Displayed):
     hazards: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     emulate: Mapping[str, Any] = field(default_factory=dict)
-    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=capability_text))
+    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=format_capability))
     requires_runtimes: frozenset[str] = frozenset()
     never_run: str = ""
     integer_only: bool = False
@@ -438,7 +438,7 @@ class Profile(Displayed):
             if machine.gpu is None:
                 return (*lacks, "an NVIDIA GPU")
             if machine.gpu.compute_capability < self.min_compute_capability:
-                lacks.append(f"compute capability {capability_text(self.min_compute_capability)}")
+                lacks.append(f"compute capability {format_capability(self.min_compute_capability)}")
         lacks += [f"{runtime} (not installed)" for runtime in sorted(self.requires_runtimes - set(machine.runtimes))]
         oldest, installed = self.min_onnxruntime, machine.onnxruntime
         # Without onnxruntime the machine can still be a target, so only an old version counts.
@@ -531,7 +531,9 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     """
     # A profile for an engine that any machine may have is used only if the user names it as a target.
     related = [
-        p for p in profiles.values() if p.architecture in (ANY, machine.architecture) and not only_engine(p.backend)
+        p
+        for p in profiles.values()
+        if p.architecture in (ANY, machine.architecture) and not find_only_engine(p.backend)
     ]
     ranked = sorted(related, key=lambda p: p.rank, reverse=True)
     lacking = [(profile, profile.missing(machine)) for profile in ranked]
@@ -554,7 +556,9 @@ def _explain_fit(profile: Profile, machine: Machine) -> tuple[str, ...]:
     reasons = [machine.architecture if profile.architecture == ANY else profile.architecture]
     reasons += sorted(profile.requires)
     if profile.min_compute_capability is not None and machine.gpu is not None:
-        reasons.append(f"{machine.gpu.name} with compute capability {capability_text(machine.gpu.compute_capability)}")
+        reasons.append(
+            f"{machine.gpu.name} with compute capability {format_capability(machine.gpu.compute_capability)}"
+        )
     reasons += [f"{name} {machine.runtimes[name]}" for name in sorted(profile.requires_runtimes)]
     return tuple(reasons)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgeq_device.engines.cuda import capability_text
+from edgeq_device.system.gpus import format_capability
 
 from edgeq.hardware.detect import Machine
-from edgeq.hardware.engines import EngineState, find_wrong_kernels
+from edgeq.hardware.engines import EngineState, list_wrong_kernels
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
-from edgeq.run.engines import load_engines, only_engine
+from edgeq.run.engines import find_only_engine, load_engines
 from edgeq.util.records import plain
 
 _KINDS = {"data": "d", "instruction": "i"}
@@ -37,8 +37,8 @@ def describe_machine(
     features = machine.features if every_feature else machine.features & required
     name = machine.cpu_name or "unknown CPU"
     gpus = [
-        f"{gpu.name}, compute capability {capability_text(gpu.compute_capability)}, {_format_size(gpu.memory_bytes)}, "
-        f"driver {gpu.driver or 'unknown'}"
+        f"{gpu.name}, compute capability {format_capability(gpu.compute_capability)}, "
+        f"{_format_size(gpu.memory_bytes)}, driver {gpu.driver or 'unknown'}"
         for gpu in machine.gpus
     ]
     rows = [
@@ -52,7 +52,7 @@ def describe_machine(
         *[("GPU", gpu) for gpu in gpus or ["none"]],
         ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
         *[("engine", _describe_engine(state)) for state in engines],
-        *[("wrong", row.explain(machine.onnxruntime or "")) for row in find_wrong_kernels(machine)],
+        *[("wrong", row.explain(machine.onnxruntime or "")) for row in list_wrong_kernels(machine)],
         *[("note", note) for note in machine.notes],
         ("profile", f"{match.profile.name}: {match.profile.title}"),
         *[("because" if index == 0 else "", line) for index, line in enumerate(match.explain())],
@@ -77,7 +77,7 @@ def describe_profile(profile: Profile, *, why: bool) -> Page:
     needs = [
         *([] if profile.architecture == "any" else [profile.architecture]),
         *sorted(profile.requires),
-        *([] if capability is None else [f"compute capability {capability_text(capability)}"]),
+        *([] if capability is None else [f"compute capability {format_capability(capability)}"]),
         *sorted(profile.requires_runtimes),
     ]
     rows = [
@@ -159,7 +159,7 @@ def _describe_scheme(profile: Profile, *, why: bool) -> list[str]:
 def _describe_engine(state: EngineState) -> str:
     if not state.version:
         engine = load_engines().get(state.name)
-        dedicated = engine is not None and only_engine(engine.int8.backend) is not None
+        dedicated = engine is not None and find_only_engine(engine.int8.backend) is not None
         use = "Its own targets need it" if dedicated else "It may be faster"
         return f"{state.name} is not installed: {state.title}. {use}: {state.install}"
     detail = (

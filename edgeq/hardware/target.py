@@ -16,7 +16,7 @@ from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Document, Profile, build_profile, inherit, load_profiles, match_profile
-from edgeq.run.engines import only_engine
+from edgeq.run.engines import find_only_engine
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, is_toml
 
@@ -123,7 +123,7 @@ def runs_natively(target: Target, machine: Machine) -> bool:
     other kernels.
     """
     # such a plug-in engine runs the same kernels on every machine
-    if only_engine(target.backend) is not None:
+    if find_only_engine(target.backend) is not None:
         return True
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 

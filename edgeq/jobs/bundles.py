@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from edgeq_device.program import LABELS
 
-from edgeq.bundle.plan import BundleSpec
-from edgeq.bundle.write import share_weights, write_bundle
+from edgeq.bundle.spec import BundleSpec
+from edgeq.bundle.weights import share_weights
+from edgeq.bundle.write import write_bundle
 from edgeq.calibration.plan import quantizable_tensors
 from edgeq.calibration.ranges import Range, scheme_ranges
 from edgeq.calibration.table import write_tables
@@ -176,7 +177,9 @@ def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]
     folder = workdir / "converted"
     folder.mkdir()
     files = EngineFiles(folder)
-    made = {name: files.file(one.artifact.model, one.artifact.settings().engine) for name, one in builds.items()}
+    made = {
+        name: files.convert_once(one.artifact.model, one.artifact.settings().engine) for name, one in builds.items()
+    }
     whole = {name: file for name, file in made.items() if file == builds[name].artifact.model}
     return {**made, **share_weights(whole, workdir / "shared")}
 

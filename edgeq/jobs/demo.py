@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.bundle.verify import Report
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 
 from edgeq import demo
 from edgeq.bundle.verify import check_report, verify_bundle

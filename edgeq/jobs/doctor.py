@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from edgeq_device.bundle.opening import run_selftest
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.select import judge
-from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.cuda import read_gpus
+from edgeq_device.bundle.selftest import run_selftest
+from edgeq_device.engines.device import read_device
 from edgeq_device.engines.sessions import open_session as open_on_device
-from edgeq_device.engines.sessions import read_device
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import DeviceError
 from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.system.gpus import read_gpus
 from edgeq_device.system.places import scratch_folder
 
 from edgeq import demo

@@ -213,7 +213,7 @@ def quantize(
         proof = simulated_proof(job, built, replace(proof, coverage=built.artifact.coverage or proof.coverage))
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         if made != draft:
-            shutil.copyfile(EngineFiles(Path(workdir)).file(made, built.artifact.settings().engine), draft)
+            shutil.copyfile(EngineFiles(Path(workdir)).convert_once(made, built.artifact.settings().engine), draft)
         built = replace(built, artifact=backend_for(chosen).estimated(built.artifact))
         for name, file in built.artifact.files.items():
             if file.parent != draft.parent:

@@ -32,7 +32,7 @@ from edgeq.prove.job import Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.target_checks import artifact_checks
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
-from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
+from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, find_only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tuning.budget import BudgetClock
@@ -419,7 +419,7 @@ def tune(
             known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
         kernels = kernel_choices(job.prepared, chosen, static=static)
         space = Space(promising_first(kernels, sequence_candidates(job, chosen)), chosen.profile, field)
-        only = only_engine(chosen.backend)
+        only = find_only_engine(chosen.backend)
         threads = thread_counts(machine.usable_threads if only is None or only.threaded else 1)
         journaled = JournaledEvaluator(evaluator, journal)
         variants = 2 if field.plugins else 1

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edgeq_device.bundle.variants import slice_name
+from edgeq_device.engines.variant import name_slice
 
 from edgeq.util.display import Displayed
 from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Share, computed
@@ -70,7 +70,7 @@ class SliceAgreement:
     @property
     def location(self) -> str:
         """Return a text that names the slice's position in the output."""
-        return slice_name(self.axis, self.first, self.last)
+        return name_slice(self.axis, self.first, self.last)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgeq_device.bundle.bench_models import Shapes, build_bench_models, choose_variants, find_feeds
 from edgeq_device.bundle.package import MAIN, open_bundle
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.engines.device import read_device
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.scenarios import Feed
 
 from edgeq.data.open_source import Data, as_data
@@ -21,7 +21,7 @@ from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.timed_model import bench_model, count_sessions
 from edgeq.model.load import model_signature, unchecked_signature
 from edgeq.run.engines import EngineChoice, as_engines
-from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session
+from edgeq.run.session import Engines, SessionSettings, choose_file_engine, open_session
 from edgeq.signature import Signature
 from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Displayed, Progress
@@ -138,7 +138,7 @@ def bench(
     in_engines = {f"{name}, {e.name}": replace(base_settings, engine=e.engine, precision=e.precision) for e in engines}
     for label, session_settings in (in_engines or {name: base_settings}).items():
         models[label] = (path, session_settings)
-    models = {label: (file, in_own_engine(file, base)) for label, (file, base) in models.items()}
+    models = {label: (file, choose_file_engine(file, base)) for label, (file, base) in models.items()}
     if against is not None or len(models) > 1:
         # `against` was added first. Without it, the first engine is the baseline of the others.
         settings = replace(settings, baseline=next(iter(models)))
@@ -172,7 +172,7 @@ def _bench_bundle(
         # A bundle is untrusted input: it is checked before a session opens one of its models.
         check_models(bundle)
         if place is None:
-            variants, notes = bundle_variants(bundle, read_device(), variant)
+            variants, notes = choose_variants(bundle, read_device(), variant)
         else:
             # The other machine chooses among all variants itself.
             variants, notes = list(bundle.components[MAIN]), ()
@@ -189,10 +189,10 @@ def _bench_bundle(
             samples = _open_feeds(data, signature, runnable.model, progress)
         if place is not None:
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
-        self_test_feeds = None if data.shapes else bundle_feeds(variants)
+        self_test_feeds = None if data.shapes else find_feeds(variants)
         feeds = self_test_feeds if samples is None else lambda session: samples
         return measure_models(
-            bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
+            build_bench_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
         )
 
 

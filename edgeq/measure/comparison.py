@@ -105,7 +105,7 @@ class OutputComparison:
         self.classes.shaped = self.classes.shaped and pair.ranked is None
         if best is not None:
             self.equal_rows += int((best == candidate.reshape(len(best), -1).argmax(1)).sum())
-        (r, c), mask = pair.numbers(), pair.counted
+        (r, c), mask = pair.to_numbers(), pair.mask
         elements = r.size if mask is None else int(mask.sum())
         if not elements:
             return

@@ -18,7 +18,7 @@ from edgeq.measure.engine_layers import profile_engine
 from edgeq.measure.kernels import profile
 from edgeq.measure.node_runs import NodeRun, classify, classify_layers, count_macs, map_kernel_names
 from edgeq.model.int8_prediction import NodePrediction
-from edgeq.run.engines import described
+from edgeq.run.engines import find_description
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, Count, Share, written
@@ -193,7 +193,7 @@ def measure_coverage(
         return Coverage(basis="unknown", how=f"the work of a {file_engine.suffix} file's operators is not counted")
     macs = {name: count for name, count in (macs or count_macs(source, feed)).items() if count}
     source_by_kernel = map_kernel_names(source, macs)
-    engine = described(settings.engine) if settings.engine is not None else None
+    engine = find_description(settings.engine) if settings.engine is not None else None
     if engine is not None:
         # An opener belongs to another machine, which `how` describes completely.
         how = f"{engine.name}, {how}" if opener is None else how

@@ -57,7 +57,9 @@ def profile_engine(
     """
     with scratch_folder("edgeq-profile-") as folder, ExitStack() as stack:
         # An engine writes its layers to the profile only if its options ask for them.
-        watched = replace(settings, engine=engine.watched(), profile_prefix=Path(folder) / "profile", draws=True)
+        watched = replace(
+            settings, engine=engine.with_layer_profile(), profile_prefix=Path(folder) / "profile", draws=True
+        )
         session = (opener or stack.enter_context(Engines()).open)(model, watched)
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))

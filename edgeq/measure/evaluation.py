@@ -28,8 +28,8 @@ from edgeq.measure.settle import settle
 from edgeq.measure.shared_evaluation import ModelAt, evaluate_on
 from edgeq.measure.task import TaskOptions, make_task, split_task_options
 from edgeq.model.graph import GraphIndex
-from edgeq.run.engines import choose_engine, described
-from edgeq.run.session import SessionSettings, given_options
+from edgeq.run.engines import choose_engine, find_description
+from edgeq.run.session import SessionSettings, parse_session_options
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.user_code import names_function
 
@@ -72,7 +72,7 @@ def request_from_options(flat_options: Mapping[str, Any]) -> EvalRequest:
     """
     options, remaining = split_task_options(flat_options)
     settings = SessionSettings(
-        config=given_options(remaining.pop("session_options")),
+        config=parse_session_options(remaining.pop("session_options")),
         intra_op_threads=remaining.pop("threads"),
         optimization=remaining.pop("optimization"),
     )
@@ -231,7 +231,7 @@ def run_evaluation(
             )
         coverage = None
         # Only a plug-in engine on this machine shows its execution graph.
-        if opener is None and described(loaded.settings.engine) is not None:
+        if opener is None and find_description(loaded.settings.engine) is not None:
             feed = next(iter(samples)).inputs
             coverage = measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")
     reference = loaded_models.get("reference")

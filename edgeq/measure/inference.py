@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample, Samples
@@ -39,7 +39,7 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
     """
     names = [output.name for output in session.get_outputs()]
     values = run_feed(session, names, sample.inputs, sample.name, model=model)
-    return dict(zip(names, map(one_array, values), strict=True))
+    return dict(zip(names, map(to_array, values), strict=True))
 
 
 def run_feed(

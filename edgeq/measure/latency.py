@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edgeq_device.measure.bench import BenchSettings, OnProgress, bench_lines
-from edgeq_device.measure.bench_models import BenchModel, Shapes, bench_models
+from edgeq_device.bundle.bench_models import BenchModel, Shapes, bench_models
+from edgeq_device.measure.bench import OnProgress
+from edgeq_device.measure.bench_settings import BenchSettings
+from edgeq_device.measure.bench_text import format_bench
 from edgeq_device.measure.claim import Claim
 from edgeq_device.measure.scenarios import Feed
 
@@ -76,12 +78,12 @@ class Measurement(Page):
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the measurement as a readable table."""
-        return "\n".join(bench_lines(self.report, verbose=verbose))
+        return "\n".join(format_bench(self.report, verbose=verbose))
 
 
 def read_speed(timing: Measurement, name: str) -> Claim:
     """Return the claim that compares the speed of `name` with the baseline in the single-stream scenario."""
-    return Claim.read(timing.ratio(name))
+    return Claim.from_record(timing.ratio(name))
 
 
 def measure_models(

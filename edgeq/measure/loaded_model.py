@@ -12,16 +12,15 @@ from typing import Any, Protocol
 import onnx_ir as ir
 from edgeq_device.bundle.opening import open_best
 from edgeq_device.bundle.package import MAIN, Bundle, open_bundle
-from edgeq_device.bundle.select import precision_of
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
-from edgeq_device.engines.catalog import FLOAT, plugin_of
-from edgeq_device.engines.sessions import read_device
+from edgeq_device.engines.catalog import FLOAT, find_plugin
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant, read_precision
 
 from edgeq.errors import UsageError
 from edgeq.measure.inference import Session
 from edgeq.model.load import check_declared_sizes, data_folder, load_runnable, load_unchecked, signature_of, to_memory
-from edgeq.run.draws import random_names
-from edgeq.run.session import Engines, SessionSettings, in_own_engine, with_carried
+from edgeq.run.draws import find_random_names
+from edgeq.run.session import Engines, SessionSettings, add_model_options, choose_file_engine
 from edgeq.signature import Signature
 from edgeq.util.bundle_names import is_named_bundle
 from edgeq.util.device_errors import device_errors
@@ -125,7 +124,7 @@ def open_model(
     # A small file can declare tensors that fill the memory when a session opens it.
     check_declared_sizes(proto, path.parent, path)
     # A file can carry session options that it needs, and a compiled file runs only in its own engine.
-    settings = with_carried(path, in_own_engine(path, settings))
+    settings = add_model_options(path, choose_file_engine(path, settings))
     with Engines() as engines:
         yield LoadedModel(
             path=path,
@@ -159,7 +158,7 @@ def _open_variant(
         settings = variant_settings(best_variant, settings)
         with Engines() as engines:
             # Outputs can be compared only if random operators give the same numbers in each session.
-            is_random = opener is None and bool(random_names(best_variant.model))
+            is_random = opener is None and bool(find_random_names(best_variant.model))
             if is_random and (settings.engine or not best_variant.provider_options):
                 session = engines.open(best_variant.model, settings)
             yield LoadedModel(
@@ -192,11 +191,11 @@ def check_models(bundle: Bundle) -> None:
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
     """Return the settings of a variant. From `settings`, only the thread count is used."""
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     return replace(
         settings or SessionSettings(),
         engine=engine,
-        precision=precision_of(variant, engine) if engine is not None else FLOAT,
+        precision=read_precision(variant, engine) if engine is not None else FLOAT,
         # The CPU runs the nodes that the provider refuses. For a CPU variant, the two are the same.
         providers=tuple(dict.fromkeys((variant.ep, "CPUExecutionProvider"))),
         config=dict(variant.session_options),

@@ -119,11 +119,11 @@ class PairedErrors:
                 continue
             if pairs[0].reference.dtype.kind != "f":
                 continue
-            (r, h), (_, t) = (pair.numbers() for pair in pairs)
+            (r, h), (_, t) = (pair.to_numbers() for pair in pairs)
             # An element counts only if it counts in both comparisons. A zero adds no power.
             for pair in pairs:
-                if pair.counted is not None:
-                    r, h, t = (np.where(pair.counted, array, 0.0) for array in (r, h, t))
+                if pair.mask is not None:
+                    r, h, t = (np.where(pair.mask, array, 0.0) for array in (r, h, t))
             powers = (array.reshape(-1) for array in (r, h - r, t - r, h, t - h))
             self.powers.setdefault(name, []).append(tuple(map(_power, powers)))
 

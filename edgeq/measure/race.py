@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgeq_device.measure.latency import Distribution, Runner, WarmUp, measure_interleaved
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 _TIMED_SECONDS = 0.5
 # The same duration for models that have several sessions. Less time is enough, because claims about such models compare
@@ -28,7 +28,7 @@ def make_runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[
         feeds: inputs of one query; a query runs all of them.
     """
     return {
-        name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in model_sessions]
+        name: [make_runner(s, feeds, samples_per_query=len(feeds)) for s in model_sessions]
         for name, model_sessions in sessions.items()
     }
 

@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from edgeq_device.engines.cuda import shapes_of
+from edgeq_device.engines.cuda import read_shapes
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.latency import Distribution, Runner
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 from edgeq.data.samples import Sample, Samples
 from edgeq.errors import DataError
@@ -109,7 +109,7 @@ class _Line:
         self._sessions = {name: model_sessions[0] for name, model_sessions in sessions.items()}
         # A session in another process times its own runs, so that the transfer of samples does not count.
         self._remote_names = {
-            name for name, model_sessions in self._sessions.items() if hasattr(model_sessions, "query_runner")
+            name for name, model_sessions in self._sessions.items() if hasattr(model_sessions, "make_runner")
         }
         self._samples: Iterator[Sample] = iter(samples)
         self._running, self._advance = running, advance
@@ -117,7 +117,7 @@ class _Line:
         if first_sample is None:
             raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
         self._spare_feed = dict(first_sample.inputs)
-        self._shapes = shapes_of(first_sample.inputs)
+        self._shapes = read_shapes(first_sample.inputs)
         self._waiting: deque[_Waiting] = deque()
         # Size of a sample with its outputs, in bytes. It is 0 until the first sample is evaluated; until then, the
         # queue contains only this sample.
@@ -127,7 +127,7 @@ class _Line:
     def runner(self, name: str, session: Any) -> Runner:
         """Return a function that runs the next sample on a session of the model `name`."""
         if name in self._remote_names:
-            elsewhere: Runner = query_runner(session, [self._spare_feed])
+            elsewhere: Runner = make_runner(session, [self._spare_feed])
             return elsewhere
         return lambda: self._run(name, session)
 
@@ -158,7 +158,7 @@ class _Line:
         place = next(self._joined)
         self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known_outputs.items()}))
         # A run on other shapes takes another time.
-        untimed = self._remote_names if shapes_of(sample.inputs) == self._shapes else self._sessions
+        untimed = self._remote_names if read_shapes(sample.inputs) == self._shapes else self._sessions
         self._complete(self._waiting[-1], untimed)
 
     def _complete(self, waiting: _Waiting, names: Iterable[str]) -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.measure.bench_models import BenchModel, Shapes
-from edgeq_device.measure.memory import MemoryUse, measure_memory
+from edgeq_device.bundle.bench_models import BenchModel, Shapes
+from edgeq_device.engines.memory import MemoryUse, measure_memory
 
 from edgeq.model.files import model_bytes
-from edgeq.run.session import Engines, SessionSettings, open_request, open_session, with_carried
+from edgeq.run.session import Engines, SessionSettings, add_model_options, build_open_request, open_session
 
 # Each session holds a copy of the weights, so larger models are timed in a single one.
 _SMALL_BYTES = 2**25
@@ -38,7 +38,7 @@ def bench_model(
         sessions: number of sessions in which the model is timed.
     """
     # Random operators draw as they do on a device, because drawing takes time.
-    base = replace(with_carried(model, settings or SessionSettings()), draws=True)
+    base = replace(add_model_options(model, settings or SessionSettings()), draws=True)
 
     def open_with(threads: int) -> Any:
         return open_it(model, replace(base, intra_op_threads=threads))
@@ -63,7 +63,7 @@ def measure_session_memory(model: Path, settings: SessionSettings, shapes: Mappi
         RuntimeUnavailableError: the process failed, or the system does not report the memory of a process.
     """
     with Engines() as engines:
-        return measure_memory(open_request(str(engines.file(model, settings.engine)), settings), shapes)
+        return measure_memory(build_open_request(str(engines.file(model, settings.engine)), settings), shapes)
 
 
 def count_sessions(model: Path, folder: Path | None = None) -> int:

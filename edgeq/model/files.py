@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from edgeq_device.bundle.onnxfile import read_onnx
 from edgeq_device.engines.catalog import engine_of_file
 from edgeq_device.errors import BundleError
+from edgeq_device.model.onnxfile import read_onnx
 
 from edgeq.model.parsing import parse_model
 from edgeq.model.tensors import (

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.onnxfile import DTYPES, is_name
-from edgeq_device.engines.catalog import stated_signature
+from edgeq_device.engines.catalog import read_file_signature
+from edgeq_device.model.tensors import DTYPES, is_name
 
 from edgeq.errors import ModelError, OutputError, one_line
 from edgeq.model.convert import from_proto, to_proto
@@ -210,7 +210,7 @@ def _read_stated(path: Path) -> onnx.ModelProto | None:
     Return None if `path` is an ONNX file.
     """
     with device_errors():
-        stated = stated_signature(path) if path.is_file() else None
+        stated = read_file_signature(path) if path.is_file() else None
     if stated is None:
         return None
     graph = onnx.GraphProto(name="stated")

@@ -14,8 +14,8 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.onnxfile import ELEMENT_BITS
-from edgeq_device.system.budget import VARIABLE, allowance, largest_sample
+from edgeq_device.model.onnxfile import ELEMENT_BITS
+from edgeq_device.system.budget import VARIABLE, limit_step, read_largest_sample
 
 from edgeq.errors import ModelError, one_line
 from edgeq.model.convert import inner_graphs
@@ -342,11 +342,11 @@ def inferred_shapes(bare: onnx.ModelProto, label: object = "the model", *, data_
     """
     try:
         # A few nodes are enough to double ranks and shape values until memory runs out.
-        with allowance(largest_sample() + _COPIES * bare.ByteSize()):
+        with limit_step(read_largest_sample() + _COPIES * bare.ByteSize()):
             return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
     except MemoryError as error:
         raise ModelError(
-            f"the shapes of {label} take more than {largest_sample()} bytes",
+            f"the shapes of {label} take more than {read_largest_sample()} bytes",
             f"If it was downloaded, do not trust it; {VARIABLE} sets sample",
         ) from error
     except Exception as error:  # The C++ code raises InferenceError, RuntimeError, IndexError and others.
@@ -450,7 +450,7 @@ def _check_sizes(
     inputs: Sequence[onnx.ValueInfoProto], computed: Iterable[onnx.ValueInfoProto], weights: int, path: Path
 ) -> None:
     """Refuse a tensor that needs many times the bytes of the model's inputs and weights."""
-    budget = largest_sample() + _BYTES_PER_INPUT_BYTE * (weights + sum(map(_least_bytes, inputs)))
+    budget = read_largest_sample() + _BYTES_PER_INPUT_BYTE * (weights + sum(map(_least_bytes, inputs)))
     limits = ((MAX_ACTIVATION_BYTES, inputs), (min(budget, MAX_ACTIVATION_BYTES), computed))
     for info, limit in ((info, limit) for limit, infos in limits for info in infos):
         size = _least_bytes(info)

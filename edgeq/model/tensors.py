@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
 import onnx_ir as ir
-from edgeq_device.bundle.onnxfile import ELEMENT_BITS
-from edgeq_device.system.budget import largest_sample
+from edgeq_device.model.onnxfile import ELEMENT_BITS
+from edgeq_device.system.budget import read_largest_sample
 from edgeq_device.system.files import open_file
 
 from edgeq.errors import ModelError
@@ -147,7 +147,7 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
     """
     values = tensor_bytes(sparse.values)
     element_bytes = max(1, ELEMENT_BITS.get(sparse.values.data_type, 0) // 8)
-    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * element_bytes > largest_sample() + 100 * values:
+    if any(d < 0 for d in sparse.dims) or math.prod(sparse.dims) * element_bytes > read_largest_sample() + 100 * values:
         raise ModelError(
             f"{path}: sparse tensor {sparse.values.name!r} has the shape {list(sparse.dims)[:16]}",
             "Export dense weights",
@@ -165,7 +165,7 @@ def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
     total = sum(span.length for span in spans)
     file_bytes = sum(file.stat().st_size for file in {span.file for span in spans})
     # Tied tensors may share bytes. Many tensors over the same bytes would only use up memory.
-    if total > 2 * file_bytes + largest_sample():
+    if total > 2 * file_bytes + read_largest_sample():
         raise ModelError(f"{path}: its external tensors have {total} bytes, but their files only {file_bytes}", DAMAGED)
     return total
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.measure.claim import SLOWER, UNKNOWN, claim
+from edgeq_device.measure.claim import SLOWER, UNKNOWN, make_claim
 
 from edgeq.backends.base import with_compute
 from edgeq.data.samples import Samples, spread_over
@@ -64,7 +64,7 @@ def race_compute(job: Job, built: Built) -> Built:
             for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
         }
         latency = race(make_runners(sessions, feeds), lambda: advance(0))
-    found = claim(latency[_INT8], latency[_FLOAT])
+    found = make_claim(latency[_INT8], latency[_FLOAT])
     measured = found.sentence("float compute", _INT8)
     compute = replace(compute, race=found)
     if found.verdict in (SLOWER, UNKNOWN):

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.engines.catalog import installed_package, known_wrong
+from edgeq_device.engines.catalog import describe_package, load_wrong_kernels
 
 from edgeq.backends.base import Alternative, Artifact, backend_for, backend_named
 from edgeq.data.samples import spread_over
@@ -92,7 +92,7 @@ def with_compiled(job: Job, built: Built) -> Built:
                 raise CheckFailedError(
                     f"{target.name}: the compiled model gives other outputs than its source", "Report this model"
                 )
-    maker = installed_package(plugin.engine)
+    maker = describe_package(plugin.engine)
     built_for = {"target": target.name, "profile": target.profile.name}
     requires = {**artifact.requires, **built_for, COMPILED: maker, **target.device.get("engine_options", {})}
     compiled_artifact = replace(artifact, model=file, requires=requires, alternatives=(), coverage=None)
@@ -438,7 +438,7 @@ def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[
     """
     needed = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
     device = target.runtime.get("onnxruntime")
-    for row in known_wrong():
+    for row in load_wrong_kernels():
         # If a target names no release, it may have any release. Then only faults with a weight limit count: weights
         # within the limit are correct in every release and cost nothing.
         there = row.in_release(device) if device is not None else row.weight_limit > 0
@@ -467,7 +467,7 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
         return target.profile.saturates(scheme)
     on_cpu = target.profile.min_compute_capability is None and backend_named(target.backend).runs_engines
     static = on_cpu and scheme.mode == "static"
-    return static and engine.saturates(scheme.pair, target.architecture, target.features)
+    return static and engine.has_saturating_kernels(scheme.pair, target.architecture, target.features)
 
 
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:

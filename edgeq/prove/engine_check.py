@@ -91,7 +91,7 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
         with start_engine(engine) as guest, scratch_folder("edgeq-doctor-") as folder:
             file = Path(folder) / "pairs.onnx"
             file.write_bytes(model)
-            session = guest.open(EngineFiles(Path(folder)).file(file, engine), SessionSettings(engine=engine))
+            session = guest.open(EngineFiles(Path(folder)).convert_once(file, engine), SessionSettings(engine=engine))
             found = session.run(None, {"x": x})[0]
             right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))

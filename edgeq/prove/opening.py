@@ -32,7 +32,7 @@ from edgeq.measure.inference import Outputs, Session, infer, run_samples
 from edgeq.measure.paired import MOST_LOSS_DB, PairedEvaluation
 from edgeq.model.graph import every_node
 from edgeq.model.prepare import PreparedModel
-from edgeq.run.draws import random_names
+from edgeq.run.draws import find_random_names
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
@@ -387,7 +387,7 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
     Raises:
         CheckFailedError: the outputs differ at another size that the source accepts. See `check_other_sizes`.
     """
-    if random_names(prepared.source) != random_names(prepared.path):
+    if find_random_names(prepared.source) != find_random_names(prepared.path):
         return prepared
     try:
         source, made = open_session(prepared.source), open_session(prepared.path)

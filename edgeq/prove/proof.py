@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.measure.claim import SLOWER, Claim, claim
+from edgeq_device.measure.claim import SLOWER, Claim, make_claim
 from edgeq_device.measure.latency import Distribution
 
 from edgeq.backends.base import Artifact
@@ -31,7 +31,7 @@ from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
-from edgeq.run.session import Engines, float_settings
+from edgeq.run.session import Engines, build_float_settings
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.numbers import difference, metric, metric_name
 
@@ -453,7 +453,7 @@ def prove(
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
-    opened = {FLOAT: float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
+    opened = {FLOAT: build_float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None:
         samples = spread_over(samples, count)
@@ -525,5 +525,5 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
 
 
 def _speed(latency: Mapping[str, Distribution]) -> SpeedComparison:
-    found = claim(latency[FLOAT], latency[INT8])
-    return SpeedComparison({name: distribution.undisturbed() for name, distribution in latency.items()}, found)
+    found = make_claim(latency[FLOAT], latency[INT8])
+    return SpeedComparison({name: distribution.drop_disturbed() for name, distribution in latency.items()}, found)

@@ -28,7 +28,7 @@ from edgeq.model.saturation import SaturationTable, exact_options, saturation_ta
 from edgeq.prove.builds import Builds, artifact_key, full_range, mitigation_costs
 from edgeq.prove.job import exact_settings, on_exact_kernels
 from edgeq.prove.proof import FLOAT
-from edgeq.run.engines import DEFAULT, Engine, described
+from edgeq.run.engines import DEFAULT, Engine, find_description
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
@@ -417,7 +417,7 @@ def audit_saturation(
     settings = SessionSettings(config=config or {})
     refuse_ignored(settings, path)
     with open_model(path, settings, variant=variant) as loaded:
-        plugin = engine if engine is not None and engine.module else described(loaded.settings.engine)
+        plugin = engine if engine is not None and engine.module else find_description(loaded.settings.engine)
         name = plugin.name if plugin is not None else DEFAULT
         if plugin is not None and not plugin.int8.saturation:
             raise UsageError(f"it is unknown how {name}'s kernels saturate", "Leave --engine out")
@@ -442,4 +442,4 @@ def audit_saturation(
 def _saturates(target: Target, plugin: Engine | None) -> bool:
     if plugin is None:
         return bool(target.profile.hazards.get("saturates_int16"))
-    return any(plugin.saturates(pair, target.architecture, target.features) for pair in plugin.int8.pairs)
+    return any(plugin.has_saturating_kernels(pair, target.architecture, target.features) for pair in plugin.int8.pairs)

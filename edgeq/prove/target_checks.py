@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines.catalog import find_library, parse_version, plugin_of
+from edgeq_device.engines.catalog import find_library, find_plugin, parse_version
 
 from edgeq.backends.base import SIMULATORS, Artifact, backend_named
 from edgeq.emulate.audit import audit, build_graph_settings
@@ -126,7 +126,7 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
     """
     plugins = tuple({choice.name: choice for choice in engines if choice.engine.module}.values())
     for choice in plugins:
-        if plugin_of(choice.engine.provider) is None:
+        if find_plugin(choice.engine.provider) is None:
             raise UsageError(f"the runner on devices does not know the engine {choice.name}", "Leave --engine out")
         if not any(exists_for(choice.engine, target) for target in targets):
             named = ", ".join(target.name for target in targets)

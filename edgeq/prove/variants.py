@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.bundle.variants import DRAWN, SliceTolerance
 from edgeq_device.engines.catalog import engine_options, parse_version
+from edgeq_device.engines.variant import DRAWN, SliceTolerance
 from edgeq_device.measure.basis import EVERYTHING, Basis
 from edgeq_device.measure.pairs import OutputPair, pair_outputs
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.arrays import to_array
 from numpy.typing import NDArray
 
 from edgeq.backends.base import ESTIMATE, Alternative, Artifact
-from edgeq.bundle.plan import SelfTestCase, SelfTestSpec, VariantSpec
+from edgeq.bundle.spec import SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target
@@ -120,7 +120,7 @@ def expected_outputs(
 
 def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
     names = list(case.outputs)
-    return dict(zip(names, map(one_array, session.run(names, dict(case.inputs))), strict=True))
+    return dict(zip(names, map(to_array, session.run(names, dict(case.inputs))), strict=True))
 
 
 def _allowed(
@@ -134,11 +134,11 @@ def _allowed(
         return 0.0, ()
     sums, changed, grid = SliceSums(), 0.0, [np.zeros(0)]
     for case, pair in pairs:
-        expected, other = pair.numbers()
+        expected, other = pair.to_numbers()
         other = other if other.shape == expected.shape else expected
         changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
-        sums.update(expected, other, case.inputs.values(), mask=pair.counted, ranked=pair.ranked)
-        grid.append(expected.ravel() if pair.counted is None else expected[pair.counted])
+        sums.update(expected, other, case.inputs.values(), mask=pair.mask, ranked=pair.ranked)
+        grid.append(expected.ravel() if pair.mask is None else expected[pair.mask])
     values = np.concatenate(grid)
     largest = float(np.abs(values).max(initial=0.0))
     if values.size >= _ENOUGH_VALUES:  # The distance of a quantity from zero is not its size.

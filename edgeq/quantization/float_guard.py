@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.bundle.options import KEY as CARRIED
+from edgeq_device.engines.options import KEY as CARRIED
 
 from edgeq.model.edit import Editor, drop_unused_initializers
 from edgeq.model.graph import computed_constants, constant, constant_tensor, is_op, name_of, node_input

@@ -14,7 +14,7 @@ from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.machine import describe_board, record_board
 from edgeq.remote.session import SENSELESS, BoardSession, open_board, senseless_answer_error, start_board_guest
-from edgeq.run.session import SessionSettings, open_request, with_carried
+from edgeq.run.session import SessionSettings, add_model_options, build_open_request
 from edgeq.util.display import SILENT, Progress
 
 # The ends of the keys of all durations, sizes and counts in a report.
@@ -33,9 +33,9 @@ class BoardBench:
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """Measure models on the board. See `BenchPlace.models`."""
         requests = [
-            open_request(
+            build_open_request(
                 self._session.send_model(path, settings.engine, progress=self._progress),
-                with_carried(path, settings),
+                add_model_options(path, settings),
                 name,
             )
             for name, (path, settings) in models.items()
@@ -55,7 +55,7 @@ class BoardBench:
         if model.variant is not None:
             return {"bundle": self._session.send_bundle(model.path), "variant": model.variant}
         place = self._session.send_model(model.path, model.settings.engine, progress=self._progress)
-        return open_request(place, model.settings)
+        return build_open_request(place, model.settings)
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """Send the bundle, unless the board already has it, and measure it. See `BenchPlace.bundle`."""

@@ -30,7 +30,7 @@ from edgeq.remote.link import Text
 from edgeq.remote.machine import Description, describe_board
 from edgeq.remote.profiled import check_graph, reduce_profile
 from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless_answer_error
-from edgeq.run.session import SessionSettings, open_request, with_carried
+from edgeq.run.session import SessionSettings, add_model_options, build_open_request
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, Share, parse
 
@@ -134,7 +134,9 @@ class BoardClock:
         def run(ready: _Ready) -> SpeedRanking:
             requests = [
                 {
-                    **open_request(ready.session.send_model(model, settings.engine), with_carried(model, settings)),
+                    **build_open_request(
+                        ready.session.send_model(model, settings.engine), add_model_options(model, settings)
+                    ),
                     "name": name,
                 }
                 for name, (model, settings) in models.items()
@@ -142,7 +144,7 @@ class BoardClock:
             request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
             # allow as much time for opening the models as for the comparison itself
-            guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]
+            guest.request_s = link.REQUEST_S + 2 * rules.arguments["max_duration_s"]
             ranking = _parse_ranking(ready.session, *guest.exchange(request))
             # The board is not trusted: a ranking of other models would choose a winner that never ran.
             if ranking.distributions.keys() != models.keys():
@@ -160,7 +162,7 @@ class BoardClock:
         """Return the peak memory of a session on a board. See `Clock.peak_memory`."""
 
         def run(ready: _Ready) -> int:
-            model_request = open_request(ready.session.send_model(model, settings.engine), settings)
+            model_request = build_open_request(ready.session.send_model(model, settings.engine), settings)
             request = {"do": "peak", **model_request, "shapes": dict(shapes)}
             reply, _ = ready.models.guest().exchange(request)
             return parse(reply, _Peak, ready.session.board.name, BoardError).session_peak_bytes
@@ -242,8 +244,10 @@ class _Profiled:
         assert prefix is not None
         assert optimized is not None
         guest, folder = ready.models.guest(), f"{ready.session.hello.folder}/tmp"
-        request = open_request(ready.session.send_model(self._model), with_carried(self._model, self._settings))
-        session = guest.opened({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
+        request = build_open_request(
+            ready.session.send_model(self._model), add_model_options(self._model, self._settings)
+        )
+        session = guest.open_session({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
         for feed in self._feeds:
             session.run(None, feed)
         local_path = prefix.with_name(f"{prefix.name}.json")

@@ -28,8 +28,8 @@ from typing import IO, Annotated, Any, TypeVar
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.system.plainjson import parse_json
-from edgeq_device.system.programs import child_environment, find_program
-from edgeq_device.system.relay import Tail, printable
+from edgeq_device.system.programs import build_child_environment, find_program
+from edgeq_device.system.relay import Tail, escape
 from msgspec import Meta
 
 from edgeq.errors import BoardError
@@ -63,7 +63,7 @@ def run_within(limit_s: float, call: Callable[[], T]) -> T:
 def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
     """Start a process. Return it together with a reader that keeps the end of its stderr."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment())
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=build_child_environment())
     return process, Tail(process)
 
 
@@ -235,7 +235,7 @@ def run_command(board: Board, command: Sequence[str], limit_s: float, data: byte
         raise timeout_error(board, limit_s) from error
     finally:
         stop(process)
-    return EndedProcess(process.returncode, out, errors.read())
+    return EndedProcess(process.returncode, out, errors.read_last())
 
 
 def large_answer_error(board: Board) -> BoardError:
@@ -271,7 +271,7 @@ def split_lines(errors: bytes) -> list[str]:
     """Return the lines of a command's stderr. Empty lines are left out, and so are characters that could move a
     terminal's cursor.
     """
-    return [printable(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
+    return [escape(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
 _CHUNK = 1 << 20
@@ -343,7 +343,7 @@ class Channel:
 
     def errors(self) -> bytes:
         """Return the end of the stderr, which contains the errors of ssh and of the program."""
-        return self._errors.read()
+        return self._errors.read_last()
 
     def ends(self, within_s: float) -> bool:
         """Wait until the program and everything in its session have ended. Return False if this takes longer than
@@ -504,7 +504,7 @@ def read_json(data: bytes, board: Board, *, allowed: str = "") -> dict[str, Any]
 def strip_controls(value: Any, *, allowed: str = "") -> Any:
     """Return JSON from a board without characters that could move a terminal's cursor. Characters in `allowed` stay."""
     if isinstance(value, str):
-        return re.sub(f"[^{allowed}]+", lambda part: printable(part[0]), value) if allowed else printable(value)
+        return re.sub(f"[^{allowed}]+", lambda part: escape(part[0]), value) if allowed else escape(value)
     if isinstance(value, dict):
         return {
             strip_controls(key, allowed=allowed): strip_controls(item, allowed=allowed) for key, item in value.items()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edgeq_device.engines.catalog import parse_version
-from edgeq_device.engines.cuda import Gpu
-from edgeq_device.measure.features import Answers, Evidence
+from edgeq_device.system.features import Answers, Evidence
+from edgeq_device.system.gpus import Gpu
 from edgeq_device.system.places import scratch_folder
 from msgspec import Meta
 
@@ -52,7 +52,7 @@ class Cpuid:
 
 @dataclass(frozen=True)
 class ReportedCpu:
-    """Hold the information on the CPU that a board reports. See `edgeq_device.measure.features.Evidence`."""
+    """Hold the information on the CPU that a board reports. See `edgeq_device.system.features.Evidence`."""
 
     system: Line
     machine: Line
@@ -64,7 +64,7 @@ class ReportedCpu:
 
 @dataclass(frozen=True)
 class ReportedGpu:
-    """Describe a GPU that a board reports. See `edgeq_device.engines.cuda.Gpu`."""
+    """Describe a GPU that a board reports. See `edgeq_device.system.gpus.Gpu`."""
 
     name: Line
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]

@@ -18,28 +18,30 @@ import numpy as np
 import onnx
 from edgeq_device.bundle.package import MAIN
 from edgeq_device.engines.catalog import EngineSpec, parse_version
-from edgeq_device.engines.serve import GuestSession, TensorInfo
-from edgeq_device.prepare.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
-from edgeq_device.system.budget import VARIABLE, largest_sample
+from edgeq_device.engines.frames import FrameLimits, LargeFrameError, read_frame
+from edgeq_device.engines.guest import GuestSession
+from edgeq_device.model.tensors import TensorInfo
+from edgeq_device.prepare.npz import write_npz
+from edgeq_device.system.budget import VARIABLE, read_largest_sample
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import scratch_folder
 from msgspec import Meta
 
-from edgeq.bundle.verify import contents, opened
+from edgeq.bundle.verify import open_checked, read_contents
 from edgeq.errors import BoardError
 from edgeq.model.files import model_files
 from edgeq.model.load import load_unchecked
 from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
-from edgeq.run.draws import write_with_same_draws
+from edgeq.run.draws import write_fixed_draws
 from edgeq.run.session import (
     Array,
     EngineFiles,
     GuestProgram,
     SessionSettings,
-    guest_environment,
-    open_request,
-    with_carried,
+    add_model_options,
+    build_guest_environment,
+    build_open_request,
 )
 from edgeq.util.device_errors import device_errors
 from edgeq.util.display import SILENT, Progress
@@ -198,7 +200,7 @@ class BoardSession:
         """
         with scratch_folder("edgeq-converted-") as folder:
             # Conversion happens here, because a board may lack the tools and the memory for it.
-            sent = EngineFiles(Path(folder)).file(model, engine)
+            sent = EngineFiles(Path(folder)).convert_once(model, engine)
             files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
             # Give the file a fixed name, because its own name may contain any characters.
             name = f"model{engine.suffix if engine is not None and engine.suffix else '.onnx'}"
@@ -228,11 +230,11 @@ class BoardSession:
             BundleError: the bundle is damaged.
             BoardError: see `send`.
         """
-        with opened(bundle) as opened_bundle, scratch_folder("edgeq-") as folder:
+        with open_checked(bundle) as opened_bundle, scratch_folder("edgeq-") as folder:
             # The manifest already has the hashes, and hashing gigabytes again takes minutes.
             digests = {name: record.sha256 for name, record in opened_bundle.files.items()}
             files = {}
-            for name, content in contents(opened_bundle).items():
+            for name, content in read_contents(opened_bundle).items():
                 files[name] = content if isinstance(content, Path) else Path(folder) / name
                 # The manifest and the signature are bytes, not files.
                 if isinstance(content, bytes):
@@ -369,8 +371,8 @@ class BoardGuest(GuestProgram):
                 raise
             raise BoardError(f"{self.session.board.name}: {error}") from error
 
-    def opened(self, request: Mapping[str, Any]) -> GuestSession:
-        """Open a model, check the board's answer, and return the model's session. See `Guest.opened`."""
+    def open_session(self, request: Mapping[str, Any]) -> GuestSession:
+        """Open a model, check the board's answer, and return the model's session. See `Guest.open_session`."""
         reply, _ = self.exchange({"do": "open", **request})
         description = parse(reply, _Opened, self.session.board.name, BoardError)
         inputs, outputs = (
@@ -381,7 +383,7 @@ class BoardGuest(GuestProgram):
 
     def _receive(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]] | None:
         assert self._process.stdout is not None
-        total = largest_sample() // 2 if request["do"] in _WITH_ARRAYS else 0
+        total = read_largest_sample() // 2 if request["do"] in _WITH_ARRAYS else 0
         limits = FrameLimits(text=bounds.ANSWER_BYTES, values=bounds.VALUES, arrays=bounds.ARRAYS, total=total)
         try:
             frame = read_frame(self._process.stdout, limits)
@@ -395,7 +397,7 @@ class BoardGuest(GuestProgram):
         reply = bounds.strip_controls(frame[0])
         return ({**reply, "error": bounds.shorten(reply["error"])} if "error" in reply else reply), frame[1]
 
-    def _last_error(self) -> str:
+    def _describe_end(self) -> str:
         if self._late:
             raise bounds.timeout_error(self.session.board, self.request_s)
         try:
@@ -404,8 +406,8 @@ class BoardGuest(GuestProgram):
             self._process.kill()
             code = bounds.LINK_FAILED
         if self.session.is_lost(code):
-            raise self.session.link_error(self._errors.read())
-        return super()._last_error()
+            raise self.session.link_error(self._errors.read_last())
+        return super()._describe_end()
 
 
 def senseless_answer_error(session: BoardSession) -> BoardError:
@@ -425,7 +427,7 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
     folders = os.pathsep.join((runtime, *session.hello.paths))
     command = session.attached_command(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
     guest = BoardGuest(
-        command, guest_environment(os.environ), session.board.name, request_s=request_s or bounds.REQUEST_S
+        command, build_guest_environment(os.environ), session.board.name, request_s=request_s or bounds.REQUEST_S
     )
     guest.session = session
     try:
@@ -477,12 +479,12 @@ class BoardModels:
             BoardError: the link was cut, or there is no space.
             RuntimeUnavailableError: the board's runtime refuses the model.
         """
-        settings = with_carried(model, settings)
+        settings = add_model_options(model, settings)
         with scratch_folder("edgeq-draws-") as folder:
             # Random operators must draw the same numbers here and there, or the outputs could not be compared.
-            copy = model if settings.draws else write_with_same_draws(model, Path(folder))
+            copy = model if settings.draws else write_fixed_draws(model, Path(folder))
             place = self._session.send_model(copy, settings.engine, progress=self._progress)
-        request = open_request(place, settings)
+        request = build_open_request(place, settings)
         engine = settings.engine.name if settings.engine and settings.engine.module else ""
         return self._open_model(self.guest(engine), request, model)
 
@@ -499,7 +501,7 @@ class BoardModels:
         """
         place = self._session.send_bundle(bundle, self._progress)
         request = {"bundle": place, "variant": variant, "threads": threads}
-        with opened(bundle) as opened_bundle:
+        with open_checked(bundle) as opened_bundle:
             models = {entry.name: entry.model for entry in opened_bundle.components[MAIN]}
             name = str(self.guest().exchange({"do": "choose", **request})[0].get("variant"))
             if (model := models.get(name)) is None:
@@ -507,7 +509,7 @@ class BoardModels:
             return name, self._open_model(self.guest(), {**request, "variant": name}, model)
 
     def _open_model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
-        session = guest.opened(request)
+        session = guest.open_session(request)
         # The board names the inputs and outputs, but only the file on this machine is trusted.
         graph = load_unchecked(model).graph
         outputs = [output.name for output in session.outputs]

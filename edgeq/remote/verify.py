@@ -13,7 +13,7 @@ from edgeq_device.bundle.verify import hash_line, variant_lines
 from msgspec import Meta
 
 from edgeq.backends.base import SIMULATORS
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.emulate.check import (
     EmulatedCheck,
     Verified,
@@ -132,7 +132,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         BoardError: the board cannot be used.
         UsageError, DataError: something is wrong with the request or with the samples.
     """
-    with open_board(board) as session, opened(request.bundle, expect=request.expect) as bundle:
+    with open_board(board) as session, open_checked(request.bundle, expect=request.expect) as bundle:
         session.require("numpy", "onnxruntime")
         initial = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
@@ -180,7 +180,7 @@ def _compare_outputs(
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     # The check needs a target, and the board itself is the best one: it has the profile that fits its machine.
     target = replace(resolve(AUTO, machine), name=session.board.name)
-    with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
+    with BoardModels(session, progress) as models, open_checked(request.bundle, expect=request.expect) as bundle:
         # The board's own runner chooses the variant, as it will after deployment.
         name, board_session = models.open_bundle(request.bundle, request.variant, 0)
         variant = next(v for v in bundle.components[MAIN] if v.name == name)

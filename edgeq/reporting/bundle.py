@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.bundle.bench_models import choose_variants
 from edgeq_device.bundle.package import FLOAT, MAIN, Bundle
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
-from edgeq_device.engines.catalog import plugin_of
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import bundle_variants
+from edgeq_device.engines.catalog import find_plugin
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.prepare.arrays import read_arrays
 from edgeq_device.system.files import read_file
 from edgeq_device.system.plainjson import MAX_BYTES, parse_json
 
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench
@@ -87,7 +87,7 @@ def measured(
 ) -> dict[str, Any]:
     """Return `record` with latencies and kernel times that are measured now on this machine."""
     found = bench(bundle.source, variant=name, settings=settings, progress=progress)
-    variants, _ = bundle_variants(bundle, read_device(), name)
+    variants, _ = choose_variants(bundle, read_device(), name)
     chosen = variants[-1]
     times = _kernels(variants)
     bodies = {key: dict(body) for key, body in record["variants"].items()}
@@ -119,7 +119,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     source = read_unchecked(first, weights)
     found = {}
     for variant in variants:
-        if variant.model is not None and plugin_of(variant.ep) is None:
+        if variant.model is not None and find_plugin(variant.ep) is None:
             times = kernel_times(variant.model, variant_settings(variant), feed, source)
             found["float32" if variant.component == FLOAT else "int8"] = plain(times)
     return found
@@ -277,7 +277,7 @@ def report_bundle(
     elif path.is_file() and not is_bundle(path):
         raise UsageError(f"{path} is not a bundle", "Give a bundle; `edgeq compare` takes model files")
     else:
-        with opened(path) as bundle:
+        with open_checked(path) as bundle:
             record = bundle_record(bundle)
             if measure:
                 record = measured(record, bundle, variant, settings, progress)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import Claim
-from edgeq_device.prepare.arrays import random_feeds
+from edgeq_device.prepare.feeds import draw_feeds
 
 from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.data.samples import Samples
@@ -583,7 +583,7 @@ def _side(
         digest = model_digest(loaded.model, loaded.folder)
         if here:
             first = next(iter(samples)).inputs if samples is not None and evaluation is not None else None
-            feed = first or random_feeds(loaded.session, count=1)[0]
+            feed = first or draw_feeds(loaded.session, count=1)[0]
             # There is no float model here, so the quantized graph takes its place. The MACs come from the graph's own
             # nodes and shapes.
             coverage = plain(measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op: ""))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
-from edgeq_device.system.relay import printable
+from edgeq_device.system.relay import escape
 
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
@@ -251,7 +251,7 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 
 
 def _cell(text: str) -> str:
-    return printable(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
+    return escape(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
 
 
 def junit(found: Gated) -> bytes:
@@ -262,11 +262,11 @@ def junit(found: Gated) -> bytes:
     failed, skipped = len(cases[MISSED]), len(cases[UNSETTLED])
     totals: Mapping[str, int] = {"tests": len(found.checks), "failures": failed, "skipped": skipped, "errors": 0}
     name = f"edgeq gate{f' on {found.on}' if found.on else ''}"
-    suite = ElementTree.Element("testsuite", {"name": printable(name), **{key: str(n) for key, n in totals.items()}})
+    suite = ElementTree.Element("testsuite", {"name": escape(name), **{key: str(n) for key, n in totals.items()}})
     for check in found.checks:
         # XML has no form for control characters, so they are written as escapes.
-        sentence, own = printable(check.sentence), {"classname": printable(f"edgeq.gate.{found.model}")}
-        case = ElementTree.SubElement(suite, "testcase", {**own, "name": printable(check.what)})
+        sentence, own = escape(check.sentence), {"classname": escape(f"edgeq.gate.{found.model}")}
+        case = ElementTree.SubElement(suite, "testcase", {**own, "name": escape(check.what)})
         if check.outcome == MISSED:
             ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": sentence})
         elif check.outcome == UNSETTLED:

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from edgeq import __version__
-from edgeq.bundle.plan import tool_versions
+from edgeq.bundle.sbom import read_tool_versions
 from edgeq.measure.agreement import OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
 from edgeq.reporting import figures
@@ -452,7 +452,7 @@ def make_record(
         "name": name,
         "model": dict(model or {}),
         "variants": {name: dict(body) for name, body in variants.items()},
-        "versions": tool_versions(),
+        "versions": read_tool_versions(),
         "identity": {},
         "commands": list(commands),
         "notes": list(notes),

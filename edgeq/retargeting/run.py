@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.engines.catalog import known_wrong
+from edgeq_device.engines.catalog import load_wrong_kernels
 from edgeq_device.system.places import scratch_folder
 
 from edgeq.backends.base import ONNX, SIMULATORS, backend_for, check_suffix
@@ -503,7 +503,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
     """
     release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
     lines = []
-    for row in known_wrong():
+    for row in load_wrong_kernels():
         concerned = kinds.intersection(row.products) and row.on(target.architecture, target.features)
         if not row.weight_limit or not concerned or (release is not None and not row.in_release(release)):
             continue

@@ -28,10 +28,12 @@ RANDOM = frozenset(
 """Operators of ONNX that draw random numbers in each run. Dropout also does so in training mode."""
 DROPOUT = "Dropout"
 
+# Operator names as they are in the file, so that most files need not be parsed.
 _NAMES = (b"Random", b"Bernoulli", b"Multinomial", b"Dropout")
 _MAIN = ("", "ai.onnx")
 _OLDEST = 13
 """Oldest opset in which the copy can be written. The prepared model has at least this opset."""
+# Opsets that introduced CastLike, and the attribute `allowzero` of Reshape.
 _CAST_LIKE, _ALLOW_ZERO = 15, 14
 _TABLE = 65521
 """Length of the tables. It is prime, so that repetitions do not coincide with the sizes of channels."""
@@ -41,7 +43,7 @@ _FLOAT, _INT32, _INT64 = 1, 6, 7
 _START = f"{_PREFIX}.start"
 
 
-def with_same_draws(model: Path | bytes) -> bytes | None:
+def fix_draws(model: Path | bytes) -> bytes | None:
     """Return a copy of an ONNX model in which random operators read their numbers from tables.
 
     External data keep their relative locations.
@@ -50,23 +52,23 @@ def with_same_draws(model: Path | bytes) -> bytes | None:
         The copy, or None if the model has no random operators, or has an opset in which the copy cannot be written.
     """
     if isinstance(model, bytes):
-        return _rewritten(model) if _names_random(model) else None
+        return _rewrite(model) if _mentions_random(model) else None
     state = model.stat()
-    return _rewritten(model.read_bytes()) if _is_drawing(model, state.st_size, state.st_mtime_ns) else None
+    return _rewrite(model.read_bytes()) if _is_drawing(model, state.st_size, state.st_mtime_ns) else None
 
 
-def write_with_same_draws(model: Path, folder: Path) -> Path:
-    """Write the copy from `with_same_draws` into `folder`, with the model's external data. Return the path of the copy,
+def write_fixed_draws(model: Path, folder: Path) -> Path:
+    """Write the copy from `fix_draws` into `folder`, with the model's external data. Return the path of the copy,
     or `model` if there is none.
     """
     import onnx
 
-    copy = with_same_draws(model)
+    copy = fix_draws(model)
     if copy is None:
         return model
     path = folder / f"{zlib.crc32(copy):08x}-{model.name}"
     path.write_bytes(copy)
-    for name in {t.value for t in _locations(onnx.load_model_from_string(copy))}:
+    for name in {t.value for t in _find_locations(onnx.load_model_from_string(copy))}:
         source, place = model.parent / name, folder / name
         # The file is untrusted, and may name data outside of its folder.
         inside = all(p.resolve().is_relative_to(f.resolve()) for p, f in ((source, model.parent), (place, folder)))
@@ -79,23 +81,23 @@ def write_with_same_draws(model: Path, folder: Path) -> Path:
     return path
 
 
-def random_names(model: Path) -> frozenset[str]:
-    """Return the names of the random operators in an ONNX file. If another file has the same names, `with_same_draws`
+def find_random_names(model: Path) -> frozenset[str]:
+    """Return the names of the random operators in an ONNX file. If another file has the same names, `fix_draws`
     gives both the same numbers. Return nothing if the file has no copy.
     """
     import onnx
 
-    if with_same_draws(model) is None:
+    if fix_draws(model) is None:
         return frozenset()
     graph = onnx.load(model, load_external_data=False).graph
-    return frozenset(_name_of(node) for node in _every_node(graph.node) if _is_random(node))
+    return frozenset(_find_name(node) for node in _walk_nodes(graph.node) if _is_random(node))
 
 
-def _name_of(node: onnx.NodeProto) -> str:
+def _find_name(node: onnx.NodeProto) -> str:
     return node.name or next(filter(None, node.output), "")
 
 
-def _locations(model: onnx.ModelProto) -> Iterator[Any]:
+def _find_locations(model: onnx.ModelProto) -> Iterator[Any]:
     return (e for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location")
 
 
@@ -108,15 +110,15 @@ def _is_drawing(model: Path, size: int, changed_ns: int) -> bool:
     if not size:
         return False
     with model.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _names_random(content) and _rewritten(content[:]) is not None
+        return _mentions_random(content) and _rewrite(content[:]) is not None
 
 
-def _names_random(content: bytes | mmap.mmap) -> bool:
+def _mentions_random(content: bytes | mmap.mmap) -> bool:
     """Return whether a file may contain random operators. Searching for their names is faster than parsing the file."""
     return any(content.find(name) >= 0 for name in _NAMES)
 
 
-def _rewritten(content: bytes) -> bytes | None:
+def _rewrite(content: bytes) -> bytes | None:
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -124,22 +126,25 @@ def _rewritten(content: bytes) -> bytes | None:
         model = onnx.load_model_from_string(content)
     except DecodeError:  # onnxruntime names the problem when it opens the file
         return None
-    if any(_is_random(node) for function in model.functions for node in _every_node(function.node)):
+    # A function may be called many times, and each call needs numbers of its own.
+    if any(_is_random(node) for function in model.functions for node in _walk_nodes(function.node)):
         from onnx.inliner import inline_local_functions
 
         model = inline_local_functions(model)
     opset = max((entry.version for entry in model.opset_import if entry.domain in _MAIN), default=0)
-    if opset < _OLDEST or not any(map(_is_random, _every_node(model.graph.node))):
+    if opset < _OLDEST or not any(map(_is_random, _walk_nodes(model.graph.node))):
         return None
     if opset < _CAST_LIKE:
+        # Before CastLike, a cast needs the number of its type.
         model = onnx.shape_inference.infer_shapes(model)
-    types = {v.name: v.type.tensor_type.elem_type for graph in _every_graph(model.graph) for v in _described(graph)}
+    types = {v.name: v.type.tensor_type.elem_type for graph in _walk_graphs(model.graph) for v in _list_values(graph)}
     types.update((tensor.name, tensor.data_type) for tensor in model.graph.initializer)
-    for graph in _every_graph(model.graph):
+    for graph in _walk_graphs(model.graph):
         nodes = list(graph.node)
         del graph.node[:]
         for node in nodes:
-            graph.node.extend(_Draw(node, opset, types).nodes() if _is_random(node) else [node])
+            # Rebuild the list, because each random node becomes several.
+            graph.node.extend(_Draw(node, opset, types).build_nodes() if _is_random(node) else [node])
     # An input with a default is not a constant, so no optimiser folds the numbers into weights.
     model.graph.input.append(onnx.helper.make_tensor_value_info(_START, onnx.TensorProto.INT64, []))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(0, np.int64), _START))
@@ -149,29 +154,29 @@ def _rewritten(content: bytes) -> bytes | None:
     return bytes(model.SerializeToString())
 
 
-def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+def _list_values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     yield from (*graph.input, *graph.output, *graph.value_info)
 
 
-def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def _find_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
 
 
-def _every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+def _walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
-        for body in _inner(node):
-            yield from _every_graph(body)
+        for body in _find_bodies(node):
+            yield from _walk_graphs(body)
 
 
-def _every_node(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def _walk_nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
-        for body in _inner(node):
-            yield from _every_node(body.node)
+        for body in _find_bodies(node):
+            yield from _walk_nodes(body.node)
 
 
 def _is_random(node: onnx.NodeProto) -> bool:
@@ -194,109 +199,122 @@ class _Draw:
 
         self._helper = onnx.helper
         self._node, self._opset, self._types = node, opset, types
-        self._given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         self._output = next(filter(None, node.output))
-        self._made: list[onnx.NodeProto] = []
+        self._nodes: list[onnx.NodeProto] = []
 
-    def nodes(self) -> list[onnx.NodeProto]:
+    def build_nodes(self) -> list[onnx.NodeProto]:
         """Return the nodes, in execution order. The last ones have the outputs of the random operator."""
         kind = self._node.op_type
         if kind.startswith("Random"):
-            self._random()
+            self._build_random()
         elif kind == "Bernoulli":
-            self._bernoulli()
+            self._build_bernoulli()
         elif kind == "Multinomial":
-            self._multinomial()
+            self._build_multinomial()
         else:
-            self._dropout()
-        return self._made
+            self._build_dropout()
+        return self._nodes
 
-    def _random(self) -> None:
-        normal, given = "Normal" in self._node.op_type, self._given
-        first, width = (
-            (given.get("mean", 0.0), given.get("scale", 1.0))
+    def _build_random(self) -> None:
+        normal, attributes = "Normal" in self._node.op_type, self._attributes
+        offset, width = (
+            (attributes.get("mean", 0.0), attributes.get("scale", 1.0))
             if normal
-            else (given.get("low", 0.0), given.get("high", 1.0) - given.get("low", 0.0))
+            else (attributes.get("low", 0.0), attributes.get("high", 1.0) - attributes.get("low", 0.0))
         )
         table = "normal" if normal else "uniform"
         if self._node.op_type.endswith("Like"):
             like = self._node.input[0]
-            values = self._table(table, self._op("Size", like), self._op("Shape", like))
+            values = self._read_table(table, self._add_node("Size", like), self._add_node("Shape", like))
         else:
-            like, shape = "", np.asarray(given["shape"], np.int64)
-            values = self._table(table, self._constant(np.prod(shape, dtype=np.int64)), self._constant(shape))
-        values = self._op("Mul", values, self._constant(np.float32(width)))
-        values = self._op("Add", values, self._constant(np.float32(first)))
+            like, shape = "", np.asarray(attributes["shape"], np.int64)
+            values = self._read_table(
+                table, self._add_constant(np.prod(shape, dtype=np.int64)), self._add_constant(shape)
+            )
+        values = self._add_node("Mul", values, self._add_constant(np.float32(width)))
+        values = self._add_node("Add", values, self._add_constant(np.float32(offset)))
         self._cast(values, like, self._output)
 
-    def _bernoulli(self) -> None:
+    def _build_bernoulli(self) -> None:
         likely = self._node.input[0]
-        drawn = self._table("uniform", self._op("Size", likely), self._op("Shape", likely))
-        self._cast(self._op("Less", drawn, self._float(likely)), likely, self._output)
+        drawn = self._read_table("uniform", self._add_node("Size", likely), self._add_node("Shape", likely))
+        self._cast(self._add_node("Less", drawn, self._to_float(likely)), likely, self._output)
 
-    def _multinomial(self) -> None:
-        scores, count = self._float(self._node.input[0]), int(self._given.get("sample_size", 1))
-        rows = self._op("Slice", self._op("Shape", scores), *map(self._constant, _int64([0], [1])))
-        shape = self._op("Concat", rows, *map(self._constant, _int64([count], [1])), axis=0)
-        size = self._op("Mul", self._op("Squeeze", rows), *map(self._constant, _int64(count)))
-        drawn = self._table("uniform", size, shape)
-        last, middle, least = map(self._constant, _int64([2], [1], 0))
-        shares = self._op("CumSum", self._op("Softmax", scores, axis=1), *map(self._constant, _int64(1)))
-        below = self._op("Less", self._op("Unsqueeze", shares, middle), drawn)
-        passed = self._op("ReduceSum", self._op("Cast", below, to=_INT64), last, keepdims=0)
+    def _build_multinomial(self) -> None:
+        scores, count = self._to_float(self._node.input[0]), int(self._attributes.get("sample_size", 1))
+        rows = self._add_node("Slice", self._add_node("Shape", scores), *map(self._add_constant, _to_int64([0], [1])))
+        shape = self._add_node("Concat", rows, *map(self._add_constant, _to_int64([count], [1])), axis=0)
+        size = self._add_node("Mul", self._add_node("Squeeze", rows), *map(self._add_constant, _to_int64(count)))
+        drawn = self._read_table("uniform", size, shape)
+        class_axis, middle_axis, zero = map(self._add_constant, _to_int64([2], [1], 0))
+        shares = self._add_node(
+            "CumSum", self._add_node("Softmax", scores, axis=1), *map(self._add_constant, _to_int64(1))
+        )
+        # The class is the number of running sums that the drawn number has passed.
+        below = self._add_node("Less", self._add_node("Unsqueeze", shares, middle_axis), drawn)
+        passed = self._add_node("ReduceSum", self._add_node("Cast", below, to=_INT64), class_axis, keepdims=0)
         # Rounding may leave the last sum of the shares below 1.
-        classes = self._op("Slice", self._op("Shape", scores), *map(self._constant, _int64([1], [2])))
-        largest = self._op("Sub", self._op("Squeeze", classes), *map(self._constant, _int64(1)))
-        kept = self._op("Max", self._op("Min", passed, largest), least)
-        to = self._given.get("dtype", _INT32)
-        self._op("Cast", kept, to=to, output=self._output)
+        classes = self._add_node(
+            "Slice", self._add_node("Shape", scores), *map(self._add_constant, _to_int64([1], [2]))
+        )
+        largest = self._add_node("Sub", self._add_node("Squeeze", classes), *map(self._add_constant, _to_int64(1)))
+        clipped = self._add_node("Max", self._add_node("Min", passed, largest), zero)
+        to = self._attributes.get("dtype", _INT32)
+        self._add_node("Cast", clipped, to=to, output=self._output)
 
-    def _dropout(self) -> None:
+    def _build_dropout(self) -> None:
         data, ratio, training = list(self._node.input)[:3]
-        share = self._float(ratio) if ratio else self._constant(np.float32(0.5))
-        drawn = self._table("uniform", self._op("Size", data), self._op("Shape", data))
-        kept = self._op("Or", self._op("GreaterOrEqual", drawn, share), self._op("Not", training))
-        one = self._constant(np.float32(1.0))
-        raised = self._op("Div", one, self._op("Sub", one, share))
-        factor = self._op("Where", training, raised, one)
-        factor = self._op("Where", kept, factor, self._constant(np.float32(0.0)))
+        share = self._to_float(ratio) if ratio else self._add_constant(np.float32(0.5))
+        drawn = self._read_table("uniform", self._add_node("Size", data), self._add_node("Shape", data))
+        is_kept = self._add_node("Or", self._add_node("GreaterOrEqual", drawn, share), self._add_node("Not", training))
+        unit = self._add_constant(np.float32(1.0))
+        # What is kept is raised, so that the expected sum stays the same.
+        raised = self._add_node("Div", unit, self._add_node("Sub", unit, share))
+        factor = self._add_node("Where", training, raised, unit)
+        factor = self._add_node("Where", is_kept, factor, self._add_constant(np.float32(0.0)))
         if self._node.output[0]:
-            self._op("Mul", data, self._cast(factor, data), output=self._node.output[0])
+            self._add_node("Mul", data, self._cast(factor, data), output=self._node.output[0])
         if len(self._node.output) > 1 and self._node.output[1]:
-            self._op("Identity", kept, output=self._node.output[1])
+            self._add_node("Identity", is_kept, output=self._node.output[1])
 
-    def _table(self, table: str, size: str, shape: str) -> str:
+    def _read_table(self, table: str, size: str, shape: str) -> str:
         """Return the numbers of this operator: float32 values of `shape`, which has `size` elements."""
         # In onnxruntime, operators with the same seed draw the same numbers.
-        key = str(self._given.get("seed", _name_of(self._node)))
-        first = self._op("Add", _START, *map(self._constant, _int64(zlib.crc32(key.encode()))))
-        places = self._op("Range", *map(self._constant, _int64(0)), size, *map(self._constant, _int64(1)))
-        places = self._op("Mod", self._op("Add", places, first), *map(self._constant, _int64(_TABLE)))
-        values = self._op("Gather", f"{_PREFIX}.{table}", places)
+        key = str(self._attributes.get("seed", _find_name(self._node)))
+        # crc32 spreads the names, and is the same in every process, unlike hash().
+        start = self._add_node("Add", _START, *map(self._add_constant, _to_int64(zlib.crc32(key.encode()))))
+        places = self._add_node(
+            "Range", *map(self._add_constant, _to_int64(0)), size, *map(self._add_constant, _to_int64(1))
+        )
+        places = self._add_node(
+            "Mod", self._add_node("Add", places, start), *map(self._add_constant, _to_int64(_TABLE))
+        )
+        values = self._add_node("Gather", f"{_PREFIX}.{table}", places)
         zeros: dict[str, Any] = {"allowzero": 1} if self._opset >= _ALLOW_ZERO else {}
-        return self._op("Reshape", values, shape, **zeros)
+        return self._add_node("Reshape", values, shape, **zeros)
 
-    def _float(self, value: str) -> str:
-        return self._op("Cast", value, to=_FLOAT)
+    def _to_float(self, value: str) -> str:
+        return self._add_node("Cast", value, to=_FLOAT)
 
     def _cast(self, value: str, like: str, output: str = "") -> str:
         """Convert to the operator's type: that of its attribute, or that of the tensor `like`."""
-        to = self._given.get("dtype", 0)
+        to = self._attributes.get("dtype", 0)
         if not to and like and self._opset >= _CAST_LIKE:
-            return self._op("CastLike", value, like, output=output)
-        return self._op("Cast", value, to=to or self._types.get(like, 0) or _FLOAT, output=output)
+            return self._add_node("CastLike", value, like, output=output)
+        return self._add_node("Cast", value, to=to or self._types.get(like, 0) or _FLOAT, output=output)
 
-    def _constant(self, value: Any) -> str:
+    def _add_constant(self, value: Any) -> str:
         import onnx
 
-        return self._op("Constant", value=onnx.numpy_helper.from_array(np.asarray(value)))
+        return self._add_node("Constant", value=onnx.numpy_helper.from_array(np.asarray(value)))
 
-    def _op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+    def _add_node(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node and return the name of its output. "" makes a name."""
-        name = output or f"{_PREFIX}.{self._output}.{len(self._made)}"
-        self._made.append(self._helper.make_node(op_type, list(inputs), [name], name=name, **attributes))
+        name = output or f"{_PREFIX}.{self._output}.{len(self._nodes)}"
+        self._nodes.append(self._helper.make_node(op_type, list(inputs), [name], name=name, **attributes))
         return name
 
 
-def _int64(*values: Any) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+def _to_int64(*values: Any) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
     return [np.asarray(value, np.int64) for value in values]

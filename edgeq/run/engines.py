@@ -73,8 +73,9 @@ class IsaCap:
         """Return the environment variables that limit the kernels to the instructions of a CPU with `features`. The
         result is empty if no level fits.
         """
-        found = [level.value for level in self.levels if features.issuperset(level.features)]
-        return {self.variable: found[-1]} if found else {}
+        values = [level.value for level in self.levels if features.issuperset(level.features)]
+        # Levels are listed upwards, so the last that fits is the highest.
+        return {self.variable: values[-1]} if values else {}
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class Engine(EngineSpec):
     why: Mapping[str, str] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
 
+    # Records name an engine; its description stays in its file.
     def __record__(self) -> str:
         return self.name
 
@@ -150,33 +152,34 @@ class Engine(EngineSpec):
         """Return the precisions in which a CPU with these features can compute with its own instructions."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
-    def watched(self) -> Engine:
+    def with_layer_profile(self) -> Engine:
         """Return the same engine with the options that make it write its layers to a profile."""
-        return replace(self, options=_merged(self.options, self.graph.options))
+        return replace(self, options=_merge(self.options, self.graph.options))
 
-    def keeping(self, folder: Path) -> Engine:
+    def with_cache_in(self, folder: Path) -> Engine:
         """Return the same engine with the options that make it store compiled models in `folder`."""
-        return replace(self, options=_merged(self.options, _in_folder(self.cache, str(folder))))
+        return replace(self, options=_merge(self.options, _fill_folder(self.cache, str(folder))))
 
-    def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
+    def has_saturating_kernels(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
         """Return whether the engine's kernels for the type pair `pair` add two products in 16 bits on a CPU with this
         architecture and these features.
         """
         without = self.int8.saturates_without
-        there = any(platform.split()[1] == architecture for platform in self.platforms)
-        return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
+        # Platforms are "SYSTEM ARCHITECTURE".
+        runs_here = any(platform.split()[1] == architecture for platform in self.platforms)
+        return bool(without) and runs_here and pair in self.int8.pairs and not features.intersection(without)
 
 
-def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the entries of `more`. Nested tables are merged, not replaced."""
-    tables = {key: _merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
+    tables = {key: _merge(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
     return {**base, **more, **tables}
 
 
-def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _fill_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return `options` with `folder` in place of "{folder}"."""
     return {
-        key: _in_folder(value, folder) if isinstance(value, Mapping) else value.replace("{folder}", folder)
+        key: _fill_folder(value, folder) if isinstance(value, Mapping) else value.replace("{folder}", folder)
         for key, value in options.items()
     }
 
@@ -205,17 +208,19 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
     Raises:
         HardwareError: a file is malformed, or two files describe the same name.
     """
-    found: dict[str, Engine] = {}
+    engines: dict[str, Engine] = {}
     for folder in folders or (shipped("targets") / "engines", *find_data_folders("targets/engines")):
         for path in sorted(folder.glob("*.toml")):
-            if path.stem in found:
+            # A plug-in must not replace an engine silently.
+            if path.stem in engines:
                 raise HardwareError(f"{path}: there is an engine {path.stem} already", "Rename the file")
             content = toml_table(path, HardwareError, "Correct the file")
-            found[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
-    return found
+            # A misspelled key must not leave a default unnoticed.
+            engines[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
+    return engines
 
 
-def described(spec: EngineSpec | None) -> Engine | None:
+def find_description(spec: EngineSpec | None) -> Engine | None:
     """Return the full description of the plug-in engine `spec`, or None if `spec` is not a plug-in. Settings and
     bundles contain only an `EngineSpec`.
 
@@ -237,75 +242,76 @@ def choose_engine(text: str) -> EngineChoice:
     Raises:
         UsageError: there is no such engine or precision; suggests the nearest name.
     """
-    known = load_engines()
+    engines = load_engines()
     name, _, precision = text.partition(":")
-    if name not in known:
-        raise UsageError(f"unknown engine {name!r}", suggest(name, known))
-    engine = known[name]
+    if name not in engines:
+        raise UsageError(f"unknown engine {name!r}", suggest(name, engines))
+    engine = engines[name]
     precision = precision or next(iter(engine.precisions))
     if precision not in engine.precisions:
         raise UsageError(f"{name} has no precision {precision!r}", suggest(precision, engine.precisions))
     return EngineChoice(engine, precision)
 
 
-def as_engine(given: EngineChoice | str) -> EngineChoice:
-    """Return the engine and precision of `given`, which may also be a text "NAME" or "NAME:PRECISION".
+def as_engine(choice: EngineChoice | str) -> EngineChoice:
+    """Return the engine and precision of `choice`, which may also be a text "NAME" or "NAME:PRECISION".
 
     Raises:
-        UsageError: there is no such engine or precision, or `given` has another type.
+        UsageError: there is no such engine or precision, or `choice` has another type.
     """
-    if isinstance(given, EngineChoice):
-        return given
-    if not isinstance(given, str):
-        raise UsageError(f"an engine is given as {type(given).__name__}", 'Give its name, such as "onnxruntime"')
-    return choose_engine(given)
+    if isinstance(choice, EngineChoice):
+        return choice
+    if not isinstance(choice, str):
+        raise UsageError(f"an engine is given as {type(choice).__name__}", 'Give its name, such as "onnxruntime"')
+    return choose_engine(choice)
 
 
-def as_engines(given: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
+def as_engines(choices: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
     """Apply `as_engine` to each choice and return the results. A single choice counts as a sequence of one."""
-    return tuple(as_engine(choice) for choice in ((given,) if isinstance(given, (EngineChoice, str)) else given))
+    return tuple(as_engine(choice) for choice in ((choices,) if isinstance(choices, (EngineChoice, str)) else choices))
 
 
-def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
+def find_backend_engine(backend: str, options: Mapping[str, str]) -> Engine:
     """Return the engine that runs the artifacts of `backend`. The provider options in `options` override the engine's
     own.
 
     Raises:
         HardwareError: there is no such engine, or `options` has one that a target may not set.
     """
-    found = next(
+    engine = next(
         (engine for engine in load_engines().values() if engine.int8.backend == backend and engine.module), None
     )
-    if found is None:
+    if engine is None:
         raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
-    refused = next((name for name in options if name not in found.target_options), None)
+    # A target's file may come from anybody, and an option may load a library.
+    refused = next((name for name in options if name not in engine.target_options), None)
     if refused is not None:
-        allowed = ", ".join(found.target_options) or "none"
+        allowed = ", ".join(engine.target_options) or "none"
         raise HardwareError(f"a target may not set {refused!r} in [device] engine_options", f"It may set: {allowed}")
-    return replace(found, options={**found.options, **options})
+    return replace(engine, options={**engine.options, **options})
 
 
 _CONVERTERS: Registry[Any] = Registry(
     BACKENDS,
-    lambda found: callable(getattr(found, "convert", None)),
+    lambda backend: callable(getattr(backend, "convert", None)),
     "backend with `convert`",
-    make=lambda found: found() if isinstance(found, type) else found,
+    make=lambda backend: backend() if isinstance(backend, type) else backend,
 )
 
 
-def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]], None]:
+def find_converter(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]], None]:
     """Return the function that converts an ONNX file to the format of `engine`. See
     `edgeq.backends.base.Backend.convert`.
 
     Raises:
         HardwareError: no backend converts to that format.
     """
-    found: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
-    convert: Callable[[Path, Path, Mapping[str, Any]], None] = found.convert
+    backend: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
+    convert: Callable[[Path, Path, Mapping[str, Any]], None] = backend.convert
     return convert
 
 
-def only_engine(backend: str) -> Engine | None:
+def find_only_engine(backend: str) -> Engine | None:
     """Return the plug-in engine that runs both the artifacts of `backend` and the float model on any machine where it
     is installed.
 
@@ -318,7 +324,7 @@ def only_engine(backend: str) -> Engine | None:
     return next((engine for engine in engines if engine.int8.backend == backend != ""), None)
 
 
-def device_table(engines: Mapping[str, Engine]) -> str:
+def build_device_table(engines: Mapping[str, Engine]) -> str:
     """Return the content of `edgeq_device/engines/engines.json`, the descriptions of the engines for devices."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

@@ -14,24 +14,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-import edgeq_device.engines.serve
-from edgeq_device.bundle.options import (
-    BRIEF_SPIN,
-    ignore_options_in_models,
-    model_options,
-    rules,
-    session_options,
-    session_problem,
-)
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import FLOAT, EngineSpec, engine_of_file, find_library, open_engine
-from edgeq_device.engines.serve import GuestSession, import_path
+from edgeq_device.engines.guest import Guest, GuestSession, list_import_path
+from edgeq_device.engines.options import load_rules, read_model_options, session_problem
+from edgeq_device.engines.session_options import BRIEF_SPIN, ignore_options_in_models, session_options
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.system.places import make_scratch, scratch_folder
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
-from edgeq.run.draws import with_same_draws, write_with_same_draws
-from edgeq.run.engines import DEFAULT, Engine, converter_of, load_engines, only_engine
+from edgeq.run.draws import fix_draws, write_fixed_draws
+from edgeq.run.engines import DEFAULT, Engine, find_converter, find_only_engine, load_engines
 from edgeq.util.device_errors import device_errors
 from edgeq.util.folders import shipped
 from edgeq.util.records import NOT_WRITTEN
@@ -71,9 +64,9 @@ class SessionSettings:
         object.__setattr__(self, "config", dict(sorted(self.config.items())))
 
 
-def float_settings(backend: str, threads: int = 0) -> SessionSettings:
+def build_float_settings(backend: str, threads: int = 0) -> SessionSettings:
     """Return the settings for running the float model that is compared with the artifacts of `backend`."""
-    return SessionSettings(intra_op_threads=threads, engine=only_engine(backend))
+    return SessionSettings(intra_op_threads=threads, engine=find_only_engine(backend))
 
 
 def onnxruntime() -> Any:
@@ -117,16 +110,18 @@ def open_session(
     settings = settings or SessionSettings()
     ort = onnxruntime()
     ignore_options_in_models()
-    options = options or _options(ort, with_carried(model, settings))
-    opened: Path | bytes = model
-    if not settings.draws and _is_onnx(model) and (copy := with_same_draws(model)) is not None:
-        opened = copy
+    options = options or _build_options(ort, add_model_options(model, settings))
+    source_model: Path | bytes = model
+    if not settings.draws and _is_onnx(model) and (copy := fix_draws(model)) is not None:
+        source_model = copy
+        # The copy is opened from bytes, so onnxruntime does not know its folder.
         if isinstance(model, Path) and EXTERNAL_FOLDER not in settings.config:
             options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.absolute()))
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
-    source = opened if isinstance(opened, bytes) else os.fspath(opened)
+    source = source_model if isinstance(source_model, bytes) else os.fspath(source_model)
+    # Refuse it here, with the path and what to do about it.
     if isinstance(source, str) and not _is_utf8(source):
         raise RuntimeUnavailableError(f"onnxruntime cannot open a path that is not UTF-8: {source!r}", "Rename it")
     try:
@@ -145,12 +140,12 @@ def open_session(
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, and sometimes a bare Exception
         _check_space(model, sum(array.nbytes for array in weights.values()), settings.save_optimized_to)
-        where = "the model" if isinstance(model, bytes) else str(model)
+        title = "the model" if isinstance(model, bytes) else str(model)
         text = " ".join(str(error).split())
         if "pthread_create" in text:
             raise no_threads() from error
         raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} refuses {where}: {text}",
+            f"onnxruntime {ort.__version__} refuses {title}: {text}",
             "Check the model with `edgeq inspect`, or use a newer onnxruntime",
         ) from error
 
@@ -160,7 +155,7 @@ def _is_onnx(model: Path | bytes) -> bool:
     return isinstance(model, bytes) or (engine_of_file(model.name) is None and model.is_file())
 
 
-def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
+def add_model_options(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
     """Return `settings` with the session options from a model's metadata. Options in `settings` take precedence.
 
     Raises:
@@ -169,49 +164,50 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
     if isinstance(model, Path) and engine_of_file(model.name) is not None:
         return settings
     with device_errors():
-        carried = model_options(model, "the model" if isinstance(model, bytes) else str(model))
+        carried = read_model_options(model, "the model" if isinstance(model, bytes) else str(model))
+    # The caller's settings come last, because they override the model's.
     return replace(settings, config={**carried, **settings.config}) if carried else settings
 
 
-def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
+def choose_file_engine(model: Path, settings: SessionSettings) -> SessionSettings:
     """Return `settings`. If the model file has the format of an engine, set that engine in the result.
 
     Raises:
         UsageError: the settings name another engine.
     """
-    own = engine_of_file(model.name)
-    if own is None:
+    file_engine = engine_of_file(model.name)
+    if file_engine is None:
         return settings
-    if settings.engine is not None and settings.engine.suffix == own.suffix:
+    if settings.engine is not None and settings.engine.suffix == file_engine.suffix:
         return settings
     if settings.engine is not None:
-        problem = f"{model} is a {own.suffix} file, which {settings.engine.name} does not open"
-        raise UsageError(problem, f"Give the ONNX model, or --engine {own.name}")
-    return replace(settings, engine=load_engines()[own.name])
+        problem = f"{model} is a {file_engine.suffix} file, which {settings.engine.name} does not open"
+        raise UsageError(problem, f"Give the ONNX model, or --engine {file_engine.name}")
+    return replace(settings, engine=load_engines()[file_engine.name])
 
 
-def given_options(texts: Iterable[str]) -> dict[str, str]:
+def parse_session_options(texts: Iterable[str]) -> dict[str, str]:
     """Parse texts of the form "KEY=VALUE" and return them as session options by name.
 
     Raises:
         UsageError: the value is missing, or edgeq's table of options does not contain the option or the value.
     """
-    found = {}
+    options = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise UsageError(f"--session-option {text!r} has no value", "Write KEY=VALUE")
-        if key not in rules():
-            hint = closest(key, rules(), "They are listed in docs/bundle.md")
+        if key not in load_rules():
+            hint = closest(key, load_rules(), "They are listed in docs/bundle.md")
             raise UsageError(f"--session-option {key!r} is not one that edgeq sets", hint)
         problem = session_problem(key, value, references=False)
         if problem:
             raise UsageError(f"--session-option {key} {problem}")
-        found[key] = value
-    return found
+        options[key] = value
+    return options
 
 
-def _options(ort: Any, settings: SessionSettings) -> Any:
+def _build_options(ort: Any, settings: SessionSettings) -> Any:
     config = {**BRIEF_SPIN, **settings.config}
     threads, level = settings.intra_op_threads, settings.optimization
     with device_errors():
@@ -224,15 +220,15 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
     return options
 
 
-def _check_space(model: Path | bytes, more: int, written: Path | None) -> None:
+def _check_space(model: Path | bytes, more: int, output: Path | None) -> None:
     """Raise OSError if the disk is full. Without this check, onnxruntime would report an invalid graph if it could not
     write the graph.
     """
-    if written is None or not written.parent.is_dir():
+    if output is None or not output.parent.is_dir():
         return
     size = len(model) if isinstance(model, bytes) else model.stat().st_size if model.is_file() else 0
-    if shutil.disk_usage(written.parent).free < size + more:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(written))
+    if shutil.disk_usage(output.parent).free < size + more:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output))
 
 
 def _is_utf8(path: str) -> bool:
@@ -247,6 +243,7 @@ Array = NDArray[Any]
 
 REQUEST_S = 3600.0
 """Seconds that a program has to answer before it is ended. An emulated inference can take minutes."""
+# Seconds for a guest to write its files before it is killed.
 _EXIT_S = 60.0
 
 
@@ -272,11 +269,11 @@ class PythonCommand:
     @property
     def python(self) -> tuple[str, ...]:
         """Return the interpreter and its own options, which is the command line up to the script."""
-        kept = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
-        return (*self.interpreter, "-I", *kept)
+        bytecode_options = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
+        return (*self.interpreter, "-I", *bytecode_options)
 
 
-class GuestProgram(edgeq_device.engines.serve.Guest):
+class GuestProgram(Guest):
     """Control a running guest program. `start_guest` makes this object."""
 
     _copies: tuple[Path, Callable[[], None]] | None = None
@@ -303,7 +300,7 @@ class GuestProgram(edgeq_device.engines.serve.Guest):
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
         """Return a session of `model` in the guest."""
-        return self.opened(open_request(str(self.file(model, settings).resolve()), settings, name))
+        return self.open_session(build_open_request(str(self.file(model, settings).resolve()), settings, name))
 
     def file(self, model: Path, settings: SessionSettings) -> Path:
         """Return the file to open for `model`: a copy if it has random operators that must not draw."""
@@ -311,7 +308,7 @@ class GuestProgram(edgeq_device.engines.serve.Guest):
             return model
         if self._copies is None:
             self._copies = make_scratch("edgeq-draws-")
-        return write_with_same_draws(model, self._copies[0])
+        return write_fixed_draws(model, self._copies[0])
 
     def end(self) -> None:
         """Kill the program. A second call does nothing."""
@@ -320,7 +317,7 @@ class GuestProgram(edgeq_device.engines.serve.Guest):
             self._copies[1]()
 
 
-def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
+def build_open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
     """Return the request that opens the model at the path `model` in the guest."""
     plugin = settings.engine
     return {
@@ -361,12 +358,13 @@ def start_guest(
         guest = GuestProgram(line, command.environment, title, request_s=request_s, failure=failure)
     try:
         yield guest
+        # Only without an error: a guest that failed may never end by itself.
         guest.finish(_EXIT_S)
     finally:
         guest.end()
 
 
-def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
+def build_guest_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment `base` with the settings that programs in the guest need."""
     return {**base, "ORT_DISABLE_TELEMETRY": "1", "TMPDIR": tempfile.gettempdir()}
 
@@ -380,9 +378,9 @@ class EngineFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._made: dict[tuple[str, Path, tuple[int, int]], Path] = {}
+        self._converted: dict[tuple[str, Path, tuple[int, int]], Path] = {}
 
-    def file(self, model: Path, engine: EngineSpec | None) -> Path:
+    def convert_once(self, model: Path, engine: EngineSpec | None) -> Path:
         """Return the file to open for `model` in `engine`. This is `model` itself if it already has the engine's
         format.
 
@@ -392,12 +390,13 @@ class EngineFiles:
         if engine is None or not engine.suffix or model.suffix == engine.suffix:
             return model
         state = model.stat()
+        # A file that was rewritten in place has another size or time.
         key = repr(engine), model.resolve(), (state.st_size, state.st_mtime_ns)
-        if key not in self._made:
-            made = self._folder / f"{len(self._made)}-{engine.name}{engine.suffix}"
-            converter_of(engine)(model, made, engine.options)
-            self._made[key] = made
-        return self._made[key]
+        if key not in self._converted:
+            converted = self._folder / f"{len(self._converted)}-{engine.name}{engine.suffix}"
+            find_converter(engine)(model, converted, engine.options)
+            self._converted[key] = converted
+        return self._converted[key]
 
 
 ANSWER_S = 600.0
@@ -426,14 +425,16 @@ def start_engine(
     command = PythonCommand(
         (sys.executable,),
         (),
-        guest_environment({**os.environ, **(environment or {})}),
-        tuple(map(Path, import_path())),
+        build_guest_environment({**os.environ, **(environment or {})}),
+        tuple(map(Path, list_import_path())),
     )
-    with start_guest(command, f"the process of {_name(engine)}", request_s=answer_s, failure=EngineError) as guest:
+    with start_guest(
+        command, f"the process of {_name_engine(engine)}", request_s=answer_s, failure=EngineError
+    ) as guest:
         yield guest
 
 
-def _name(engine: EngineSpec | None) -> str:
+def _name_engine(engine: EngineSpec | None) -> str:
     return DEFAULT if engine is None else engine.name
 
 
@@ -449,16 +450,16 @@ class Engines:
     def __init__(self, *, keep: bool = False) -> None:
         self._stack = ExitStack()
         self._running: dict[tuple[str, int], GuestProgram] = {}
-        made = self._stack.enter_context(scratch_folder("edgeq-compiled-")) if keep else None
-        self._folder = Path(made) if made is not None else None
+        compiled = self._stack.enter_context(scratch_folder("edgeq-compiled-")) if keep else None
+        self._folder = Path(compiled) if compiled is not None else None
         self._files: EngineFiles | None = None
 
     def file(self, model: Path, engine: EngineSpec | None) -> Path:
-        """Return the same path as `EngineFiles.file`. The file exists until the `with` block ends."""
+        """Return the same path as `EngineFiles.convert_once`. The file exists until the `with` block ends."""
         if self._files is None:
             folder = self._stack.enter_context(scratch_folder("edgeq-converted-"))
             self._files = EngineFiles(Path(folder))
-        return self._files.file(model, engine)
+        return self._files.convert_once(model, engine)
 
     def open(self, model: Path, settings: SessionSettings, place: int = 0) -> Any:
         """Return an `onnxruntime.InferenceSession`, or an object with the same interface.
@@ -476,11 +477,13 @@ class Engines:
             return open_session(model, settings)
         model = self.file(model, engine)
         if self._folder is not None and isinstance(engine, Engine) and model.stat().st_size <= _KEPT_BYTES:
-            settings = replace(settings, engine=engine.keeping(self._folder / f"{engine.name}-{settings.precision}"))
-        return self._guest(engine, place).open(model, with_carried(model, settings))
+            folder = self._folder / f"{engine.name}-{settings.precision}"
+            settings = replace(settings, engine=engine.with_cache_in(folder))
+        return self._guest(engine, place).open(model, add_model_options(model, settings))
 
     def open_apart(self, model: Path, settings: SessionSettings, count: int) -> list[Any]:
         """Return `count` sessions, each in a process of its own (see `open`). The processes start at the same time."""
+        # Start all processes before the first waits for its model.
         for place in range(1, count):
             self._guest(settings.engine, place)
         return [self.open(model, settings, place) for place in range(count)]
@@ -506,7 +509,8 @@ class Engines:
         self._guest(engine).exchange({"do": "compile", **files, "engine": engine.to_dict()})
 
     def _guest(self, engine: EngineSpec | None, place: int = 0) -> GuestProgram:
-        key = _name(engine), place
+        key = _name_engine(engine), place
+        # An engine may have crashed with the last model, which says nothing about the next.
         if key not in self._running or self._running[key].ended:
             self._running[key] = self._stack.enter_context(start_engine(engine))
         return self._running[key]

@@ -20,10 +20,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from edgeq_device.engines.catalog import this_platform as _here
-from edgeq_device.system.budget import VARIABLE, lifted_seconds
-from edgeq_device.system.places import exposure
-from edgeq_device.system.programs import child_environment, ending_with_parent, find_program
+from edgeq_device.engines.catalog import read_platform
+from edgeq_device.system.budget import VARIABLE, without_seconds
+from edgeq_device.system.cache import describe_exposure
+from edgeq_device.system.programs import bind_to_parent, build_child_environment, find_program
 
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.util.display import SILENT, Progress
@@ -33,11 +33,15 @@ from edgeq.util.process import endings
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
 """Environment variable that overrides the time limit of a job, in seconds."""
+# Seconds for a Python to start, perhaps from a slow network drive.
 _PROBE_S = 60.0
+# pip's errors may be long; one line of a message is not.
 _LAST = 300
 _POLL_S = 0.002
 _OUT, _ERRORS = "stdout", "stderr"
+# How Python, C++ and the system say that memory ran out.
 _NO_MEMORY = re.compile(r"\bMemoryError\b|std::bad_alloc|[Cc]annot allocate memory")
+# The reason is at the end of a long log.
 _LAST_TEXT = 1 << 16
 
 
@@ -93,8 +97,8 @@ class Toolkit:
 
     def plan(self) -> str:
         """Return one sentence that describes what an installation would add to the machine."""
-        what = f"downloads and installs {self.needs}, with the packages, versions and hashes in {self.lock_file}"
-        return f"{what}, into {self.folder}, about {self.megabytes} MB; {self.terms}"
+        work = f"downloads and installs {self.needs}, with the packages, versions and hashes in {self.lock_file}"
+        return f"{work}, into {self.folder}, about {self.megabytes} MB; {self.terms}"
 
     @property
     def lock_file(self) -> Path:
@@ -130,22 +134,23 @@ def find_python(toolkit: Toolkit) -> Path:
     named = os.environ.get(toolkit.variable, "")
     place = Path(named) if named else toolkit.folder / "bin" / "python"
     fix = f"Run `edgeq toolkit {toolkit.name} --install`, or name a Python that has it in {toolkit.variable}"
+    # A Python that the user names is the user's decision; a cache must be checked.
     if not named:
         _check_cache(toolkit, toolkit.folder)
     if named and place.is_dir():
         place = place / "bin" / "python"
     if not (place.is_file() and os.access(place, os.X_OK)):
-        where = f"{toolkit.variable} names {named}, which is not a Python" if named else "it is not installed"
-        raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {where}", fix)
-    found = _version(place, toolkit)
-    if found != toolkit.version:
-        has = f"has {toolkit.package} {found}" if found else f"has no {toolkit.package}"
+        problem = f"{toolkit.variable} names {named}, which is not a Python" if named else "it is not installed"
+        raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {problem}", fix)
+    version = _read_version(place, toolkit)
+    if version != toolkit.version:
+        has = f"has {toolkit.package} {version}" if version else f"has no {toolkit.package}"
         raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {place} {has}", fix)
     return place
 
 
 def _check_cache(toolkit: Toolkit, folder: Path) -> None:
-    if problem := exposure(folder):
+    if problem := describe_exposure(folder):
         raise RuntimeUnavailableError(
             f"{toolkit.needs} is not run: {problem}",
             f"Remove {toolkit.folder}, set XDG_CACHE_HOME to a folder that only you can write, and run "
@@ -153,7 +158,7 @@ def _check_cache(toolkit: Toolkit, folder: Path) -> None:
         )
 
 
-def state_of(toolkit: Toolkit) -> str:
+def describe_state(toolkit: Toolkit) -> str:
     """Return the path of the toolkit's Python, or the reason why there is none."""
     try:
         return f"{toolkit.needs}: {find_python(toolkit)}"
@@ -161,21 +166,21 @@ def state_of(toolkit: Toolkit) -> str:
         return str(error)
 
 
-def _version(python: Path, toolkit: Toolkit) -> str:
+def _read_version(python: Path, toolkit: Toolkit) -> str:
     """Return the release of the toolkit that a Python has, or "" if it has none."""
     code = f"from importlib.metadata import version; print(version({toolkit.package!r}))"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-I", "-c", code],
             stdin=subprocess.DEVNULL,
-            env=child_environment(),
+            env=build_child_environment(),
             capture_output=True,
             text=True,
             timeout=_PROBE_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def find_base(toolkit: Toolkit) -> Path:
@@ -184,19 +189,20 @@ def find_base(toolkit: Toolkit) -> Path:
     Raises:
         RuntimeUnavailableError: this machine has no such Python, or the toolkit does not support the machine.
     """
-    if _here() not in toolkit.platforms:
+    if read_platform() not in toolkit.platforms:
         raise RuntimeUnavailableError(
-            f"there is no {toolkit.needs} for {_here()}", f"Compile on {' or '.join(toolkit.platforms)}"
+            f"there is no {toolkit.needs} for {read_platform()}", f"Compile on {' or '.join(toolkit.platforms)}"
         )
-    own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if own in toolkit.pythons:
+    # edgeq's own Python is certainly there.
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if running in toolkit.pythons:
         return Path(sys.executable)
     for release in toolkit.pythons:
-        if found := find_program(f"python{release}"):
-            return Path(found)
-    wanted = " or ".join(toolkit.pythons)
+        if program := find_program(f"python{release}"):
+            return Path(program)
+    releases = " or ".join(toolkit.pythons)
     raise RuntimeUnavailableError(
-        f"{toolkit.needs} needs Python {wanted}; this is {own}", f"Install Python {toolkit.pythons[-1]}"
+        f"{toolkit.needs} needs Python {releases}; this is {running}", f"Install Python {toolkit.pythons[-1]}"
     )
 
 
@@ -217,9 +223,10 @@ def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
     with _lock(folder.parent):
         if folder.exists():
             python = folder / "bin" / "python"
-            if python.is_file() and _version(python, toolkit) == toolkit.version:
+            if python.is_file() and _read_version(python, toolkit) == toolkit.version:
                 return python
             raise OutputError(f"{folder} contains something else", "Remove it")
+        # pip would fail after minutes, with half an environment.
         if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
             raise OutputError(
                 f"{folder.parent} has less than {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
@@ -234,6 +241,7 @@ def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
             with progress.stage(f"Installing {toolkit.needs}"):
                 _succeed((str(base), "-I", "-m", "venv", str(draft)), toolkit)
                 _succeed((str(python), *options, "--disable-pip-version-check", *checked), toolkit)
+            # Scripts in the environment keep the draft's path; edgeq runs only its Python.
             draft.rename(folder)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -248,6 +256,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
+        # A lock on the folder itself needs no file that a kill would leave.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
@@ -258,7 +267,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = _start(command, env=child_environment(), text=True, errors="replace", **streams)
+    process = _start(command, env=build_child_environment(), text=True, errors="replace", **streams)
     try:
         _, errors = process.communicate()
     except BaseException:
@@ -277,8 +286,8 @@ def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """
     process = None
     try:
-        with endings.held(), lifted_seconds():
-            process = subprocess.Popen(ending_with_parent(command), env=options.pop("env"), **options)
+        with endings.delay(), without_seconds():
+            process = subprocess.Popen(bind_to_parent(command), env=options.pop("env"), **options)
     except BaseException:
         if process is not None:
             _end(process)
@@ -305,9 +314,10 @@ class ToolkitJob:
     """
 
     def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:
-        self._toolkit, self._folder, self._limit = toolkit, folder, _limit(toolkit)
+        self._toolkit, self._folder, self._limit = toolkit, folder, _read_limit(toolkit)
         python = find_python(toolkit)
-        environment = {k: v for k, v in child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
+        # Nothing else of the environment reaches the job, so that it is repeatable.
+        environment = {k: v for k, v in build_child_environment().items() if k in ("PATH", "LD_LIBRARY_PATH")}
         with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr:
             self._process = _start(
                 (str(python), "-I", str(script), *arguments),
@@ -336,11 +346,13 @@ class ToolkitJob:
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
         end = monotonic() + self._limit
+        # The script's stdout belongs to the vendor's messages, so the answer is a file.
         while not answer.exists():
+            # The answer may have come just before the end.
             if self._process.poll() is not None:
                 return answer.exists()
             if monotonic() > end:
-                raise self._late()
+                raise self._build_timeout()
             sleep(_POLL_S)
         return True
 
@@ -358,22 +370,24 @@ class ToolkitJob:
         try:
             code = self._process.wait(self._limit)
         except subprocess.TimeoutExpired:
-            raise self._late() from None
+            raise self._build_timeout() from None
+        # A toolkit reports a full disk in its own words, or crashes.
         if code != 0 and is_full(self._folder):
             raise OutputError(
                 f"no space left in {self._folder.parent} for work files", "Free some space, or set TMPDIR"
             )
-        ran = Ran(code, _text(self._folder / _OUT), _text(self._folder / _ERRORS))
+        ran = Ran(code, _read_text(self._folder / _OUT), _read_text(self._folder / _ERRORS))
         if code == -signal.SIGXCPU:
             problem = f"{self._toolkit.needs} used all the processor time that a process may use here"
             raise BudgetError(problem, "Raise the limit of the shell (ulimit -t)")
-        last = ran.errors[-_LAST_TEXT:] + ran.out[-_LAST_TEXT:]
-        if code == -signal.SIGKILL or (code != 0 and _NO_MEMORY.search(last)):
+        ending = ran.errors[-_LAST_TEXT:] + ran.out[-_LAST_TEXT:]
+        # The system kills with this signal if memory runs out.
+        if code == -signal.SIGKILL or (code != 0 and _NO_MEMORY.search(ending)):
             problem = f"{self._toolkit.needs} has not enough memory"
             raise BudgetError(problem, f"Compile a smaller model, or set {VARIABLE} as in memory=8GiB")
         return ran
 
-    def _late(self) -> EngineError:
+    def _build_timeout(self) -> EngineError:
         return EngineError(
             f"{self._toolkit.needs} reached its time limit of {self._limit:g} s",
             f"Set {SECONDS} to more seconds, or export a simpler model",
@@ -381,6 +395,7 @@ class ToolkitJob:
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
+            # Compilers start helpers, which must not outlive the job.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None
@@ -388,16 +403,16 @@ class ToolkitJob:
             self._process.stdin.close()
 
 
-def _limit(toolkit: Toolkit) -> float:
-    given = os.environ.get(SECONDS, "")
+def _read_limit(toolkit: Toolkit) -> float:
+    setting = os.environ.get(SECONDS, "")
     try:
-        limit = float(given) if given else toolkit.seconds
+        limit = float(setting) if setting else toolkit.seconds
     except ValueError:
         limit = 0.0
     if not 0 < limit < float("inf"):
-        raise UsageError(f"{SECONDS} is {given!r}", "Set it to a number of seconds")
+        raise UsageError(f"{SECONDS} is {setting!r}", "Set it to a number of seconds")
     return limit
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace")

@@ -179,7 +179,7 @@ class AccuracyMeter:
             sample = self.samples[position]
             outputs = infer(session, sample, model=model)
             for pair in pair_outputs(self._basis, self._reference(position), outputs, sample.inputs):
-                r, c = pair.numbers()
+                r, c = pair.to_numbers()
                 columns.update({pair.name: r}, {pair.name: c})
         return columns.noise
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgeq.backends.base import Artifact
 from edgeq.hardware.target import Target
 from edgeq.prove.job import Built, DerivedValues, Job, build_derived, derive
-from edgeq.run.engines import DEFAULT, EngineChoice, load_engines, only_engine
+from edgeq.run.engines import DEFAULT, EngineChoice, find_only_engine, load_engines
 from edgeq.tuning.recover.run import Recoverer
 from edgeq.tuning.space import Candidate, build_sequence
 from edgeq.util.display import SILENT, Progress
@@ -40,7 +40,7 @@ class CandidateBuilder:
         job, target, scheme = self._job, self._target, candidate.scheme
         if not candidate.quantized:
             artifact = Artifact(job.prepared.path, scheme, load_engines()[DEFAULT].provider)
-            engine = only_engine(target.backend)
+            engine = find_only_engine(target.backend)
             return Built(target, artifact.in_engine(EngineChoice(engine)) if engine else artifact)
         if candidate.builder:
             return build_sequence(job, target, candidate, destination, self._progress)

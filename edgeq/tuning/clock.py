@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, rank_until_settled
 from edgeq_device.measure.latency import warm_up_all
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 from edgeq.emulate.routes import ExecutionRoute
 from edgeq.hardware.detect import Machine
@@ -94,7 +94,7 @@ class LocalClock:
         The seconds in `rules` include the opening of the sessions and the warm-up. At least half of them are left for
         the race.
         """
-        start, whole_s = perf_counter(), rules.how["max_duration_s"]
+        start, whole_s = perf_counter(), rules.arguments["max_duration_s"]
         # Opening gets at most a third of the time, and each model the same part of it.
         seconds = whole_s / 3 / len(models)
         counts = [len(self._sessions.sessions(*model, rules.sessions, seconds)) for model in models.values()]
@@ -111,7 +111,7 @@ class LocalClock:
         # All sessions are warm by now, because the runners of a race take turns from its first round.
         runners = {name: _runners(model_sessions, feed) for name, model_sessions in sessions.items()}
         left_s = max(whole_s / 2, whole_s - (perf_counter() - start))
-        options = {**rules.how, "max_duration_s": left_s}
+        options = {**rules.arguments, "max_duration_s": left_s}
         ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **options)
         self._sessions.trim()
         return ranking
@@ -126,4 +126,4 @@ class LocalClock:
 
 
 def _runners(sessions: Sequence[Any], feed: Feed) -> list[Callable[[], object]]:
-    return [query_runner(session, [feed]) for session in sessions]
+    return [make_runner(session, [feed]) for session in sessions]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgeq_device.engines.catalog import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, read_installed_version
 from edgeq_device.measure.claim import SLOWER
 
 from edgeq.backends.base import Artifact, backend_named
@@ -20,7 +20,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.target import THIS_MACHINE, Target
 from edgeq.prove.engine_check import check_engine
-from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines, only_engine
+from edgeq.run.engines import DEFAULT, Engine, EngineChoice, find_only_engine, load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
 from edgeq.tuning.space import Candidate, in_engine, with_scheme
@@ -108,7 +108,7 @@ def find_field(
     engines, names = load_engines(), {choice.engine.name for choice in requests}
     with_own_kernels = not requests or DEFAULT in names
     # Without timing, or with an engine of the target's own, there is nothing to compare.
-    if not timed or backend_named(target.backend).targeted or only_engine(target.backend):
+    if not timed or backend_named(target.backend).targeted or find_only_engine(target.backend):
         if not with_own_kernels:
             raise UsageError(f"{requests[0].name} does not run what is built for {target.name}", "Leave --engine out")
         return Field()
@@ -123,7 +123,7 @@ def find_field(
         engine = engines[state.name]
         if not engine.module or not state.version or (requests and state.name not in names):
             continue
-        if not requests and only_engine(engine.int8.backend) == engine:  # this engine has its own targets
+        if not requests and find_only_engine(engine.int8.backend) == engine:  # this engine has its own targets
             continue
         fast = engine.fast_precisions(features)
         choices = [c for c in requests if c.engine.name == engine.name] or [EngineChoice(engine, name) for name in fast]
@@ -137,10 +137,12 @@ def find_field(
         else:
             plugins += choices
     saturating = {
-        c.engine.name: tuple(p for p in c.engine.int8.pairs if c.engine.saturates(p, target.architecture, features))
+        c.engine.name: tuple(
+            p for p in c.engine.int8.pairs if c.engine.has_saturating_kernels(p, target.architecture, features)
+        )
         for c in plugins
     }
-    versions = {c.engine.name: installed_version(c.engine) for c in plugins}
+    versions = {c.engine.name: read_installed_version(c.engine) for c in plugins}
     return Field(
         tuple(plugins), with_own_kernels, versions, {name: pairs for name, pairs in saturating.items() if pairs}
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, claim
-from edgeq_device.measure.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, histogram, shared_edges
+from edgeq_device.measure.claim import FEWEST_SESSIONS, RaceRules, SpeedRanking, make_claim
+from edgeq_device.measure.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, compute_shared_edges, count_bins
 
 from edgeq.backends.base import Artifact, backend_named
 from edgeq.data.samples import Samples, Subset
@@ -32,7 +32,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
-from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
+from edgeq.run.session import Engines, SessionSettings, build_float_settings, open_session
 from edgeq.tuning import float_layers
 from edgeq.tuning.accuracy import AccuracyMeter
 from edgeq.tuning.accuracy_estimate import LossKind
@@ -314,7 +314,7 @@ class LocalEvaluator:
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
         if candidate is None:
-            return self._job.prepared.path, float_settings(self._target.backend, threads)
+            return self._job.prepared.path, build_float_settings(self._target.backend, threads)
         artifact = self.built(candidate).artifact
         return artifact.model, artifact.settings(threads=threads)
 
@@ -387,15 +387,15 @@ def build_race(ranking: SpeedRanking, baseline: str, *, batch: int) -> Race:
         batch: number of samples in a query.
     """
     distributions = ranking.distributions
-    measured = {name: distribution.undisturbed() for name, distribution in distributions.items()}
+    measured = {name: distribution.drop_disturbed() for name, distribution in distributions.items()}
     timings = {}
     for name, distribution in measured.items():
         figures = plain(distribution)
         figures["samples_per_s"] *= batch
-        comparison = (claim(distributions[baseline], distributions[name]), measured[baseline].p50)
+        comparison = (make_claim(distributions[baseline], distributions[name]), measured[baseline].p50)
         timings[name] = StructureTiming(figures) if name == baseline else StructureTiming(figures, *comparison)
-    edges = shared_edges(list(measured.values()))
-    counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
+    edges = compute_shared_edges(list(measured.values()))
+    counts = {name: count_bins(distribution, edges) for name, distribution in measured.items()}
     return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
 
 
@@ -417,7 +417,7 @@ def find_slow_layers(
         backend: the backend that built the artifact; its engine runs the float model as well.
         opener: see `edgeq.measure.kernels.profile`.
     """
-    settings, quantized = float_settings(backend, float_threads), artifact.settings(threads=threads)
+    settings, quantized = build_float_settings(backend, float_threads), artifact.settings(threads=threads)
     spent: list[dict[str, float]] = []
     for path, session_settings in ((prepared.path, settings), (artifact.model, quantized)):
         spent.append({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgeq.bundle.plan import tool_versions
+from edgeq.bundle.sbom import read_tool_versions
 from edgeq.model.digests import model_digest
 from edgeq.model.files import model_bytes
 from edgeq.tuning.budget import BudgetClock
@@ -53,7 +53,7 @@ def build_record(run: Run, evaluator: LocalEvaluator, searched: Searched, elapse
             "threads": machine.usable_threads,
         },
         # Plug-ins are packages of their own, so their versions decide speeds as much as onnxruntime's.
-        "versions": {**tool_versions(), **searched.field.versions},
+        "versions": {**read_tool_versions(), **searched.field.versions},
         "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
         "elapsed_s": round(elapsed_s, 3),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.bundle.plan import tool_versions
+from edgeq.bundle.sbom import read_tool_versions
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.task import Task
@@ -56,7 +56,7 @@ def settings_of(run: Run, engines: Field) -> dict[str, Any]:
         # The allowed loss and the budget are left out: they decide what is measured, not the results.
         "objective": goal.objective,
         **({"thorough": True} if goal.thorough else {}),
-        "version": tool_versions(),
+        "version": read_tool_versions(),
         **({"set_of_engines": plain(engines)} if engines.plugins else {}),
     }
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeq_device.system.files import open_file, read_file
-from edgeq_device.system.places import PrivateFolder, exchange, move_new, remove_ended, stage_name
+from edgeq_device.system.places import PrivateFolder, name_stage, remove_ended
+from edgeq_device.system.renaming import exchange, move_new
 
 from edgeq import __version__
 from edgeq.errors import OutputError
@@ -428,7 +429,7 @@ def _is_mount(path: Path) -> bool:
 def _fill(path: Path, draft: Path) -> None:
     """Replace everything in the folder `path` with the content of `draft`, completely or not at all."""
     old = [entry.name for entry in path.iterdir()]
-    folder = PrivateFolder(path / stage_name(path))
+    folder = PrivateFolder(path / name_stage(path))
     stage = folder.path
     try:
         folder.create()
@@ -474,7 +475,7 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
     # Choose the name before making the folder. Otherwise a signal between the two steps could leave the folder behind.
-    folder = PrivateFolder(_beside(path, kind) / stage_name(path))
+    folder = PrivateFolder(_beside(path, kind) / name_stage(path))
     stage = folder.path
     parents: list[Path] = []
     try:

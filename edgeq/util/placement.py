@@ -30,8 +30,9 @@ from typing import Any
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.system.files import open_file, read_file
-from edgeq_device.system.places import NO_LOCKS, is_stage, move_new
+from edgeq_device.system.places import NO_LOCKS, is_stage
 from edgeq_device.system.plainjson import MAX_BYTES, parse_json
+from edgeq_device.system.renaming import move_new
 
 from edgeq.errors import OutputError
 

@@ -24,8 +24,8 @@ from typing import NoReturn
 
 import click
 from edgeq_device.system.budget import Budget, Endings, confine
-from edgeq_device.system.programs import child_environment
-from edgeq_device.system.relay import prepare_output, printable, without_passwords
+from edgeq_device.system.programs import build_child_environment
+from edgeq_device.system.relay import escape, hide_passwords, prepare_output
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
 from edgeq.util.device_errors import device_errors
@@ -61,7 +61,7 @@ def begin() -> Budget | None:
     # targets/runtime/edgeq_run.py sets it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # Libraries start programs too (`platform` starts uname), and may find them through PATH.
-    os.environ.update(child_environment())
+    os.environ.update(build_child_environment())
     return budget
 
 
@@ -144,8 +144,8 @@ def _lacking(error: OSError | RuntimeError) -> EdgeqError | None:
 
 def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
     if verbose:
-        lines = without_passwords(traceback.format_exc()).splitlines()
-        click.echo("\n".join(map(printable, lines)), err=True)
+        lines = hide_passwords(traceback.format_exc()).splitlines()
+        click.echo("\n".join(map(escape, lines)), err=True)
     text, fix = describe_error(error)
     hint = "the traceback is above" if verbose else "run it with -v for the traceback"
     if find_place(error):
@@ -170,5 +170,5 @@ def _end(line: str, code: int) -> NoReturn:
         line, code = _INTERRUPTED_LINE, INTERRUPTED
     elif endings.number:
         sys.exit(128 + endings.number)
-    click.echo(printable(without_passwords(f"edgeq: {line}")).replace("\u202f", " "), err=True)
+    click.echo(escape(hide_passwords(f"edgeq: {line}")).replace("\u202f", " "), err=True)
     sys.exit(code)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import click
-from edgeq_device.system.relay import printable, printable_lines, unfiltered
+from edgeq_device.system.relay import bypass_filter, escape, escape_lines
 
 from edgeq.util.display import SILENT, Advance, Progress
 
@@ -42,10 +42,10 @@ def watched_console() -> Console:
 
     class Watched(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            plain = (Text(printable_lines(one.plain)) if isinstance(one, Text) else one for one in objects)
+            plain = (Text(escape_lines(one.plain)) if isinstance(one, Text) else one for one in objects)
             super().print(*plain, **options)
 
-    return Watched(file=unfiltered(sys.stderr))
+    return Watched(file=bypass_filter(sys.stderr))
 
 
 class StderrProgress:
@@ -94,14 +94,14 @@ class StderrProgress:
             progress.TimeRemainingColumn(),
         )
         with progress.Progress(*columns, console=watched_console(), transient=True) as bar:
-            task = bar.add_task(printable(title), total=total)
+            task = bar.add_task(escape(title), total=total)
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
         """Print `text` on stderr, but only once, because calibration and validation data often give the same notes."""
         if not self._quiet and text not in self._printed:
             self._printed.add(text)
-            click.echo(printable(text).replace("\u202f", " "), err=True)
+            click.echo(escape(text).replace("\u202f", " "), err=True)
 
 
 class NotebookProgress:
@@ -120,7 +120,7 @@ class NotebookProgress:
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
         """Open a stage; see `Progress.stage`."""
-        state: list[Any] = [printable(title), 0, total]
+        state: list[Any] = [escape(title), 0, total]
         self._stages.append(state)
         self._draw()
 
@@ -137,8 +137,8 @@ class NotebookProgress:
 
     def note(self, text: str) -> None:
         """Show `text`, unless it is already shown."""
-        if printable(text) not in self._notes:
-            self._notes.append(printable(text))
+        if escape(text) not in self._notes:
+            self._notes.append(escape(text))
             self._draw()
 
     def _draw(self) -> None:

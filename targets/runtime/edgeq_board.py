@@ -22,9 +22,12 @@ import threading
 import time
 from pathlib import Path
 
+# The workstation sends `alive` while it works, so after this silence it is gone.
 SILENCE_S = 60.0
 CHUNK = 1 << 20
+# The listing of all files of a bundle is one line.
 LONGEST_LINE = 1 << 24
+# `attach` must end within a second after the lock is released.
 _LOOK_S = 1.0
 # Files that describe the board and the limits of its processes. edgeq/hardware/detect.py reads their contents.
 _GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
@@ -50,30 +53,31 @@ def main(arguments):
 def serve(folder, who):
     """Answer requests until the input ends or is silent for too long."""
     hello = {"python": "%d.%d.%d" % sys.version_info[:3], "system": os.name, "folder": str(folder)}
+    # The workstation explains what is missing, so the answer only says what is there.
     if sys.version_info < (3, 9) or os.name != "posix":
-        _say(hello)
+        _send(hello)
         return 0
-    lock, holder = _lock(folder, who)
+    lock, holder = _take_lock(folder, who)
     if lock is None:
-        _say(dict(hello, busy=holder))
+        _send(dict(hello, busy=holder))
         return 0
     try:
         _clear(folder)
-        _say(dict(hello, token=_read_lock(folder)["token"], free=_free(folder), **_modules(folder)))
+        _send(dict(hello, token=_read_lock(folder)["token"], free=_count_free(folder), **_find_modules(folder)))
         lines = _Lines(0)
         while True:
-            line = lines.line(SILENCE_S)
+            line = lines.read_line(SILENCE_S)
             if line is None:
                 return 0
             request = json.loads(line.decode())
             if request["do"] == "alive":
                 continue
             try:
-                _say(_ANSWERS[request["do"]](folder, request, lines))
+                _send(_ANSWERS[request["do"]](folder, request, lines))
             except OSError as error:
-                _say({"error": error.strerror or str(error), "free": _free(folder)})
+                _send({"error": error.strerror or str(error), "free": _count_free(folder)})
             except RefusedError as error:
-                _say({"error": str(error)})
+                _send({"error": str(error)})
             except EndedError:
                 return 0
             if request["do"] == "clean":
@@ -90,11 +94,13 @@ def attach(folder, token, command):
     """
     environment = dict(os.environ, TMPDIR=str(folder / "tmp"), ORT_DISABLE_TELEMETRY="1")
     parent = os.getppid()
+    # A session of its own, so that its whole process group can be killed.
     child = subprocess.Popen(command, env=environment, start_new_session=True)
     waiting = threading.Thread(target=child.wait)
     waiting.start()
     try:
-        while waiting.is_alive() and os.getppid() == parent and _held(folder, token):
+        # The parent is the SSH server; without it, nobody reads the output.
+        while waiting.is_alive() and os.getppid() == parent and _has_lock(folder, token):
             waiting.join(_LOOK_S)
     finally:
         try:
@@ -110,45 +116,47 @@ class _Lines:
 
     def __init__(self, descriptor):
         self._descriptor = descriptor
-        self._held = b""
+        self._pending = b""
 
-    def line(self, patience_s):
+    def read_line(self, patience_s):
         """Return the next line. Return None if the input ended or was silent for `patience_s` seconds."""
-        while b"\n" not in self._held:
-            if len(self._held) > LONGEST_LINE or not self._more(patience_s):
+        while b"\n" not in self._pending:
+            if len(self._pending) > LONGEST_LINE or not self._receive(patience_s):
                 return None
-        line, _, self._held = self._held.partition(b"\n")
+        line, _, self._pending = self._pending.partition(b"\n")
         return line
 
-    def chunks(self, count):
+    def read_chunks(self, count):
         """Yield `count` bytes, piece by piece."""
         while count:
-            if not self._held and not self._more(SILENCE_S):
+            if not self._pending and not self._receive(SILENCE_S):
                 raise EndedError
-            piece, self._held = self._held[:count], self._held[count:]
+            piece, self._pending = self._pending[:count], self._pending[count:]
             count -= len(piece)
             yield piece
 
-    def _more(self, patience_s):
+    def _receive(self, patience_s):
         ready, _, _ = select.select([self._descriptor], [], [], patience_s)
         more = os.read(self._descriptor, CHUNK) if ready else b""
-        self._held += more
+        self._pending += more
         return bool(more)
 
 
-def _say(answer):
+def _send(answer):
     data = json.dumps(answer).encode() + b"\n"
+    # A write to a pipe may take only a part.
     while data:
         data = data[os.write(_OUT, data) :]
 
 
-def _lock(folder, who):
+def _take_lock(folder, who):
     """Take the lock, and return its file descriptor and None. If another session has the lock, return None and a record
     of that session.
     """
     import fcntl
 
     descriptor = os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    # A session that has just ended may hold the lock for a moment.
     for attempt in range(4):
         try:
             # The kernel releases the lock whenever the process ends, even after a crash, so the lock is never stale.
@@ -171,7 +179,7 @@ def _read_lock(folder):
         return {"token": "", "who": "", "since": 0}
 
 
-def _held(folder, token):
+def _has_lock(folder, token):
     """Return whether the session of `token` still has the lock."""
     import fcntl
 
@@ -197,11 +205,11 @@ def _clear(folder):
             program.unlink()
 
 
-def _free(folder):
+def _count_free(folder):
     return shutil.disk_usage(str(folder)).free
 
 
-def _modules(folder):
+def _find_modules(folder):
     """Return the versions of numpy and onnxruntime, the user's own package folder if there is one, and whether this
     Python is the one in FOLDER/venv.
     """
@@ -210,22 +218,23 @@ def _modules(folder):
     from importlib import metadata
 
     private = Path(sys.prefix).resolve() == (folder / "venv").resolve()
+    # Isolated processes do not search the user's own folder by themselves.
     paths = [p for p in (site.getusersitepackages(),) if Path(p).is_dir()]
     sys.path += [p for p in paths if p not in sys.path]
-    found = {}
+    versions = {}
     for module, packages in (("numpy", ("numpy",)), ("onnxruntime", ("onnxruntime", "onnxruntime-gpu"))):
         if importlib.util.find_spec(module) is not None:
-            found[module] = ""
+            versions[module] = ""
             for package in packages:
                 try:
-                    found[module] = metadata.version(package)
+                    versions[module] = metadata.version(package)
                     break
                 except metadata.PackageNotFoundError:
                     continue
-    return {"modules": found, "paths": paths, "private": private}
+    return {"modules": versions, "paths": paths, "private": private}
 
 
-def _inside(folder, name):
+def _resolve_inside(folder, name):
     """Return the path of `name` in `folder`. Refuse a name that leads out of `folder`."""
     parts = name.split("/")
     if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
@@ -233,7 +242,7 @@ def _inside(folder, name):
     return folder.joinpath(*parts)
 
 
-def _sha256(path):
+def _hash_file(path):
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
@@ -241,7 +250,7 @@ def _sha256(path):
     return digest.hexdigest()
 
 
-def _places(folder, keep):
+def _make_folders(folder, keep):
     """Return the folder for files and the folder for directories. With `keep` they are permanent. Otherwise they belong
     only to this session.
     """
@@ -251,13 +260,13 @@ def _places(folder, keep):
     return base / "blobs", base / "trees"
 
 
-def _tree(folder, request, lines):
+def _assemble_tree(folder, request, lines):
     """Check all files of a listing, put them into a directory, and return the directory's path as `path`. `path` is ""
     if a file or the listing is missing.
     """
-    blobs, trees = _places(folder, request["keep"])
+    blobs, trees = _make_folders(folder, request["keep"])
     digest = request["digest"]
-    root, listing = _inside(trees, digest), _inside(trees, digest + ".json")
+    root, listing = _resolve_inside(trees, digest), _resolve_inside(trees, digest + ".json")
     if not listing.exists():
         return {"path": ""}
     text = listing.read_bytes()
@@ -265,26 +274,26 @@ def _tree(folder, request, lines):
         listing.unlink()
         return {"path": ""}
     files = json.loads(text.decode())
-    whole = True
+    complete = True
     for name, (sha256, size) in files.items():
-        path, blob = _inside(root, name), _inside(blobs, sha256)
-        found = path if path.exists() else blob
-        if found.exists() and (found.stat().st_size != size or _sha256(found) != sha256):
+        path, blob = _resolve_inside(root, name), _resolve_inside(blobs, sha256)
+        stored = path if path.exists() else blob
+        if stored.exists() and (stored.stat().st_size != size or _hash_file(stored) != sha256):
             for place in (path, blob):  # one file under two names, if the file system has hard links
                 if place.exists():
                     place.unlink()
         if not path.exists():
             if not blob.exists():
-                whole = False
+                complete = False
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(str(blob), str(path))
             except OSError:  # a file system without hard links
                 shutil.copyfile(str(blob), str(path))
-    if whole:
+    if complete:
         _remove_others(root, files)
-    return {"path": str(root) if whole else ""}
+    return {"path": str(root) if complete else ""}
 
 
 def _remove_others(root, files):
@@ -297,25 +306,26 @@ def _remove_others(root, files):
             path.unlink()
 
 
-def _listing(folder, request, lines):
+def _store_listing(folder, request, lines):
     """Store a listing, which is {path: [sha256, size]} as JSON. Return the hashes of the files that are missing on this
     board.
     """
-    blobs, trees = _places(folder, request["keep"])
+    blobs, trees = _make_folders(folder, request["keep"])
     text = request["listing"].encode()
     digest = hashlib.sha256(text).hexdigest()
     (trees / (digest + ".json")).write_bytes(text)
-    missing = {sha for sha, _ in json.loads(text.decode()).values() if not _inside(blobs, sha).exists()}
-    return {"missing": sorted(missing), "free": _free(folder)}
+    missing = {sha for sha, _ in json.loads(text.decode()).values() if not _resolve_inside(blobs, sha).exists()}
+    return {"missing": sorted(missing), "free": _count_free(folder)}
 
 
-def _put(folder, request, lines):
+def _store(folder, request, lines):
     """Read the bytes of a file, which come after the request, and store them under their hash."""
-    blobs, _ = _places(folder, request["keep"])
+    blobs, _ = _make_folders(folder, request["keep"])
     draft = folder / "tmp" / "incoming"
+    # Hash while storing: the bytes come from another machine.
     digest, problem = hashlib.sha256(), None
     with draft.open("wb", buffering=0) as stream:
-        for piece in lines.chunks(request["size"]):
+        for piece in lines.read_chunks(request["size"]):
             digest.update(piece)
             try:
                 while piece and problem is None:
@@ -327,28 +337,31 @@ def _put(folder, request, lines):
         raise problem
     if digest.hexdigest() != request["sha256"]:
         raise RefusedError("a file arrived with other content")
+    # A file that is stored under its hash must not change.
     draft.chmod(0o400)
-    draft.replace(_inside(blobs, request["sha256"]))
+    draft.replace(_resolve_inside(blobs, request["sha256"]))
     return {}
 
 
-def _describe(folder, request, lines):
+def _describe_board(folder, request, lines):
     """Describe the board and its state. `request["runtime"]` is the folder that contains edgeq_device."""
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
+        # Compiled files would not be in the listing of the folder.
         sys.dont_write_bytecode = True
-    from edgeq_device.engines.catalog import engines, installed_version, installed_versions, problem_of
-    from edgeq_device.engines.cuda import read_gpus
-    from edgeq_device.measure import environment, features
+    from edgeq_device.engines.catalog import describe_problem, engines, read_installed_version, read_installed_versions
+    from edgeq_device.measure import environment
+    from edgeq_device.system import features
+    from edgeq_device.system.gpus import read_gpus
 
-    versions = installed_versions(request["packages"])
+    versions = read_installed_versions(request["packages"])
     runtime = versions.get("onnxruntime") or versions.get("onnxruntime-gpu", "")
     evidence = features.gather()
     answers = evidence.cpuid
     plugins = {}
     for name, engine in engines().items():
-        version = installed_version(engine)
-        problem = problem_of(engine, runtime) if version and engine.module else ""
+        version = read_installed_version(engine)
+        problem = describe_problem(engine, runtime) if version and engine.module else ""
         plugins[name] = {"version": version, "problem": problem}
     uname = os.uname()
     return {
@@ -357,8 +370,8 @@ def _describe(folder, request, lines):
             "auxv": base64.b64encode(evidence.auxv).decode(),
             "cpuid": answers and {"leaves": [[*k, *v] for k, v in answers.leaves.items()], "xcr0": answers.xcr0},
         },
-        "files": {name: text for name, text in _system_files(features.read_text) if text is not None},
-        "affinity": len(features.allowed_cores()),
+        "files": {name: text for name, text in _read_system_files(features.read_text) if text is not None},
+        "affinity": len(features.read_allowed_cores()),
         "os": "%s %s" % (uname.sysname, uname.release),
         "versions": versions,
         "engines": plugins,
@@ -369,36 +382,42 @@ def _describe(folder, request, lines):
             "temperature_c": environment.read_temperatures(),
             "thermal_throttles": environment.read_throttle_count(),
             "load": environment.read_load(),
-            "free_bytes": _free(folder),
+            "free_bytes": _count_free(folder),
         },
     }
 
 
-def _system_files(read):
+def _read_system_files(read_text):
     root = Path("/")
     for name in _FILES:
-        yield name, read(root / name)
+        yield name, read_text(root / name)
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         for name in _CACHE_FILES:
-            yield str((index / name).relative_to(root)), read(index / name)
+            yield str((index / name).relative_to(root)), read_text(index / name)
     base = root / "sys/fs/cgroup"
-    for line in (read(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         mount = base / controllers if controllers else base
         inside = Path(path.lstrip("/"))
         for folder in (inside, *inside.parents):
             for name in _GROUP_FILES:
-                yield str((mount / folder / name).relative_to(root)), read(mount / folder / name)
+                yield str((mount / folder / name).relative_to(root)), read_text(mount / folder / name)
 
 
-def _clean(folder, request, lines):
+def _remove_everything(folder, request, lines):
     """Remove everything and return its size in bytes."""
     size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     shutil.rmtree(str(folder))
     return {"bytes": size}
 
 
-_ANSWERS = {"tree": _tree, "listing": _listing, "put": _put, "describe": _describe, "clean": _clean}
+_ANSWERS = {
+    "tree": _assemble_tree,
+    "listing": _store_listing,
+    "put": _store,
+    "describe": _describe_board,
+    "clean": _remove_everything,
+}
 
 if __name__ == "__main__":
     # Text that a library prints must not end up between the answers.

@@ -26,32 +26,33 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from edgeq_device.bundle.bench_models import BenchModel, bench_models, build_bench_models, choose_variants, find_feeds
 from edgeq_device.bundle.opening import open_best, start_variant
-from edgeq_device.bundle.options import BRIEF_SPIN, session_options
 from edgeq_device.bundle.package import MAIN, open_bundle
 from edgeq_device.engines.catalog import add_engine, read_engine
-from edgeq_device.engines.serve import open_requested, requested_variant, serve
-from edgeq_device.engines.sessions import onnxruntime, read_device
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.memory import measure_memory
+from edgeq_device.engines.runtime import onnxruntime
+from edgeq_device.engines.serve import open_requested, parse_variant, serve
+from edgeq_device.engines.session_options import BRIEF_SPIN, session_options
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import FEWEST_SESSIONS, rank_until_settled
-from edgeq_device.measure.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.measure.latency import Bursts, WarmUp
-from edgeq_device.measure.memory import measure_memory
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.system.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.system.files import read_file
 
 
 def main(arguments: Sequence[str]) -> int:
     """Answer requests until the input ends."""
-    shim = _mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
-    engine = {"assign": _assign, "compile": _compile}
-    board = {"choose": _choose, "bench": _bench, "peak": _peak, "race": _race, "read": _read}
-    return serve(_open, {"features": lambda request: _features(request, shim), **engine, **board})
+    shim = _install_mask(arguments[1], arguments[2:]) if arguments[:1] == ["--mask"] else None
+    engine = {"assign": _assign_nodes, "compile": _compile}
+    board = {"choose": _choose, "bench": _bench, "peak": _measure_peak, "race": _race, "read": _fetch_file}
+    return serve(_open, {"features": lambda request: _read_features(request, shim), **engine, **board})
 
 
-def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
+def _assign_nodes(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the nodes that each provider takes, graph by graph."""
     ort, options = _engine_options(request)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -76,39 +77,40 @@ def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
     return ort, options
 
 
-def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
+def _read_features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
     """Return the features that the CPU itself reports, because /proc/cpuinfo may describe the host."""
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:
-        found = cpuid_features(evidence.cpuid) - set(request["masked"])
+        features = cpuid_features(evidence.cpuid) - set(request["masked"])
     else:
-        found = parse_hwcap(*read_hwcap(evidence.auxv))
+        features = parse_hwcap(*read_hwcap(evidence.auxv))
     answer = {
         "architecture": architecture,
-        "features": sorted(found),
+        "features": sorted(features),
         "python": "%d.%d.%d" % sys.version_info[:3],
         "numpy": np.__version__,
     }
     if request["runtime"]:
         answer["onnxruntime"] = str(onnxruntime().__version__)
+        # Without traps, the mask had no effect, and the workstation must know.
         answer["trapped"] = shim.edgeq_mask_count() if shim is not None else 0
     return answer
 
 
 def _open(request: Dict[str, Any]) -> Any:
-    return _best(request).session if request.get("bundle") else open_requested(request)
+    return _open_best(request).session if request.get("bundle") else open_requested(request)
 
 
-def _best(request: Dict[str, Any]) -> Any:
+def _open_best(request: Dict[str, Any]) -> Any:
     """Open and return the variant of a bundle that fits this device, or the one that the request names."""
     bundle = open_bundle(request["bundle"])  # a copy of the bundle's files is kept until the process ends
     return open_best(bundle, read_device(), name=request["variant"], threads=request["threads"])
 
 
 def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
-    opened = _best(request)
-    return {"variant": opened.choice.variant.name, "passed_over": list(opened.passed_over)}
+    best = _open_best(request)
+    return {"variant": best.choice.variant.name, "passed_over": list(best.passed_over)}
 
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -116,30 +118,30 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     feeds, notes = None, ()
     if request["bundle"]:
-        variants, notes = bundle_variants(open_bundle(request["bundle"]), read_device(), request["variant"])
-        models = bundle_models(variants)
-        feeds = None if request["shapes"] else bundle_feeds(variants)
+        variants, notes = choose_variants(open_bundle(request["bundle"]), read_device(), request["variant"])
+        models = build_bench_models(variants)
+        feeds = None if request["shapes"] else find_feeds(variants)
     else:
-        models = [_subject(one) for one in request["models"]]
+        models = [_build_bench_model(description) for description in request["models"]]
     if request["feeds"]:
         samples = [read_arrays(Path(file)) for file in request["feeds"]]
         feeds = lambda session: samples  # noqa: E731
     return bench_models(models, BenchSettings(**settings), feeds=feeds, shapes=request["shapes"], notes=notes)
 
 
-def _subject(one: Dict[str, Any]) -> Any:
-    """Return a model for a benchmark. `one` names a variant of a bundle, or is a request to open a model."""
-    if one.get("bundle"):
-        variants = open_bundle(one["bundle"]).components[MAIN]
-        model = bundle_models([variant for variant in variants if variant.name == one["variant"]])[0]
+def _build_bench_model(description: Dict[str, Any]) -> Any:
+    """Return a model for a benchmark. `description` names a variant of a bundle, or is a request to open a model."""
+    if description.get("bundle"):
+        variants = open_bundle(description["bundle"]).components[MAIN]
+        model = build_bench_models([variant for variant in variants if variant.name == description["variant"]])[0]
     else:
-        variant = requested_variant(one)
+        variant = parse_variant(description)
         model = BenchModel(
             "",
             lambda threads: start_variant(variant, threads),
-            lambda threads, shapes: measure_memory({**one, "threads": threads}, shapes),
+            lambda threads, shapes: measure_memory({**description, "threads": threads}, shapes),
         )
-    return replace(model, name=one["name"], sessions=one.get("sessions", 1))
+    return replace(model, name=description["name"], sessions=description.get("sessions", 1))
 
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -147,17 +149,17 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     request to open it.
     """
     feeds = [read_arrays(Path(request["feed"]))]
-    runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
+    runners: Dict[str, Any] = {description["name"]: [] for description in request["models"]}
     # opening further sessions than a claim needs may take no longer than the timing
-    end = time.perf_counter() + request["how"]["max_duration_s"]
+    end = time.perf_counter() + request["arguments"]["max_duration_s"]
     for turn in range(request["sessions"]):
         if turn >= FEWEST_SESSIONS and time.perf_counter() > end:
             break
-        for one in request["models"]:
-            session = start_variant(requested_variant(one), one["threads"])
-            runners[one["name"]].append(query_runner(session, feeds))
+        for description in request["models"]:
+            session = start_variant(parse_variant(description), description["threads"])
+            runners[description["name"]].append(make_runner(session, feeds))
     warm_up, bursts = WarmUp(**request["warmup"]), Bursts(**request["bursts"])
-    ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["how"])
+    ranking = rank_until_settled(runners, warmup=warm_up, bursts=bursts, **request["arguments"])
     answer: Dict[str, Any] = {
         "order": list(ranking.order),
         "settled": ranking.settled,
@@ -165,27 +167,32 @@ def _race(request: Dict[str, Any]) -> Dict[str, Any]:
         "rounds": ranking.rounds,
         "runners": {},
     }
-    for index, (name, found) in enumerate(ranking.distributions.items()):
-        arrays = {"samples_ms": found.samples_ms, "rounds": found.rounds, "disturbed": found.disturbed}
+    for index, (name, distribution) in enumerate(ranking.distributions.items()):
+        arrays = {
+            "samples_ms": distribution.samples_ms,
+            "rounds": distribution.rounds,
+            "disturbed": distribution.disturbed,
+        }
         answer.update({f"{index} {key}": value for key, value in arrays.items()})
         figures = ("samples_per_query", "elapsed_s", "busy", "sessions", "stolen")
-        answer["runners"][name] = {"index": index, **{key: getattr(found, key) for key in figures}}
+        answer["runners"][name] = {"index": index, **{key: getattr(distribution, key) for key in figures}}
     return answer
 
 
-def _read(request: Dict[str, Any]) -> Dict[str, Any]:
+def _fetch_file(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return the content of a file that was written on this machine, and remove the file."""
     file = Path(request["file"])
+    # A frame carries arrays, so bytes travel as one.
     content = np.frombuffer(read_file(file), np.uint8)
     file.unlink()
     return {"content": content}
 
 
-def _peak(request: Dict[str, Any]) -> Dict[str, Any]:
+def _measure_peak(request: Dict[str, Any]) -> Dict[str, Any]:
     return measure_memory(request, request["shapes"]).to_dict()
 
 
-def _mask(library: str, bits: Sequence[str]) -> Any:
+def _install_mask(library: str, bits: Sequence[str]) -> Any:
     shim = ctypes.CDLL(library)
     shim.edgeq_mask_count.restype = ctypes.c_ulong
     shim.edgeq_mask_clear.argtypes = [ctypes.c_uint32] * 4

@@ -157,10 +157,10 @@ if __name__ == "__main__":
         print(f"edgeq_run: {root} is incomplete: {error}. Get the bundle again", file=sys.stderr)
         sys.exit(7)
     try:
-        from edgeq_device.cli import program
+        from edgeq_device.cli import run_program
 
         # Use the bundle's path as the user wrote it, unless this file is itself a link into the bundle.
-        sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))
+        sys.exit(run_program(root if Path(__file__).is_symlink() else Path(__file__).parent))
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "numpy":
             raise

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from edgeq_device.bundle.options import model_options
+from edgeq_device.engines.options import read_model_options
 from onnx import numpy_helper
 
 from edgeq.backends.base import backend_named
@@ -114,7 +114,7 @@ def test_an_excluded_node_stays_float_on_the_optimised_graph(net: Bench, name: s
     """
     artifact = net.build(f"without_{name}.onnx", exclude=(name,))
     assert artifact.session_options == {}
-    assert model_options(artifact.model, "m") == {}
+    assert read_model_options(artifact.model, "m") == {}
     assert "stay in float" in artifact.notes[0]
     float_nodes = [node for node in net.coverage(artifact).float_nodes if node.macs]
     assert [node.name for node in float_nodes] == [name]
@@ -124,7 +124,7 @@ def test_an_excluded_node_stays_float_on_the_optimised_graph(net: Bench, name: s
 def test_the_options_of_the_scheme_travel_in_the_file(net: Bench) -> None:
     options = {DISABLED: "ConstantSharing", "session.x64quantprecision": "1"}
     artifact = net.build(exclude=("last",), session_options=options)
-    assert artifact.session_options == model_options(artifact.model, "m") == options
+    assert artifact.session_options == read_model_options(artifact.model, "m") == options
     opened = open_session(artifact.model).get_session_options()
     assert {key: opened.get_session_config_entry(key) for key in options} == options
 

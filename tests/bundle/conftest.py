@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 
 from .samples import small_spec

@@ -14,12 +14,12 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER
-from edgeq_device.engines.sessions import _gathered
+from edgeq_device.engines.sessions import _gather_files
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.errors import BundleError
 from onnx import TensorProto, helper
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 
@@ -274,6 +274,6 @@ def test_weights_that_would_take_the_models_place_are_refused(sharing: Path) -> 
 def test_a_model_beside_its_weights_is_gathered_once(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"model")
     (tmp_path / "w.bin").write_bytes(b"weights")
-    with _gathered(tmp_path / "model.onnx", tmp_path) as gathered:
+    with _gather_files(tmp_path / "model.onnx", tmp_path) as gathered:
         assert sorted(file.name for file in gathered.parent.iterdir()) == ["model.onnx", "w.bin"]
     assert (tmp_path / "model.onnx").read_bytes() == b"model"

@@ -18,16 +18,17 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bundle.options import BRIEF_SPIN, OptionRule, provider_problem, rules, session_problem
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER
 from edgeq_device.engines.catalog import EngineSpec, engine_options, engines
+from edgeq_device.engines.options import OptionRule, load_rules, provider_problem, session_problem
+from edgeq_device.engines.session_options import BRIEF_SPIN
+from edgeq_device.engines.variant import EXTERNAL_FOLDER
 from edgeq_device.errors import BundleError
-from edgeq_device.system.places import own_table
+from edgeq_device.system.tables import read_table
 from onnx import helper
 
 from edgeq.backends.tensorrt.options import explicit_options, table_options
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.calibration.table import FLATBUFFERS
 from edgeq.cli import group
@@ -42,9 +43,9 @@ ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "targets" / "runtime"
 CPU, CUDA, TRT, QNN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "QNN"))
 PRECISION = "session.x64quantprecision"
-PROVIDERS = tuple(own_table("bundle/options.json")["providers"])
-ALL = [("", key, rule) for key, rule in rules().items()] + [
-    (ep, key, rule) for ep in PROVIDERS for key, rule in rules(ep).items()
+PROVIDERS = tuple(read_table("engines/options.json")["providers"])
+ALL = [("", key, rule) for key, rule in load_rules().items()] + [
+    (ep, key, rule) for ep in PROVIDERS for key, rule in load_rules(ep).items()
 ]
 
 # All options of ONNX Runtime 1.31.1 that open, write or load something or that set threads, and unknown options.
@@ -189,7 +190,7 @@ def test_an_option_without_a_row_is_refused(ep: str, key: str, value: str, spoil
 
 
 @pytest.mark.parametrize("engine", [e for e in engines().values() if e.module], ids=lambda e: str(e.name))
-def test_of_a_plugin_the_very_values_of_its_description_are_taken(engine: EngineSpec) -> None:
+def test_options_of_a_plugin_have_exactly_the_described_values(engine: EngineSpec) -> None:
     for precision in engine.precisions:
         for key, value in engine_options(engine, precision).items():
             assert provider_problem(engine.provider, key, value) == ""
@@ -222,7 +223,7 @@ def test_no_row_takes_a_path_but_of_the_bundle() -> None:
     assert [key for _, key, rule in ALL if rule.place] == [EXTERNAL_FOLDER]
 
 
-def test_what_edgeq_writes_is_allowed() -> None:
+def test_options_that_edgeq_writes_are_allowed() -> None:
     for profile in load_profiles([shipped("profiles")]).values():
         pairs = [*profile.scheme.session_options.items()]
         pairs += [(k, v) for k, values in profile.search.get("session_options", {}).items() for v in values]
@@ -243,7 +244,7 @@ def test_the_writer_sets_references_itself() -> None:
 
 def test_the_table_is_the_readers_own(good: Path, copy: Path, tmp_path: Path) -> None:
     """The reader's own table of options decides, not the table that the bundle brings for its runner."""
-    table = "edgeq_device/bundle/options.json"
+    table = "edgeq_device/engines/options.json"
     with zipfile.ZipFile(copy / "edgeq_device.zip") as archive:
         values = json.loads(archive.read(table))
     values["session"]["session.node_partition_config_file"] = {"form": "switch", "why": "x", "source": "x"}

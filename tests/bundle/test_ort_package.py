@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.engines.catalog import engine_options, engines, find_library, forms
+from edgeq_device.engines.catalog import engine_options, engines, find_library, list_forms
 from edgeq_device.errors import RuntimeUnavailableError
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 
 from .attacks.directories import edit_ort, option_that_writes, seal
@@ -79,7 +79,7 @@ def test_onnxruntime_finds_shared_models_and_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["one model", "weights that two models share"])
 def test_onnxruntime_opens_a_plugins_variant_in_the_precision_of_the_bundle(shared: bool, tmp_path: Path) -> None:
-    plugin = forms(engines()["openvino"])[0]
+    plugin = list_forms(engines()["openvino"])[0]
     try:
         library = find_library(plugin, onnxruntime.__version__)
     except RuntimeUnavailableError as error:

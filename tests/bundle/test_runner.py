@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import output_place
+from edgeq_device.bundle.outputs import choose_output_path
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.cli import main
 from edgeq_device.errors import OutputError
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from tests.cli.process import FAST_CLOCK, enable_signals
 
@@ -177,9 +177,9 @@ def test_infer_leaves_the_bundle_readable(copy: Path, tmp_path: Path) -> None:
             "new/o.npz",
         ):
             with pytest.raises(OutputError, match="is in the bundle"):
-                output_place(bundle, copy / name)
+                choose_output_path(bundle, copy / name)
         for name in ("mine.npz", "other.npz"):
-            assert output_place(bundle, copy / name) == copy / name
+            assert choose_output_path(bundle, copy / name) == copy / name
     line = one_line(run("edgeq_run.py", "infer", "../x.npy", "-o", "model.sig", "--force", cwd=copy), 6)
     assert "model.sig is in the bundle" in line
     assert tree(copy) == before

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgeq.bundle.plan import BundleSpec, make_sbom
+from edgeq.bundle.sbom import make_sbom
+from edgeq.bundle.spec import BundleSpec
 
 METADATA = {
     "source_model_sha256": "a" * 64,

@@ -18,14 +18,14 @@ from typing import Any
 
 import onnxruntime
 import pytest
-from edgeq_device.bundle import manifest, opening, package
+from edgeq_device.bundle import directory, opening, package
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.verify import verify
 from edgeq_device.cli import main
-from edgeq_device.engines.sessions import read_device
+from edgeq_device.engines.device import read_device
 from edgeq_device.errors import BundleError, OutputError
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 
 from .samples import HERE, linear, variant
@@ -92,7 +92,7 @@ def between_hash_and_open(
 
 
 @pytest.mark.parametrize("change", ["rewrite", "root"])
-def test_what_was_hashed_runs_whatever_lies_there_meanwhile(
+def test_the_hashed_files_run_even_if_others_take_their_places(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hashed model runs, even if a model of the same size and times replaces it while onnxruntime reads."""
@@ -143,9 +143,9 @@ def test_a_directory_without_space_for_a_copy_is_opened_in_place(
     elif why == "full":
         monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(2 * size, 0, 2 * size))
     elif why == "no temporary folder":
-        monkeypatch.setattr(package, "temporary_folder", refuse)
+        monkeypatch.setattr(package, "make_temporary_folder", refuse)
     else:
-        monkeypatch.setattr(manifest, "_sink", full_of(manifest._sink))
+        monkeypatch.setattr(directory, "open_sink", full_of(directory.open_sink))
     assert main(["verify", "--bundle", str(copy), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["opened"] == "in place"
     assert main(["verify", "--bundle", str(copy)]) == 0

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.bundle.variants import SliceTolerance
 from edgeq_device.bundle.verify import variant_lines
 from edgeq_device.cli import main
+from edgeq_device.engines.variant import SliceTolerance
 from edgeq_device.errors import BundleError
-from edgeq_device.prepare.arrays import read_arrays, write_npz
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.prepare.npz import write_npz
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.verify import verify_bundle
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
@@ -53,7 +54,7 @@ def test_a_slice_of_an_output_travels_with_its_tolerance(tmp_path: Path) -> None
     assert set(report.variants[0].variant.info["selftest"]) == {"cases", "tolerance"}, "what earlier readers know"
 
 
-def test_what_differs_besides_values_is_reported() -> None:
+def test_differences_besides_values_are_reported() -> None:
     check = {"max_abs_error": None, "tolerance": 0.1, "passed": False, "problem": "it is not finite"}
     found = {"component": "model", "variant": "pi", "status": "failed", "reason": "", "outputs": {"y": check}}
     assert list(variant_lines(found)) == ["  model/pi: failed", "    y: it is not finite, allowed 0.1: WRONG"]
@@ -157,7 +158,7 @@ def test_records_of_packagers_may_have_keys_of_their_own(copy: Path) -> None:
 HOSTILE = "\x1b]0;mine\x07\nlinear: verified\x9b2J\u202e"
 
 
-def test_what_a_bundle_says_is_printed_as_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_of_a_bundle_are_printed_as_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directories.edit_info(copy, products=[HOSTILE])
     directories.seal(copy, package_name=HOSTILE, description=HOSTILE)
     arguments = (["info"], ["verify"], ["info", "--json"], ["verify", "--json"], ["infer", "x.npy", "-o", "o.npz"])
@@ -229,7 +230,7 @@ def test_command_refuses_a_changed_bundle(copy: Path) -> None:
 
 
 def test_command_reports_a_failing_self_test(tmp_path: Path) -> None:
-    from edgeq.bundle.plan import BundleSpec
+    from edgeq.bundle.spec import BundleSpec
     from edgeq.bundle.write import write_bundle
 
     model = linear(tmp_path / "m.onnx", 0.5)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
-from edgeq.bundle.verify import opened
+from edgeq.bundle.spec import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
+from edgeq.bundle.verify import open_checked
 from edgeq.bundle.write import write_bundle
 from edgeq.errors import BundleError, CalibrationError, DataError, ModelError, OutputError, UsageError
 
@@ -53,10 +53,10 @@ def test_every_file_is_in_the_manifest(good: Path) -> None:
 
 def test_extra_files_are_hashed_like_all_others(spec: BundleSpec, tmp_path: Path) -> None:
     write_bundle(dataclasses.replace(spec, extras={"report.html": b"<!doctype html>"}), tmp_path / "bundle")
-    with opened(tmp_path / "bundle") as bundle:
+    with open_checked(tmp_path / "bundle") as bundle:
         assert bundle.files["report.html"].sha256 == hashlib.sha256(b"<!doctype html>").hexdigest()
     (tmp_path / "bundle" / "report.html").write_bytes(b"<!doctype HTML>")
-    with pytest.raises(BundleError, match=r"report\.html"), opened(tmp_path / "bundle"):
+    with pytest.raises(BundleError, match=r"report\.html"), open_checked(tmp_path / "bundle"):
         raise AssertionError("a changed file must not open")
 
 
@@ -121,7 +121,7 @@ def test_float32_comes_once_for_each_kind_of_place(tmp_path: Path) -> None:
     places = [("CPUExecutionProvider", "cpu"), ("CUDAExecutionProvider", "gpu")]
     variants = tuple(VariantSpec(device, model, ep, device) for ep, device in places)
     write_bundle(BundleSpec("x", variants, float_model=model), tmp_path / "b")
-    with opened(tmp_path / "b") as bundle:
+    with open_checked(tmp_path / "b") as bundle:
         assert [(v.name, v.ep) for v in bundle.components["float32"]] == [
             ("float32-cpu", "CPUExecutionProvider"),
             ("float32-gpu", "CUDAExecutionProvider"),
@@ -129,7 +129,7 @@ def test_float32_comes_once_for_each_kind_of_place(tmp_path: Path) -> None:
     assert len(list((tmp_path / "b").rglob("model.onnx"))) == 1
 
 
-def test_what_cannot_go_in_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
+def test_wrong_content_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
     def refused(error: type[Exception], says: str, **changes: Any) -> None:
         with pytest.raises(error, match=says):
             write_bundle(dataclasses.replace(spec, **changes), tmp_path / "b")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 from edgeq import errors

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.system.relay import printable_lines
+from edgeq_device.system.relay import escape_lines
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli import process
@@ -84,7 +84,7 @@ def test_no_name_moves_the_cursor(place: Path, words: tuple[str, ...]) -> None:
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, timeout=300, check=False)
     for text in (done.stdout.decode(), done.stderr.decode()):
         assert not [line for line in text.splitlines() if line.startswith("all variants passed")], text
-        assert printable_lines(text.replace("\r", "\\r")) == text
+        assert escape_lines(text.replace("\r", "\\r")) == text
     assert b"| " in done.stderr
     if "--json" in words:
         assert json.loads(done.stdout)["passed"]

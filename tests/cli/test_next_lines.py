@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import pytest
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 from edgeq.cli import COMMANDS, group

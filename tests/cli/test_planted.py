@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgeq_device.engines.direct_wasm import package_problem
-from edgeq_device.engines.node import node_for
-from edgeq_device.engines.serve import import_path, python_command
+from edgeq_device.engines.guest import build_python_command, list_import_path
+from edgeq_device.engines.node import find_or_start_node
+from edgeq_device.engines.node_package import package_problem
 from edgeq_device.errors import DeviceError
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.programs import build_child_environment, find_program
 
 from edgeq.backends.base import toolkits
 from edgeq.backends.litert.ethosu import find_vela
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import COMMANDS, group
 from edgeq.emulate.emulator import load_emulators
@@ -229,7 +229,7 @@ def test_a_bundle_with_more_files_is_refused_before_they_run(words: tuple[str, .
     cwd = place / "bundle" if words[1] == "." else place
     plant(place / "bundle")
     with zipfile.ZipFile(place / "bundle/edgeq_device.zip", "w") as archive:
-        archive.writestr("edgeq_device/measure/memory.py", f"open({str(place / 'IMPORTED')!r}, 'w').write('altered')")
+        archive.writestr("edgeq_device/engines/memory.py", f"open({str(place / 'IMPORTED')!r}, 'w').write('altered')")
     done = run([program(place), *words], cwd, REPOSITORY, RUNNER)
     assert imported(place) == []
     assert done.returncode == (7 if words[1] == "." else 0), done.stderr
@@ -316,7 +316,7 @@ def test_a_runtime_on_the_parents_path_is_the_childs(tmp_path: Path) -> None:
     site.mkdir()
     here.mkdir()
     code = f"import sys; sys.path[:0] = [{str(RUNNER)!r}, {str(site)!r}]; sys.path += ['', {str(here)!r}, 'site']\n"
-    code += "from edgeq_device.engines.serve import import_path; print(*import_path(), sep=chr(10))"
+    code += "from edgeq_device.engines.guest import list_import_path; print(*list_import_path(), sep=chr(10))"
     kept = run(["-P", "-c", code], here).stdout.splitlines()
     assert kept[:2] == [str(RUNNER), str(site)]
     assert not {"", "site", str(here)} & set(kept)
@@ -326,8 +326,8 @@ def test_a_child_can_do_what_its_parent_can(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     plant(tmp_path)
-    assert str(tmp_path) not in import_path()
-    words = python_command("edgeq_device.measure.memory")
+    assert str(tmp_path) not in list_import_path()
+    words = build_python_command("edgeq_device.engines.memory")
     done = subprocess.run(words, input="{}", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("KeyError")
@@ -422,10 +422,13 @@ def test_only_regular_files_in_absolute_folders_are_programs(monkeypatch: pytest
         assert find_program("cc") is None
         assert find_program("cc", "bin") is None
         assert find_program("cc", tmp_path / "bin") == str(tmp_path / "bin" / "cc")
-        assert child_environment()["PATH"] == os.defpath
+        assert build_child_environment()["PATH"] == os.defpath
     monkeypatch.setenv("PATH", f".:bin::{tmp_path / 'bin'}")
     assert find_program("cc") == str(tmp_path / "bin" / "cc")
-    assert child_environment({"PATH": ":/a:b", "LD_LIBRARY_PATH": "/l:"}) == {"PATH": "/a", "LD_LIBRARY_PATH": "/l"}
+    assert build_child_environment({"PATH": ":/a:b", "LD_LIBRARY_PATH": "/l:"}) == {
+        "PATH": "/a",
+        "LD_LIBRARY_PATH": "/l",
+    }
     for name in ("pipe", "folder", "text"):
         (tmp_path / "bin" / "folder").mkdir(exist_ok=True)
         (tmp_path / "bin" / "text").write_text("not executable")
@@ -439,7 +442,7 @@ def test_each_search_for_a_program_skips_the_working_directory(monkeypatch: pyte
     plant_programs(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f".::{tmp_path.name}")
-    monkeypatch.setattr(toolkit, "_here", lambda: "linux x86_64")
+    monkeypatch.setattr(toolkit, "read_platform", lambda: "linux x86_64")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     kit = dataclasses.replace(next(iter(toolkits().values())), pythons=("3.99",))
     assert "node, which is not on PATH" in package_problem(load_engines()["wasm"])
@@ -447,7 +450,7 @@ def test_each_search_for_a_program_skips_the_working_directory(monkeypatch: pyte
         "vela": find_vela,
         "python3.99": lambda: toolkit.find_base(kit),
         "ssh": lambda: Link(find_board("ssh://pi"), tmp_path),
-        "node": lambda: node_for(tmp_path),
+        "node": lambda: find_or_start_node(tmp_path),
     }
     for search in searches.values():
         with pytest.raises((EdgeqError, DeviceError), match=r"is not installed|needs Python 3|is not on PATH"):

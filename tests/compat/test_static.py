@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime.quantization as theirs
 import pytest
-from edgeq_device.bundle.options import model_options
+from edgeq_device.engines.options import read_model_options
 from onnx import TensorProto, helper
 
 from compat.networks import (
@@ -380,7 +380,7 @@ def test_what_a_session_needs_is_reported(model: Path, tmp_path: Path) -> None:
     """
     written = quantize_static(model, tmp_path / "q.onnx", Reader(), nodes_to_exclude=["conv2"])
     assert written.session_options == {"optimization.disable_specified_optimizers": "WeightBiasQuantization"}
-    assert model_options(tmp_path / "q.onnx", "q") == written.session_options
+    assert read_model_options(tmp_path / "q.onnx", "q") == written.session_options
     assert any("stay in float" in note for note in written.notes)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.bundle.package import Bundle
-from edgeq_device.bundle.select import Device
-from edgeq_device.bundle.variants import Case, Variant
+from edgeq_device.engines.device import Device
+from edgeq_device.engines.variant import Case, Variant
 
 CPU = "CPUExecutionProvider"
 
@@ -72,7 +72,7 @@ class Session:
 
 
 def case(folder: Path, inputs: Any, outputs: Any) -> Case:
-    from edgeq_device.prepare.arrays import write_npz
+    from edgeq_device.prepare.npz import write_npz
 
     write_npz(folder / "inputs.npz", {"x": np.asarray(inputs, np.float32)})
     write_npz(folder / "outputs.npz", {"y": np.asarray(outputs)})

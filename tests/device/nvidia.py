@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.system.gpus import Gpu
 
 RECORDED = (
     Gpu("Tesla T4", (7, 5), 15 << 30, "560.35.03"),

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edgeq_device.errors import DataError
-from edgeq_device.prepare.arrays import read_arrays, write_npz
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.prepare.npz import write_npz
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -25,7 +26,7 @@ def npy(array: np.ndarray, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_arrays_are_read(tmp_path: Path) -> None:
     write_npz(tmp_path / "x.npz", ARRAYS)
     found = read_arrays(tmp_path / "x.npz")
     assert set(found) == set(ARRAYS)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.errors import DataError, UsageError
-from edgeq_device.measure.bench import OFFICIAL_DURATION_S, BenchSettings, bench_lines, parse_settings, run_bench
+from edgeq_device.measure.bench import run_bench
+from edgeq_device.measure.bench_settings import OFFICIAL_DURATION_S, BenchSettings, parse_settings
+from edgeq_device.measure.bench_text import format_bench
 from edgeq_device.measure.latency import WarmUp
 from edgeq_device.measure.scenarios import SCENARIOS
 
@@ -198,7 +200,7 @@ def test_progress_names_the_scenario_and_reaches_one(clock: Any, pair: dict[str,
     assert seen == {"single-stream": 1.0, "server": 1.0}
 
 
-def test_what_happens_around_is_watched_and_noted(clock: Any, fake_session: Any, tmp_path: Path) -> None:
+def test_conditions_are_watched_and_noted(clock: Any, fake_session: Any, tmp_path: Path) -> None:
     zone = tmp_path / "sys/class/thermal/thermal_zone0/temp"
     zone.parent.mkdir(parents=True)
     zone.write_text("40000")
@@ -234,7 +236,7 @@ def test_text_for_people(clock: Any, pair: dict[str, Any], tmp_path: Path) -> No
     report = bench(
         clock, pair, tmp_path, scenarios=("single-stream", "server"), memory=memory, versions={"onnxruntime": "1.2.3"}
     )
-    text = "\n".join(bench_lines(report))
+    text = "\n".join(format_bench(report))
     lines = text.splitlines()
     assert lines[0] == "single-stream: 1 sample a query; p90 counts"
     assert lines[1].split("  ")[-1] == "peak RSS"
@@ -244,7 +246,7 @@ def test_text_for_people(clock: Any, pair: dict[str, Any], tmp_path: Path) -> No
     assert "int8 sustains" in text
     assert "|" not in text
     assert all(len(line) < 120 for line in lines if not line.startswith("note:"))
-    verbose = "\n".join(bench_lines(report, verbose=True))
+    verbose = "\n".join(format_bench(report, verbose=True))
     assert "onnxruntime 1.2.3" in verbose
     assert verbose.count("|") == 2 * 2 * 2
 
@@ -264,11 +266,11 @@ def test_ratios_are_only_claimed_as_far_as_they_hold(
     report = bench(clock, pair, tmp_path)
     keys = ("estimate", "low", "high", "confidence", "pairs")
     report["scenarios"]["single-stream"]["ratios"]["int8"] = dict(zip(keys, ratio, strict=True))
-    assert expected in "\n".join(bench_lines(report))
+    assert expected in "\n".join(format_bench(report))
 
 
 def test_without_memory_of_each_the_whole_process_is_given(clock: Any, pair: dict[str, Any], tmp_path: Path) -> None:
     report = bench(clock, pair, tmp_path)
     report["process_peak_rss_bytes"] = 50_000_000
-    assert "peak memory of the whole process: 50.0 MB" in "\n".join(bench_lines(report))
-    assert "peak RSS" not in "\n".join(bench_lines(report))
+    assert "peak memory of the whole process: 50.0 MB" in "\n".join(format_bench(report))
+    assert "peak RSS" not in "\n".join(format_bench(report))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from edgeq_device.bundle.bench_models import build_bench_models, choose_variants, find_feeds
 from edgeq_device.bundle.package import open_bundle
-from edgeq_device.engines.serve import requested_variant
-from edgeq_device.engines.sessions import read_device
-from edgeq_device.measure.bench_models import bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.serve import parse_variant
 
-from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 
 from . import fakes
@@ -33,10 +33,10 @@ def bundle(models: dict[str, Path], destination: Path, *, with_float: bool = Tru
 
 def test_float32_comes_first_and_self_test_inputs_are_the_samples(models: dict[str, Path], tmp_path: Path) -> None:
     with open_bundle(bundle(models, tmp_path / "b")) as opened:
-        variants, _ = bundle_variants(opened, read_device())
-        models = bundle_models(variants)
+        variants, _ = choose_variants(opened, read_device())
+        models = build_bench_models(variants)
         assert [s.name for s in models] == ["float32", "small"]
-        feeds = bundle_feeds(variants)
+        feeds = find_feeds(variants)
         assert feeds is not None
         (feed,) = feeds(None)
         assert feed["x"].shape == (1, 64)
@@ -48,9 +48,9 @@ def test_float32_comes_first_and_self_test_inputs_are_the_samples(models: dict[s
 def test_a_bundle_without_float32_or_self_test(models: dict[str, Path], tmp_path: Path) -> None:
     path = bundle(models, tmp_path / "b", with_float=False, with_selftest=False)
     with open_bundle(path) as opened:
-        variants, _ = bundle_variants(opened, read_device())
-        assert [s.name for s in bundle_models(variants)] == ["small"]
-        assert bundle_feeds(variants) is None
+        variants, _ = choose_variants(opened, read_device())
+        assert [s.name for s in build_bench_models(variants)] == ["small"]
+        assert find_feeds(variants) is None
 
 
 def test_memory_is_measured_with_the_engines_of_the_bundle(
@@ -60,19 +60,17 @@ def test_memory_is_measured_with_the_engines_of_the_bundle(
     engines and timings in the current directory.
     """
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(
-        "edgeq_device.measure.bench_models.measure_memory", lambda request, shapes: seen.update(request)
-    )
+    monkeypatch.setattr("edgeq_device.bundle.bench_models.measure_memory", lambda request, shapes: seen.update(request))
     one = fakes.variant(
         ep="TensorrtExecutionProvider",
         model=models["narrow"],
         provider_options={"trt_engine_cache_enable": "1"},
         bundle="ab12",
     )
-    (model,) = bundle_models([one])
+    (model,) = build_bench_models([one])
     assert model.memory is not None
     model.memory(1, {})
-    again = requested_variant(seen)
+    again = parse_variant(seen)
     assert (again.bundle, again.provider_options) == ("ab12", {"trt_engine_cache_enable": "1"})
 
 

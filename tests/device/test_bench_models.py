@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgeq_device.bundle.bench_models import BenchModel, bench_models
+from edgeq_device.engines.memory import MemoryUse
 from edgeq_device.errors import DataError, RuntimeUnavailableError, UsageError
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import BenchModel, bench_models
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import WarmUp
-from edgeq_device.measure.memory import MemoryUse
 
 QUICK = BenchSettings(min_duration_s=0.0, min_queries=5, warm_up=WarmUp(window=2, min_s=0, max_s=0.01))
 

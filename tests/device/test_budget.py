@@ -27,14 +27,14 @@ RUNTIME = Path(__file__).parents[2] / "targets" / "runtime"
         ("off", Budget(confined=False)),
     ],
 )
-def test_what_the_variable_says(text: str, budget: Budget) -> None:
+def test_the_variable_sets_the_budget(text: str, budget: Budget) -> None:
     assert read_budget({"EDGEQ_BUDGET": text}) == budget
 
 
 @pytest.mark.parametrize(
     "text", ["x", "memory", "memory=-1", "memory=1GB", "seconds=1.5", "sample=0", "sample=²", "on"]
 )
-def test_what_it_may_not_say(text: str) -> None:
+def test_a_malformed_variable_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="EDGEQ_BUDGET"):
         read_budget({"EDGEQ_BUDGET": text})
 
@@ -90,8 +90,8 @@ def test_memory_is_limited() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux alone")
 def test_a_step_has_less_memory_for_a_while() -> None:
     code = """
-from edgeq_device.system.budget import allowance
-with allowance(200 << 20):
+from edgeq_device.system.budget import limit_step
+with limit_step(200 << 20):
     bytearray(100 << 20)
     try:
         bytearray(400 << 20)
@@ -109,7 +109,8 @@ bytearray(400 << 20)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_step_has_a_tenth_of_the_time() -> None:
     process = start(
-        "from edgeq_device.system.budget import allowance\nwith allowance(1 << 30):\n    while True: pass", "seconds=20"
+        "from edgeq_device.system.budget import limit_step\nwith limit_step(1 << 30):\n    while True: pass",
+        "seconds=20",
     )
     before = time.monotonic()
     _, err = process.communicate(timeout=60)
@@ -161,7 +162,7 @@ HOSTILE = "x\x1b]0;owned\x07\x1b[2J\nall variants passed\x9b2J"
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("budget", ["", "off"])
-def test_what_libraries_print_moves_no_cursor(budget: str) -> None:
+def test_output_of_libraries_moves_no_cursor(budget: str) -> None:
     """No output of C code, child processes or Python moves the cursor, on either descriptor, even without a final
     newline.
     """

@@ -16,9 +16,9 @@ from edgeq_device.measure.claim import (
     WIDEST,
     Claim,
     Ratio,
-    claim,
-    ratio,
-    student_t,
+    compute_ratio,
+    find_student_t,
+    make_claim,
 )
 from edgeq_device.measure.latency import Distribution
 from hypothesis import given, settings
@@ -56,7 +56,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(noise: Any, truth: fl
     for seed in range(first, first + 60):
         random = np.random.default_rng(seed)
         drift = np.linspace(1, 3, ROUNDS)[:, None] * np.ones(PER_ROUND)
-        found = claim(series(truth * noise(random, drift)), series(noise(random, drift)))
+        found = make_claim(series(truth * noise(random, drift)), series(noise(random, drift)))
         if found.interval is not None:
             missed += not found.interval[1] <= truth <= found.interval[2]
             wrong += found.verdict == FASTER and truth < 0.98
@@ -105,7 +105,7 @@ def test_next_to_a_competitor_on_each_core_nothing_is_claimed_but_estimated(
         rounds = [time_sliced(need / 1e3, PER_ROUND, 1, load, random) for _ in range(ROUNDS)]
         times, disturbed = (np.concatenate(part) for part in zip(*rounds, strict=True))
         sides.append(series(times, disturbed, busy=load / (load + 1)))
-    found = claim(*sides)
+    found = make_claim(*sides)
     assert (found.interval, found.verdict) == (None, UNKNOWN)
     assert "busy" in found.reason
     assert found.estimated is not None
@@ -120,7 +120,7 @@ def test_next_to_a_competitor_on_each_core_nothing_is_claimed_but_estimated(
     sessions=st.sampled_from([1, 3, 6]),
     seed=st.integers(0, 10_000),
 )
-def test_where_nothing_can_be_claimed_the_estimate_is_right_all_the_same(
+def test_without_a_claim_the_estimate_is_right_all_the_same(
     float_ms: float, truth: float, load: int, sessions: int, seed: int
 ) -> None:
     """If nothing can be claimed, the estimate still covers the truth, whatever the time slices do to either model's
@@ -132,7 +132,7 @@ def test_where_nothing_can_be_claimed_the_estimate_is_right_all_the_same(
         times = np.concatenate([time_sliced(need / 1e3, count, 1, load, random)[0] for _ in range(ROUNDS)])
         starts, disturbed = np.arange(ROUNDS) * count, np.ones(times.size, bool)
         sides.append(Distribution(times, starts, disturbed=disturbed, busy=0.8, sessions=sessions))
-    found = claim(*sides)
+    found = make_claim(*sides)
     assert (found.verdict, found.interval) == (UNKNOWN, None)
     assert found.estimated is not None
     about, low, high = found.estimated
@@ -142,8 +142,8 @@ def test_where_nothing_can_be_claimed_the_estimate_is_right_all_the_same(
 
 @pytest.mark.parametrize("likely", [(2.0, 2.5, 3.0), (2.0, 1.0, float("inf")), (0.0, 0.0, 1.0), None])
 def test_an_estimate_of_a_record_is_believed_only_where_it_is_one(likely: Any) -> None:
-    assert Claim.read({"reason": "busy", "likely": likely}).estimated is None
-    assert Claim.read({"reason": "busy", "likely": [2.0, 1.5, 3.0]}).estimated == (2.0, 1.5, 3.0)
+    assert Claim.from_record({"reason": "busy", "likely": likely}).estimated is None
+    assert Claim.from_record({"reason": "busy", "likely": [2.0, 1.5, 3.0]}).estimated == (2.0, 1.5, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_disturbance_of_one_side_only_moves_nothing(share: float, times: float, 
     a, b = 2.0 * calm(random, np.ones((ROUNDS, PER_ROUND))), calm(random, np.ones((ROUNDS, PER_ROUND)))
     hit = random.random(a.size) < share
     a.ravel()[hit] *= times
-    found = claim(series(a, hit), series(b, np.zeros(b.size, bool)))
+    found = make_claim(series(a, hit), series(b, np.zeros(b.size, bool)))
     about = found.interval if claimed else found.estimated
     assert about is not None
     assert about[0] == pytest.approx(2.0, rel=0.02)
@@ -166,7 +166,7 @@ def test_disturbance_of_one_side_only_moves_nothing(share: float, times: float, 
 
 @pytest.mark.parametrize("pairs", range(1, 12))
 def test_no_claim_rests_on_fewer_pairs_than_an_interval_needs(pairs: int) -> None:
-    found = claim(Distribution(np.full(pairs, 3.0)), Distribution(np.full(pairs, 2.0)))
+    found = make_claim(Distribution(np.full(pairs, 3.0)), Distribution(np.full(pairs, 2.0)))
     assert (found.verdict == FASTER) == (pairs >= FEWEST_PAIRS)
     assert (found.confidence >= CONFIDENCE) == (pairs >= FEWEST_PAIRS)
     assert (found.estimate is None) == bool(found.reason) == (pairs < FEWEST_PAIRS)
@@ -182,48 +182,48 @@ def test_on_a_busy_machine_a_steady_ratio_is_an_estimate_and_no_claim(of: str) -
         "the host": {"busy": 0.3, "stolen": 0.3},
         "waits": {"disturbed": waited},
     }[of]
-    quiet = claim(*(Distribution(np.full(30, t)) for t in (2.2, 2.0)))
-    busy = claim(*(Distribution(t * np.where(waited & (of == "waits"), 2.0, 1.0), **known) for t in (2.2, 2.0)))
+    quiet = make_claim(*(Distribution(np.full(30, t)) for t in (2.2, 2.0)))
+    busy = make_claim(*(Distribution(t * np.where(waited & (of == "waits"), 2.0, 1.0), **known) for t in (2.2, 2.0)))
     assert (quiet.verdict, busy.verdict) == (FASTER, UNKNOWN)
     assert busy.estimated is not None
     assert busy.estimated[0] == quiet.estimate
     assert busy.reason.startswith("the machine was busy (")
 
 
-def test_who_kept_the_machine_busy() -> None:
+def test_the_reason_names_who_kept_the_machine_busy() -> None:
     """The reason names what kept the machine busy, also for runs that were selected from others."""
     spread, waited = np.geomspace(1, 1.2 * WIDEST**2, 24), np.arange(24) % 8 == 0
     taken = {"busy": 0.5, "stolen": 0.4}
-    found = claim(Distribution(spread, disturbed=waited, **taken).undisturbed(), Distribution(np.ones(24)))
+    found = make_claim(Distribution(spread, disturbed=waited, **taken).drop_disturbed(), Distribution(np.ones(24)))
     who = "other processes used or wanted 10% of it and the virtual machine's host took 40% of it"
     assert found.reason.startswith(f"the machine was busy ({who})")
 
 
 def test_runs_that_contradict_each_other_are_no_claim() -> None:
     spread = np.geomspace(1, 1.2 * WIDEST**2, 12)
-    found = claim(Distribution(np.append(spread, spread)), Distribution(np.ones(24)))
+    found = make_claim(Distribution(np.append(spread, spread)), Distribution(np.ones(24)))
     assert found.verdict == UNKNOWN
     assert "the runs disagree" in found.reason
 
 
-def test_where_a_model_runs_in_several_sessions_they_are_the_pairs() -> None:
+def test_several_sessions_of_a_model_are_the_pairs() -> None:
     """If a model runs in several sessions, a claim compares sessions. Rounds of one session are alike, so more of them
     do not predict the next session.
     """
     lies = np.tile([1.0, 1.1, 1.2, 0.9, 1.05, 0.95], 20)
     in_six = Distribution(2 * lies, sessions=6), Distribution(np.ones(120), sessions=6)
-    found = claim(*in_six)
+    found = make_claim(*in_six)
     # From a table of the t distribution: 2.571 for 5 degrees of freedom.
     reach = 2.571 * np.log(lies[:6]).std(ddof=1) * np.sqrt(2 / 6)
     middle = 2 * np.exp(np.log(lies[:6]).mean())
     assert found.pairs == 6
     assert found.interval == pytest.approx((2.1, middle * np.exp(-reach), middle * np.exp(reach)), rel=1e-3)
-    assert claim(*(Distribution(d.samples_ms) for d in in_six)).pairs == 120
+    assert make_claim(*(Distribution(d.samples_ms) for d in in_six)).pairs == 120
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (10, 2.2281), (30, 2.0423)])
 def test_the_quantile_is_that_of_the_tables(freedom: int, t: float) -> None:
-    assert student_t(0.95, freedom) == pytest.approx(t, abs=1e-4)
+    assert find_student_t(0.95, freedom) == pytest.approx(t, abs=1e-4)
 
 
 def in_processes(random: np.random.Generator, truth: float, count: int, between: float, within: float) -> Ratio:
@@ -234,7 +234,7 @@ def in_processes(random: np.random.Generator, truth: float, count: int, between:
     """
     logs = random.normal(0, between, count) + random.normal(0, within, (8, count))
     baseline = Distribution(truth * np.exp(logs).ravel(), sessions=count)
-    return ratio(baseline, Distribution(np.ones(8 * count), sessions=count), by_session=True)
+    return compute_ratio(baseline, Distribution(np.ones(8 * count), sessions=count), by_session=True)
 
 
 @settings(max_examples=12, deadline=None)
@@ -264,7 +264,9 @@ def test_rounds_of_one_process_do_not_narrow_the_interval_between_processes() ->
     """Processes that differ by 5 % leave the ratio in doubt, however many rounds each of them has."""
     lies = np.exp(np.random.default_rng(3).normal(0, 0.05, 6))
     few, many = (
-        claim(Distribution(np.tile(1.02 * lies, rounds), sessions=6), Distribution(np.ones(6 * rounds), sessions=6))
+        make_claim(
+            Distribution(np.tile(1.02 * lies, rounds), sessions=6), Distribution(np.ones(6 * rounds), sessions=6)
+        )
         for rounds in (2, 200)
     )
     assert few.interval == pytest.approx(many.interval)
@@ -285,5 +287,5 @@ def test_rounds_of_one_process_do_not_narrow_the_interval_between_processes() ->
 def test_a_record_is_believed_only_as_far_as_its_figures_go(figures: tuple[Any, ...], verdict: str) -> None:
     found = Claim(*figures)
     assert found.verdict == verdict
-    read = Claim.read({**found.to_dict(), "verdict": "faster", "more": 1})
+    read = Claim.from_record({**found.to_dict(), "verdict": "faster", "more": 1})
     assert read.verdict == verdict

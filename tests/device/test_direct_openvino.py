@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.engines.catalog import EngineSpec
-from edgeq_device.engines.direct_openvino import _imported
+from edgeq_device.engines.direct_openvino import _import_package
 
 PACKAGE = """
 try:
@@ -21,5 +21,5 @@ def test_the_package_is_imported_without_its_telemetry(tmp_path: Path, monkeypat
     (tmp_path / "openvino_telemetry.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "openvino_telemetry", raising=False)
-    assert not _imported(EngineSpec("fake", "Fake", module="fakevino")).sent
+    assert not _import_package(EngineSpec("fake", "Fake", module="fakevino")).sent
     monkeypatch.delitem(sys.modules, "fakevino")

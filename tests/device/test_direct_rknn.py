@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.bundle.onnxfile import read_context, read_onnx
 from edgeq_device.engines import direct_rknn
 from edgeq_device.engines.catalog import engines
-from edgeq_device.engines.direct_rknn import SIGNATURE, chip_here, open_model
+from edgeq_device.engines.direct_rknn import SIGNATURE, open_model, read_chip
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.model.onnxfile import read_context, read_onnx
 
 from edgeq.backends.rknn.context import write_context
 from edgeq.signature import Signature, TensorSpec
@@ -62,7 +62,7 @@ def context(folder: Path, content: bytes = b"RKNN-compiled") -> Path:
     return folder / "m.onnx"
 
 
-def test_what_was_compiled_is_inside_and_comes_out_again(tmp_path: Path) -> None:
+def test_compiled_code_is_inside_and_comes_out_again(tmp_path: Path) -> None:
     file = context(tmp_path, bytes(range(256)) * 100)
     assert read_context(file, "m") == bytes(range(256)) * 100
     found = read_onnx(file, "m")
@@ -159,7 +159,7 @@ def test_hostile_metadata_are_refused(held: object, lite: Path) -> None:
 
 def test_the_chip_is_the_last_of_the_vendor(tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(b"xunlong,orangepi-5\0rockchip,rk3588s\0")
-    assert chip_here(tmp_path / "c") == "rk3588s"
-    assert chip_here(tmp_path / "none") == ""
+    assert read_chip(tmp_path / "c") == "rk3588s"
+    assert read_chip(tmp_path / "none") == ""
     (tmp_path / "c").write_bytes(b"raspberrypi,5-model-b\0brcm,bcm2712\0")
-    assert chip_here(tmp_path / "c") == ""
+    assert read_chip(tmp_path / "c") == ""

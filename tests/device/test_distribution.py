@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from edgeq_device.measure.latency import Distribution, histogram, percentile, shared_edges, sparkline
+from edgeq_device.measure.latency import Distribution, compute_shared_edges, count_bins, draw_sparkline, percentile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,7 +64,7 @@ def test_a_single_latency_of_zero_has_finite_figures() -> None:
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, float("nan")], [1.0, float("inf")], [-1.0], [[1.0]]])
-def test_what_is_not_a_list_of_latencies_is_refused(bad: list[float]) -> None:
+def test_a_malformed_list_of_latencies_is_refused(bad: list[float]) -> None:
     with pytest.raises(ValueError):
         Distribution(np.array(bad))
 
@@ -77,18 +77,18 @@ def test_rounds_must_rise_within_the_latencies(rounds: list[int]) -> None:
 
 def test_round_medians() -> None:
     samples = np.array([1.0, 9.0, 2.0, 5.0, 3.0, 4.0])
-    assert Distribution(samples, np.array([0, 3, 4])).round_medians().tolist() == [2.0, 5.0, 3.5]
-    assert Distribution(np.array([3.0, 1.0])).round_medians().tolist() == [3.0, 1.0]
+    assert Distribution(samples, np.array([0, 3, 4])).compute_round_medians().tolist() == [2.0, 5.0, 3.5]
+    assert Distribution(np.array([3.0, 1.0])).compute_round_medians().tolist() == [3.0, 1.0]
 
 
 @given(latencies, latencies)
 def test_histograms_share_their_edges_and_lose_nothing(a: list[float], b: list[float]) -> None:
     both = [Distribution(np.array(a)), Distribution(np.array(b))]
-    edges = shared_edges(both)
+    edges = compute_shared_edges(both)
     assert np.all(np.diff(edges) > 0)
-    assert [sum(histogram(d, edges)) for d in both] == [len(a), len(b)]
+    assert [sum(count_bins(d, edges)) for d in both] == [len(a), len(b)]
 
 
 def test_sparkline_shows_rare_bins() -> None:
-    assert sparkline([0, 1, 1000, 500]) == " ▁█▄"
-    assert sparkline([0, 0]) == "  "
+    assert draw_sparkline([0, 1, 1000, 500]) == " ▁█▄"
+    assert draw_sparkline([0, 0]) == "  "

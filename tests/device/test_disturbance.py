@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.measure.environment import Others, Waits
 from edgeq_device.measure.latency import Bursts, measure_interleaved
+from edgeq_device.measure.load import CompetingLoad
+from edgeq_device.measure.waits import Waits
+from edgeq_device.measure.watch import MachineWatch
 
 OWN, WORKER = threading.get_native_id(), 10_000_001
 
@@ -46,7 +48,7 @@ class System:
         return start, self.clock.now
 
     def disturbed(self, runs: list[tuple[float, float]]) -> list[bool]:
-        return list(self.waits.disturbed(*(np.array(side) for side in zip(*runs, strict=True))))
+        return list(self.waits.find_disturbed(*(np.array(side) for side in zip(*runs, strict=True))))
 
 
 @pytest.fixture
@@ -85,11 +87,11 @@ def test_a_thread_that_ended_is_no_trouble(system: System) -> None:
     (system.tasks / str(WORKER)).rmdir()
     system.waited.pop(WORKER)
     system.waits.start()
-    assert system.waits.known
+    assert system.waits.is_known
 
 
 @pytest.mark.parametrize("text", ["0 0 0\n", ""])
-def test_where_the_kernel_does_not_count_nothing_is_known(tmp_path: Path, text: str) -> None:
+def test_without_the_kernels_counters_nothing_is_known(tmp_path: Path, text: str) -> None:
     folder = tmp_path / "proc/self/task" / str(OWN)
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text(text)
@@ -97,8 +99,8 @@ def test_where_the_kernel_does_not_count_nothing_is_known(tmp_path: Path, text: 
         waits = Waits(root=root)
         waits.start()
         waits.look(time.perf_counter())
-        assert not waits.known
-        assert waits.disturbed(np.zeros(3), np.ones(3)).size == 0
+        assert not waits.is_known
+        assert waits.find_disturbed(np.zeros(3), np.ones(3)).size == 0
         waits.close()
 
 
@@ -116,48 +118,48 @@ def test_on_a_busy_machine_it_goes_on_as_long_as_a_claim_is_in_reach(
     clock: Any, monkeypatch: pytest.MonkeyPatch, every: int, seconds: float
 ) -> None:
     """The measurement goes on if every second round is undisturbed, but not if only every fiftieth round or none is."""
-    from edgeq_device.measure.environment import Waits
-
     rounds = itertools.count(1)
 
     def disturbed(self: Waits, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         return np.full(len(starts), not every or bool(next(rounds) % every))
 
-    monkeypatch.setattr(Waits, "disturbed", disturbed)
+    monkeypatch.setattr(Waits, "find_disturbed", disturbed)
     measured = measure_interleaved(
         {"a": clock.runner([0.01])}, min_duration_s=0.5, min_runs=1, patience_s=3.0, bursts=Bursts(0.1, 0), clock=clock
     )
     assert seconds <= measured["a"].elapsed_s <= seconds + 0.3
 
 
-def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_waits_for_a_core_makes_the_machine_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that waits for a core counts as load. Next to a process with precedence, others hardly run."""
     stat = tmp_path / "proc/stat"
     stat.parent.mkdir()
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    others = Others(root=tmp_path, own_cpu_s=lambda: 0.0)
+    others = CompetingLoad(root=tmp_path, own_cpu_s=lambda: 0.0)
     others.look()
-    assert others.busy() == 0, "the system does not say"
+    assert others.measure_busy() == 0, "the system does not say"
     for running in (3, 1, 9, 2):
         stat.write_text(f"cpu  1 0 0 9 0 0 0 0\nprocs_running {running}\n")
         others.look()
-    assert others.busy() == (2 / 4 + 0 + 1 + 1 / 4) / 4
+    assert others.measure_busy() == (2 / 4 + 0 + 1 + 1 / 4) / 4
 
 
 def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq_device.measure import environment
+    from edgeq_device.measure import load
 
     slept: list[float] = []
     # Two processes are runnable: this one, and until the sleep, the one that runs a model for it.
-    monkeypatch.setattr(environment, "read_runnable", lambda root: 1 if slept else 2)
-    monkeypatch.setattr(environment.time, "sleep", slept.append)
-    with environment.MachineWatch(time.perf_counter) as watch:
-        watch.used_elsewhere(0.5)
+    monkeypatch.setattr(load, "read_runnable", lambda root: 1 if slept else 2)
+    monkeypatch.setattr("time.sleep", slept.append)
+    with MachineWatch(time.perf_counter) as watch:
+        watch.add_outside_time(0.5)
         watch.look_around()
         assert slept
-        assert watch._others._wanted == [0.0]
+        assert watch._competing._demand == [0.0]
         watch.look_around()
         assert len(slept) == 1
         slept.clear()
         watch.look_around()
-        assert watch._others._wanted[-1] > 0, "one that is still there is another process"
+        assert watch._competing._demand[-1] > 0, "one that is still there is another process"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from edgeq_device.errors import UsageError
-from edgeq_device.trust.signature import Curve, PublicKey, curves, read_public_key
+from edgeq_device.trust.signature import Curve, PublicKey, load_curves, read_public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ def der(r: int, s: int) -> bytes:
 
 # RFC 6979, appendix A.2.5: P-256, SHA-256, message "sample".
 RFC_KEY = PublicKey(
-    curves()[0],
+    load_curves()[0],
     0x60FED4BA255A9D31C961EB74C6356D68C049B8923B61FA6CE669622E60F29FB6,
     0x7903FE1008B8BC99A41AE9E95628BC64F2F1B20C2D7E9F5177A3C294D4462299,
 )
@@ -35,7 +35,7 @@ def test_the_example_of_the_rfc() -> None:
     assert read_public_key(RFC_KEY.der, "x") == RFC_KEY
 
 
-N = curves()[0].n
+N = load_curves()[0].n
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_no_bytes_are_a_signature_by_chance(data: bytes) -> None:
     assert not RFC_KEY.verifies(der(RFC_R, RFC_S) + data + b"x", b"sample")
 
 
-@pytest.mark.parametrize("curve", curves(), ids=lambda curve: curve.name)
+@pytest.mark.parametrize("curve", load_curves(), ids=lambda curve: curve.name)
 def test_points_that_are_none_are_refused(curve: Curve) -> None:
     base = PublicKey(curve, curve.x, curve.y)
     assert read_public_key(base.der, "x") == base
@@ -104,7 +104,7 @@ def test_points_that_are_none_are_refused(curve: Curve) -> None:
             read_public_key(data, "x")
 
 
-@pytest.mark.parametrize("curve", curves(), ids=lambda curve: curve.name)
+@pytest.mark.parametrize("curve", load_curves(), ids=lambda curve: curve.name)
 @pytest.mark.parametrize("sign", [1, -1], ids=["base point", "its inverse"])
 def test_keys_whose_sum_with_the_base_point_is_special(curve: Curve, sign: int) -> None:
     """An addition that has to double, and the point at infinity in the table, are right. Private key ±1, nonce 1: r =
@@ -119,7 +119,7 @@ def test_keys_whose_sum_with_the_base_point_is_special(curve: Curve, sign: int) 
     assert not key.verifies(der(r, (digest - sign * r) % curve.n), b"m")
 
 
-@pytest.mark.parametrize("curve", curves(), ids=lambda curve: curve.name)
+@pytest.mark.parametrize("curve", load_curves(), ids=lambda curve: curve.name)
 def test_it_agrees_with_cryptography(curve: Curve) -> None:
     pytest.importorskip("cryptography")
     from cryptography.hazmat.primitives import hashes

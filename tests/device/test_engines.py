@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.bundle.variants import Variant
 from edgeq_device.engines.catalog import EngineSpec, Precision, engine_options, engines, read_engine
 from edgeq_device.engines.sessions import open_session
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import BundleError, UsageError
 
 SPEC = EngineSpec(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.errors import UsageError
-from edgeq_device.measure import environment
+from edgeq_device.measure import environment, load, machine
+from edgeq_device.measure.cores import parse_cores, pinned
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -25,7 +26,7 @@ def test_a_system_that_shows_nothing_is_not_guessed_at(tmp_path: Path) -> None:
     assert environment.read_throttle_count(tmp_path) is None
     assert environment.read_quota_throttles(tmp_path) is None
     assert environment.read_load(tmp_path) is None
-    assert environment.read_cpu_times(tmp_path) is None
+    assert load.read_cpu_times(tmp_path) is None
 
 
 def test_frequencies_come_from_cpufreq_and_else_from_cpuinfo(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_garbled_files_are_as_good_as_absent(tmp_path: Path) -> None:
     assert environment.read_frequencies(tmp_path) == {}
     assert environment.read_temperatures(tmp_path) == {}
     assert environment.read_load(tmp_path) is None
-    assert environment.read_cpu_times(tmp_path) is None
+    assert load.read_cpu_times(tmp_path) is None
 
 
 def test_governors_are_listed_once(tmp_path: Path) -> None:
@@ -82,18 +83,18 @@ def test_load_and_cpu_times(tmp_path: Path) -> None:
         {"proc/loadavg": "1.50 0.9 0.7 3/109 7533\n", "proc/stat": "cpu  10 1 20 300 40 2 3 24 7 0\ncpu0 1 2\n"},
     )
     assert environment.read_load(tmp_path) == 1.5
-    assert environment.read_cpu_times(tmp_path) == environment.CpuTimes(total=400, work=36, stolen=24)
+    assert load.read_cpu_times(tmp_path) == load.CpuTimes(total=400, work=36, stolen=24)
 
 
 def test_runnable_threads(tmp_path: Path) -> None:
-    assert environment.read_runnable(tmp_path) is None
+    assert load.read_runnable(tmp_path) is None
     write(tmp_path, {"proc/stat": "cpu  10 1 20 300\nprocesses 99\nprocs_running 3\nprocs_blocked 1\n"})
-    assert environment.read_runnable(tmp_path) == 3
+    assert load.read_runnable(tmp_path) == 3
 
 
 def test_cpu_times_of_an_old_kernel_without_steal(tmp_path: Path) -> None:
     write(tmp_path, {"proc/stat": "cpu  10 1 20 300\n"})
-    assert environment.read_cpu_times(tmp_path) == environment.CpuTimes(total=331, work=31, stolen=0)
+    assert load.read_cpu_times(tmp_path) == load.CpuTimes(total=331, work=31, stolen=0)
 
 
 def test_memory(tmp_path: Path) -> None:
@@ -119,47 +120,47 @@ def test_memory_of_this_process_is_plausible() -> None:
     ],
 )
 def test_cpu_name(tmp_path: Path, cpuinfo: str, name: str) -> None:
-    assert environment.cpu_name(write(tmp_path, {"proc/cpuinfo": cpuinfo})) == name
+    assert machine.read_cpu_name(write(tmp_path, {"proc/cpuinfo": cpuinfo})) == name
 
 
 def test_cpu_name_is_never_empty_or_missing(tmp_path: Path) -> None:
-    assert environment.cpu_name(tmp_path)
+    assert machine.read_cpu_name(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "cores"), [("0", (0,)), ("0,2,4-7", (0, 2, 4, 5, 6, 7)), ("3 , 1-2,2", (1, 2, 3))])
 def test_core_lists(text: str, cores: tuple[int, ...]) -> None:
-    assert environment.parse_cores(text) == cores
+    assert parse_cores(text) == cores
 
 
 @pytest.mark.parametrize("text", ["", "a", "-1", "4-2", "1,,2", "0x1", "1.5", "999999999"])
-def test_what_names_no_cores_is_refused(text: str) -> None:
+def test_a_malformed_list_of_cores_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="does not name cores"):
-        environment.parse_cores(text)
+        parse_cores(text)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not pin processes")
 def test_pinning_ends_with_its_block() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
-    with environment.pinned((core,)):
+    with pinned((core,)):
         assert os.sched_getaffinity(0) == {core}
     assert os.sched_getaffinity(0) == before
-    with environment.pinned(()):
+    with pinned(()):
         assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not pin processes")
 def test_a_core_that_is_not_there_is_named() -> None:
-    with pytest.raises(UsageError, match="core 99998 is not available"), environment.pinned((99998, 99999)):
+    with pytest.raises(UsageError, match="core 99998 is not available"), pinned((99998, 99999)):
         pytest.fail("not reached")
 
 
 def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    with pytest.raises(UsageError, match="Leave out --pin"), environment.pinned((0,)):
+    with pytest.raises(UsageError, match="Leave out --pin"), pinned((0,)):
         pytest.fail("not reached")
 
 
 def test_a_machine_is_described_in_plain_values(tmp_path: Path) -> None:
-    machine = environment.describe_machine(tmp_path)
-    assert list(machine) == ["cpu_name", "architecture", "os", "threads", "allowed_cores", "governors"]
+    described = machine.describe_machine(tmp_path)
+    assert list(described) == ["cpu_name", "architecture", "os", "threads", "allowed_cores", "governors"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from edgeq_device.engines.cuda import Gpu, read_gpus
+from edgeq_device.system.gpus import Gpu, read_gpus
 
 from tests.device.nvidia import RECORDED, Cuda, Nvml, loads
 

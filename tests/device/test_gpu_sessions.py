@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines import sessions as gpu_sessions
-from edgeq_device.engines.cuda import Gpu
-from edgeq_device.engines.sessions import open_on_gpu
+from edgeq_device.engines import cuda, tensorrt
+from edgeq_device.engines.tensorrt import open_on_gpu
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.system.gpus import Gpu
 
 from .fakes import case, variant
 
@@ -49,14 +49,14 @@ class Ort:
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Imitate a T4 with TensorRT 10. Outputs of open size are bound on the CPU."""
-    monkeypatch.setattr(gpu_sessions.cuda, "read_gpus", lambda: ((Gpu("Tesla T4", (7, 5)),), ""))
-    monkeypatch.setattr(gpu_sessions, "read_tensorrt", lambda ort: ("10.13.0", ""))
+    monkeypatch.setattr(tensorrt, "read_gpus", lambda: ((Gpu("Tesla T4", (7, 5)),), ""))
+    monkeypatch.setattr(tensorrt, "read_tensorrt", lambda ort: ("10.13.0", ""))
 
-    class OnCpu(gpu_sessions.cuda.BoundSession):
+    class OnCpu(cuda.BoundSession):
         def __init__(self, session: Any, ort: Any, device: str, notes: Any = ()) -> None:
             super().__init__(session, ort, "cpu", notes)
 
-    monkeypatch.setattr(gpu_sessions.cuda, "BoundSession", OnCpu)
+    monkeypatch.setattr(cuda, "BoundSession", OnCpu)
 
 
 @pytest.fixture
@@ -106,6 +106,6 @@ def test_a_provider_that_onnxruntime_left_out_is_an_error(for_tensorrt: Variant,
 def test_a_missing_tensorrt_is_reported_before_anything_is_opened(
     for_tensorrt: Variant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_sessions, "read_tensorrt", lambda ort: ("", "TensorRT 10 is not installed"))
+    monkeypatch.setattr(tensorrt, "read_tensorrt", lambda ort: ("", "TensorRT 10 is not installed"))
     with pytest.raises(RuntimeUnavailableError, match="TensorRT 10 is not installed"):
         open_on_gpu(for_tensorrt, Ort, lambda providers: pytest.fail("opened"))

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from edgeq_device.bundle import opening
 from edgeq_device.bundle.opening import open_best
-from edgeq_device.bundle.select import Device, judge, select
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.bundle.select import judge, select
+from edgeq_device.engines.device import Device
 from edgeq_device.engines.sessions import open_session
 from edgeq_device.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq_device.system.gpus import Gpu
 
 from .fakes import CPU, bundle, case, device, variant
 
@@ -56,7 +57,7 @@ def test_the_cpu_where_there_is_no_gpu() -> None:
     bare = gpu_device(gpu_problem="this device has no NVIDIA driver")
     choice = select(ALL, bare)
     assert choice.variant.name == "cpu"
-    assert all("this device has no NVIDIA driver" in verdict.reasons for verdict in choice.others)
+    assert all("this device has no NVIDIA driver" in verdict.reasons for verdict in choice.rejected)
 
 
 def test_a_table_is_for_old_tensorrt_only() -> None:
@@ -82,7 +83,7 @@ def test_a_provider_that_does_not_start_gives_way() -> None:
     assert opened.passed_over == ("not a100: a100 does not start", "not t4: t4 does not start")
 
 
-def test_what_was_asked_for_does_not_give_way() -> None:
+def test_a_requested_variant_does_not_give_way() -> None:
     with pytest.raises(RuntimeUnavailableError, match="a100 does not start"):
         open_best(ALL, gpu_device("a100"), name="a100", open_it=open_but("a100"))
 

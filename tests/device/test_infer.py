@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import check_feeds, read_feeds, save_outputs
-from edgeq_device.engines.sessions import infer
+from edgeq_device.bundle.outputs import save_outputs
+from edgeq_device.engines.runtime import infer
 from edgeq_device.errors import DataError, OutputError, RuntimeUnavailableError
+from edgeq_device.prepare.inputs import check_feeds, read_feeds
 
 from .fakes import Session, Spec
 
@@ -48,7 +49,7 @@ def test_an_input_twice(tmp_path: Path) -> None:
         ({"x": X[0]}, r"has shape \[3\]"),
     ],
 )
-def test_what_does_not_fit(feeds: dict[str, np.ndarray], says: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(feeds: dict[str, np.ndarray], says: str) -> None:
     with pytest.raises(DataError, match=says):
         check_feeds(Session(), feeds)
 

@@ -11,7 +11,7 @@ import edgeq_device.engines.catalog
 import numpy as np
 import pytest
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.errors import BundleError
 from edgeq.run.engines import load_engines
@@ -88,7 +88,7 @@ def device(
     monkeypatch.syspath_prepend(place)
     known = {**edgeq_device.engines.catalog.engines(), **load_engines(place / "engines")}
     monkeypatch.setattr("edgeq_device.engines.catalog.engines", lambda: known)
-    monkeypatch.setattr("edgeq_device.engines.sessions.engines", lambda: known)
+    monkeypatch.setattr("edgeq_device.engines.device.engines", lambda: known)
     monkeypatch.setattr("edgeq_device.bundle.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
     write_bundle(spec(tmp_path), tmp_path / "b")
     return Device(tmp_path, capsys)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.engines.serve import open_request, python_command
+from edgeq_device.engines.guest import build_python_command
+from edgeq_device.engines.memory import measure_memory
+from edgeq_device.engines.serve import build_open_request
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import read_memory
-from edgeq_device.measure.memory import measure_memory
 
 from . import fakes
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(read_memory()[0] is None, reason="this system do
 
 
 def order(model: Path, **changes: Any) -> dict[str, Any]:
-    return {**open_request(fakes.variant(model=model), 1), **changes}
+    return {**build_open_request(fakes.variant(model=model), 1), **changes}
 
 
 def test_a_models_memory_is_measured_in_its_own_process(models: dict[str, Path]) -> None:
@@ -46,7 +47,7 @@ def test_a_child_that_takes_too_long_is_given_up(models: dict[str, Path]) -> Non
 
 def test_the_child_speaks_json(models: dict[str, Path]) -> None:
     child = subprocess.run(
-        python_command("edgeq_device.measure.memory"),
+        build_python_command("edgeq_device.engines.memory"),
         input=json.dumps(order(models["narrow"], shapes={})),
         capture_output=True,
         text=True,

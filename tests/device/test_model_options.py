@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bundle.options import KEY, model_options
 from edgeq_device.bundle.package import open_bundle
+from edgeq_device.engines.options import KEY, read_model_options
 from edgeq_device.engines.sessions import open_session as open_on_device
 from edgeq_device.errors import BundleError
 
 from edgeq import errors
-from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.measure.loaded_model import open_model
@@ -71,10 +71,10 @@ def test_the_runner_sets_them_too(model: Path, tmp_path: Path) -> None:
         (["{}", "{}"], "twice in its metadata"),
     ],
 )
-def test_what_a_model_may_not_set(texts: list[str], says: str, tmp_path: Path) -> None:
+def test_forbidden_options_in_a_model_are_refused(texts: list[str], says: str, tmp_path: Path) -> None:
     path = carrying(tmp_path / "m.onnx", *texts)
     with pytest.raises(BundleError, match=says):
-        model_options(path, "m.onnx")
+        read_model_options(path, "m.onnx")
     with pytest.raises(errors.BundleError, match=says):
         open_session(path)
     done = CliRunner().invoke(group, ["bench", str(path), "--duration", "0.01"])
@@ -83,10 +83,10 @@ def test_what_a_model_may_not_set(texts: list[str], says: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", b"\x72\xff", b"ORTM" * 4])
-def test_what_is_no_model_is_for_the_runtime_to_refuse(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_left_to_the_runtime(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
-    assert model_options(tmp_path / "m.onnx", "m") == model_options(content, "m") == {}
-    assert model_options(tmp_path / "absent.onnx", "m") == {}
+    assert read_model_options(tmp_path / "m.onnx", "m") == read_model_options(content, "m") == {}
+    assert read_model_options(tmp_path / "absent.onnx", "m") == {}
 
 
 @pytest.mark.parametrize("command", ["eval", "bench", "compare", "debug", "audit"])

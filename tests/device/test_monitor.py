@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.measure.bench import Monitor, environment_notes
-from edgeq_device.measure.environment import Others
+from edgeq_device.measure.load import CompetingLoad
+from edgeq_device.measure.monitor import Monitor, describe_environment
 
 FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
 ZONE = "sys/class/thermal/thermal_zone0/temp"
@@ -42,7 +42,7 @@ def test_clock_and_temperature_are_followed(tmp_path: Path, clock: Any) -> None:
     seen = monitor.finish()
     assert seen["clock_mhz"] == {"first": 2400.0, "last": 1800.0, "min": 1500.0, "max": 2400.0}
     assert seen["temperature_c"]["zone0"] == {"first": 50.0, "last": 79.0, "min": 50.0, "max": 81.0}
-    notes = environment_notes(seen, 4)
+    notes = describe_environment(seen, 4)
     assert notes == [
         "the clock varied between 1500 and 2400 MHz during the measurement",
         "zone0 warmed from 50 to 81 degrees C",
@@ -68,11 +68,11 @@ def test_work_of_others_and_of_the_host(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("os.sysconf", lambda name: 100)
     own = iter([5.0, 6.0])
     write(tmp_path, "proc/stat", "cpu  1000 0 0 1000 0 0 0 0 0 0\n")
-    others = Others(root=tmp_path, own_cpu_s=lambda: next(own))
+    others = CompetingLoad(root=tmp_path, own_cpu_s=lambda: next(own))
     # of 400 ticks, 160 are busy, and 100 of these are ours
     write(tmp_path, "proc/stat", "cpu  1160 0 0 1200 0 0 0 40 0 0\n")
-    assert others.share() == pytest.approx(0.15)
-    assert others.stolen_share() == pytest.approx(0.1)
+    assert others.measure_share() == pytest.approx(0.15)
+    assert others.measure_stolen_share() == pytest.approx(0.1)
 
 
 def test_a_system_that_shows_nothing_gives_nulls_and_no_notes(tmp_path: Path, clock: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_system_that_shows_nothing_gives_nulls_and_no_notes(tmp_path: Path, cl
         "thermal_throttles": None,
         "quota_throttles": None,
     }
-    assert environment_notes(seen, 4) == []
+    assert describe_environment(seen, 4) == []
 
 
 def test_counts_are_of_the_measurement_only(tmp_path: Path, clock: Any) -> None:
@@ -95,11 +95,11 @@ def test_counts_are_of_the_measurement_only(tmp_path: Path, clock: Any) -> None:
     write(tmp_path, "sys/fs/cgroup/cpu.stat", "nr_throttled 13\n")
     seen = monitor.finish()
     assert seen["quota_throttles"] == 3
-    assert environment_notes(seen, 4) == ["the container's CPU quota throttled the process in 3 periods"]
+    assert describe_environment(seen, 4) == ["the container's CPU quota throttled the process in 3 periods"]
 
 
 def test_a_calm_machine_gives_no_notes() -> None:
-    assert environment_notes(CALM, 4) == []
+    assert describe_environment(CALM, 4) == []
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_a_calm_machine_gives_no_notes() -> None:
     ],
 )
 def test_each_disturbance_is_noted(change: dict[str, Any], note: str) -> None:
-    (only,) = environment_notes({**CALM, **change}, 4)
+    (only,) = describe_environment({**CALM, **change}, 4)
     assert note in only

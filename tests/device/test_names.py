@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeq_device.bundle.manifest import check_file_name, check_file_names, is_plain_name
+from edgeq_device.bundle.names import check_file_name, check_file_names, is_plain_name
 from edgeq_device.errors import BundleError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +62,7 @@ def test_refused(name: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_what_is_allowed_stays_inside(name: str) -> None:
+def test_allowed_names_stay_inside(name: str) -> None:
     try:
         check_file_name(name, "here")
     except BundleError:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.bundle import onnxfile
-from edgeq_device.bundle.onnxfile import read_onnx, walk_onnx
 from edgeq_device.errors import BundleError
+from edgeq_device.model import onnxfile
+from edgeq_device.model.onnxfile import read_onnx, walk_onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -163,7 +163,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_no_writer_produces_is_refused(name: str) -> None:
+def test_files_that_no_writer_produces_are_refused(name: str) -> None:
     data, says = HOSTILE[name]
     with pytest.raises(BundleError) as refusal:
         walk_onnx(data, "m.onnx")

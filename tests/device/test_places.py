@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from edgeq_device.system.places import temporary_folder
+from edgeq_device.system.places import make_temporary_folder
 
 RUNTIME = Path(__file__).parents[2] / "targets" / "runtime"
 
 
 def test_a_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder, remove = temporary_folder("edgeq-test-", "nothing")
+    folder, remove = make_temporary_folder("edgeq-test-", "nothing")
     (folder / "inner").mkdir()
     assert folder.parent == tmp_path
     assert folder.name.startswith("edgeq-test-")
@@ -30,8 +30,8 @@ def test_a_folder_that_is_left(end: str, tmp_path: Path) -> None:
 import sys, tempfile
 sys.path.insert(0, {str(RUNTIME)!r})
 tempfile.tempdir = {str(tmp_path)!r}
-from edgeq_device.system.places import temporary_folder
-folder, _ = temporary_folder("edgeq-test-", "nothing")
+from edgeq_device.system.places import make_temporary_folder
+folder, _ = make_temporary_folder("edgeq-test-", "nothing")
 (folder / "file").write_text("x")
 print(folder.name)
 {end}
@@ -47,8 +47,8 @@ def test_a_forked_process_leaves_it(tmp_path: Path) -> None:
 import os, sys, tempfile
 sys.path.insert(0, {str(RUNTIME)!r})
 tempfile.tempdir = {str(tmp_path)!r}
-from edgeq_device.system.places import temporary_folder
-folder, remove = temporary_folder("edgeq-test-", "nothing")
+from edgeq_device.system.places import make_temporary_folder
+folder, remove = make_temporary_folder("edgeq-test-", "nothing")
 if child := os.fork():
     os.waitpid(child, 0)
     print(folder.is_dir())

@@ -14,7 +14,7 @@ import pytest
 from edgeq_device.bundle.select import judge
 from edgeq_device.cli import main
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from tests import fake_engine
 from tests.bundle.samples import INPUT, answer, linear, variant
@@ -69,7 +69,7 @@ def device(
     engine = install(tmp_path / "plugin", monkeypatch, behaviour, version)
     known = {**edgeq_device.engines.catalog.engines(), "fake": engine}
     monkeypatch.setattr("edgeq_device.engines.catalog.engines", lambda: known)
-    monkeypatch.setattr("edgeq_device.engines.sessions.engines", lambda: known)
+    monkeypatch.setattr("edgeq_device.engines.device.engines", lambda: known)
     monkeypatch.setattr("edgeq_device.bundle.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
     # The weights are next to the bundle's models, as for large models. The plug-in gets the model as bytes.
     models = [linear(tmp_path / str(bias) / "m.onnx", float(bias), external="weights.bin") for bias in (0, 1)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.errors import UsageError
-from edgeq_device.measure.environment import SETTING, Precedence
 from edgeq_device.measure.latency import measure_interleaved
+from edgeq_device.measure.precedence import SETTING, Precedence
 
 
 class System:
@@ -62,7 +62,7 @@ def test_a_thread_that_is_started_meanwhile_has_it_too(
     assert system.nice == {11: 0, 12: -20, 13: 0}
 
 
-def test_who_wants_to_be_nice_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positive_niceness_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(monkeypatch, tmp_path, t11=10, t12=19)
     taken = system.precedence()
     taken.take()
@@ -70,7 +70,7 @@ def test_who_wants_to_be_nice_stays_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert system.nice == {11: 10, 12: 19}
 
 
-def test_where_it_is_not_granted_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(monkeypatch, tmp_path, t11=0, t12=0)
     system.refused = True
     taken = system.precedence()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.run.engines import load_engines
@@ -32,8 +32,8 @@ QUICK = ("--duration", "0.02", "--queries", "2", "--json")
 # Print the reason why an engine cannot be used on that Python, or an empty line.
 PROBLEM = """
 import onnxruntime
-from edgeq_device.engines.catalog import engines, problem_of
-print(problem_of(engines()[{name!r}], onnxruntime.__version__))
+from edgeq_device.engines.catalog import describe_problem, engines
+print(describe_problem(engines()[{name!r}], onnxruntime.__version__))
 """
 # Run a bundle's program with the fake engine that `values` describes.
 WITH_FAKE = """
@@ -45,12 +45,12 @@ sys.path[:0] = [bundle, packages]
 import edgeq_run
 sys.meta_path.insert(0, edgeq_run._Finder(Path(bundle)))
 import edgeq_device.engines.catalog, edgeq_device.engines.sessions
-from edgeq_device.cli import program
+from edgeq_device.cli import run_program
 fake = edgeq_device.engines.catalog.read_engine(json.loads({values!r}))
 known = {{**edgeq_device.engines.catalog.engines(), "fake": fake}}
-edgeq_device.engines.catalog.engines = edgeq_device.engines.sessions.engines = lambda: known
+edgeq_device.engines.catalog.engines = edgeq_device.engines.device.engines = lambda: known
 sys.argv = ["edgeq_run.py", *arguments]
-sys.exit(program(Path(bundle)))
+sys.exit(run_program(Path(bundle)))
 """
 
 
@@ -156,7 +156,7 @@ def test_an_engine_runs_its_variant(device: Runner, name: str, archive: bool) ->
         pytest.skip(f"on Python 3.9: {problem}")
     engine, place = load_engines()[name], "b.edgeq" if archive else "b"
     try:
-        model = EngineFiles(device.folder).file(linear(device.folder / "m" / "m.onnx", 0.0), engine)
+        model = EngineFiles(device.folder).convert_once(linear(device.folder / "m" / "m.onnx", 0.0), engine)
     except RuntimeUnavailableError as error:
         pytest.skip(f"no {engine.suffix} file can be made here: {error}")
     write_bundle(with_engine(device.folder, "best", engine.provider, model), device.folder / place)

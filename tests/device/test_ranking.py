@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.measure.claim import rank_until_settled, ratio
+from edgeq_device.measure.claim import compute_ratio, rank_until_settled
 from edgeq_device.measure.latency import Burst, Bursts, Distribution
 
 ONE = Bursts(length_s=0.0, lead_in_s=0.0)
@@ -16,13 +16,13 @@ def noisy(seed: int, typical: float, spread: float) -> np.ndarray:
 
 
 def test_ratio_says_how_many_times_faster_the_second_is() -> None:
-    r = ratio(Distribution(np.full(50, 4.0)), Distribution(np.full(50, 2.0)))
+    r = compute_ratio(Distribution(np.full(50, 4.0)), Distribution(np.full(50, 2.0)))
     assert (r.estimate, r.low, r.high, r.pairs) == (2.0, 2.0, 2.0, 50)
     assert r.confidence >= 0.95
 
 
 def test_interval_ends_are_the_order_statistics() -> None:
-    r = ratio(Distribution(np.arange(1.0, 11.0)), Distribution(np.ones(10)))
+    r = compute_ratio(Distribution(np.arange(1.0, 11.0)), Distribution(np.ones(10)))
     # P(Binomial(10, 1/2) <= 1) = 11/1024, <= 2: 56/1024. So one value is left out at either end.
     assert (r.low, r.high) == (2.0, 9.0)
     assert r.confidence == pytest.approx(1 - 2 * (comb(10, 0) + comb(10, 1)) / 1024)
@@ -30,18 +30,18 @@ def test_interval_ends_are_the_order_statistics() -> None:
 
 @pytest.mark.parametrize(("n", "covered"), [(1, 0.0), (2, 0.5), (5, 0.9375)])
 def test_too_few_rounds_give_the_whole_range_and_say_what_it_covers(n: int, covered: float) -> None:
-    r = ratio(Distribution(np.arange(1.0, n + 1)), Distribution(np.ones(n)))
+    r = compute_ratio(Distribution(np.arange(1.0, n + 1)), Distribution(np.ones(n)))
     assert (r.low, r.high, r.confidence) == (1.0, float(n), covered)
 
 
 def test_pairing_cancels_drift_that_hits_both() -> None:
     drift = np.linspace(1, 3, 100)
-    r = ratio(Distribution(2.1 * drift), Distribution(drift))
+    r = compute_ratio(Distribution(2.1 * drift), Distribution(drift))
     assert (r.low, r.high) == (pytest.approx(2.1), pytest.approx(2.1))
 
 
 def test_rounds_beyond_the_shorter_measurement_are_left_out() -> None:
-    r = ratio(Distribution(np.full(10, 3.0)), Distribution(np.repeat([1.0, 9.0], [10, 20])))
+    r = compute_ratio(Distribution(np.full(10, 3.0)), Distribution(np.repeat([1.0, 9.0], [10, 20])))
     assert (r.estimate, r.pairs) == (3.0, 10)
 
 
@@ -49,13 +49,13 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
     hits = 0
     for seed in range(300):
         a, b = noisy(seed, 2.0, 0.3)[:40], noisy(10_000 + seed, 1.0, 0.3)[:40]
-        r = ratio(Distribution(a), Distribution(b))
+        r = compute_ratio(Distribution(a), Distribution(b))
         hits += r.low <= 2.0 <= r.high
     assert hits >= 0.92 * 300
 
 
 def test_ratio_of_many_rounds_is_finite_and_narrow() -> None:
-    r = ratio(Distribution(np.tile(noisy(1, 2.0, 0.1), 4)), Distribution(np.tile(noisy(2, 1.0, 0.1), 4)))
+    r = compute_ratio(Distribution(np.tile(noisy(1, 2.0, 0.1), 4)), Distribution(np.tile(noisy(2, 1.0, 0.1), 4)))
     assert 1.98 < r.low < r.estimate < r.high < 2.02
 
 
@@ -86,7 +86,7 @@ def test_equally_fast_runners_settle_as_a_tie(clock: Any) -> None:
     assert {frozenset(t) for t in ranking.ties} == {frozenset("ab")}
 
 
-def test_that_the_first_is_no_slower_by_more_than_the_tolerance_is_enough(clock: Any) -> None:
+def test_a_winner_within_the_tolerance_is_enough(clock: Any) -> None:
     """The order is settled once the first is slower by at most the tolerance. It would take long to prove or exclude a
     difference of about the tolerance.
     """
@@ -96,7 +96,7 @@ def test_that_the_first_is_no_slower_by_more_than_the_tolerance_is_enough(clock:
     assert ranking.rounds <= 600
 
 
-def test_what_is_settled_within_the_tolerance_costs_no_more_than_it(clock: Any) -> None:
+def test_an_order_within_the_tolerance_costs_no_more_than_it(clock: Any) -> None:
     """In at most 5 % of the races with a tolerance of 1 %, a runner that is 2 % slower is settled as the first."""
     wrong = 0
     for seed in range(100):
@@ -120,7 +120,7 @@ def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
     assert rank_until_settled(runners, enough=24, keep="a", **rules).rounds > 60
 
 
-def test_what_is_far_slower_is_dropped_in_few_rounds(clock: Any) -> None:
+def test_a_far_slower_runner_is_dropped_in_few_rounds(clock: Any) -> None:
     """A runner that is far slower in all of six rounds is dropped, although six are too few for the certainty that 36
     pairs of runners demand.
     """
@@ -180,7 +180,7 @@ class Disturbed:
 
 
 @pytest.mark.parametrize(("keep", "rounds"), [("float", 30), ("", 12)])
-def test_what_is_settled_goes_on_until_no_session_lacks_an_undisturbed_run(keep: str, rounds: int) -> None:
+def test_a_settled_order_waits_for_an_undisturbed_run_in_each_session(keep: str, rounds: int) -> None:
     runners = {
         "float": [Disturbed(0, 0.02) for _ in range(6)],
         "int8": [Disturbed(4 if session == 5 else 0, 0.01) for session in range(6)],
@@ -189,7 +189,7 @@ def test_what_is_settled_goes_on_until_no_session_lacks_an_undisturbed_run(keep:
     assert ranking.settled
     # The sixth session's fifth turn is round 30.
     assert rounds <= ranking.rounds < rounds + rounds / 4
-    counted = ratio(ranking.distributions["float"], ranking.distributions["int8"], by_session=True).pairs
+    counted = compute_ratio(ranking.distributions["float"], ranking.distributions["int8"], by_session=True).pairs
     assert counted == (6 if keep else 5)
 
 

@@ -9,12 +9,12 @@ from edgeq_device.measure.latency import Distribution
 from edgeq_device.measure.scenarios import (
     SCENARIOS,
     ServerResult,
-    arrivals,
+    draw_arrivals,
+    draw_order,
     estimate_max_rate,
     find_max_rate,
-    query_runner,
-    sample_order,
-    serve,
+    make_runner,
+    run_server,
 )
 
 
@@ -43,16 +43,16 @@ def test_the_scenarios_and_the_figure_that_counts() -> None:
 
 
 def test_sample_order_takes_all_equally_often_and_follows_the_seed() -> None:
-    order = sample_order(7, 70, seed=3)
+    order = draw_order(7, 70, seed=3)
     assert set(Counter(order).values()) == {10}
-    assert order == sample_order(7, 70, seed=3) != sample_order(7, 70, seed=4)
-    assert sorted(sample_order(7, 3, seed=3)) != [0, 1, 2] or len(set(sample_order(7, 3, seed=3))) == 3
+    assert order == draw_order(7, 70, seed=3) != draw_order(7, 70, seed=4)
+    assert sorted(draw_order(7, 3, seed=3)) != [0, 1, 2] or len(set(draw_order(7, 3, seed=3))) == 3
 
 
 def test_single_queries_are_the_same_for_every_session() -> None:
     a, b = Recording(), Recording()
     for session in (a, b):
-        run = query_runner(session, samples(5), seed=1)
+        run = make_runner(session, samples(5), seed=1)
         for _ in range(20):
             run()
     drawn = [float(f["x"][0, 0]) for f in a.fed]
@@ -63,13 +63,13 @@ def test_single_queries_are_the_same_for_every_session() -> None:
 @pytest.mark.parametrize(("batch", "shapes"), [(1, [(1, 2)] * 8), (8, [(8, 2)]), (3, [(3, 2), (3, 2), (2, 2)])])
 def test_a_multi_stream_query_runs_eight_samples(batch: int, shapes: list[tuple[int, int]]) -> None:
     session = Recording()
-    query_runner(session, samples(5), samples_per_query=8, batch=batch)()
+    make_runner(session, samples(5), samples_per_query=8, batch=batch)()
     assert [f["x"].shape for f in session.fed] == shapes
 
 
 def test_more_samples_than_the_cycle_are_all_run() -> None:
     session = Recording()
-    run = query_runner(session, samples(1500))
+    run = make_runner(session, samples(1500))
     for _ in range(1500):
         run()
     assert len({float(f["x"][0, 0]) for f in session.fed}) == 1500
@@ -77,23 +77,23 @@ def test_more_samples_than_the_cycle_are_all_run() -> None:
 
 def test_no_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
-        query_runner(Recording(), [])
+        make_runner(Recording(), [])
 
 
 def test_arrivals_are_a_poisson_process() -> None:
-    times = arrivals(200.0, 100.0, 100, seed=0)
+    times = draw_arrivals(200.0, 100.0, 100, seed=0)
     gaps = np.diff(times)
     assert np.all(gaps >= 0)
     assert gaps.mean() == pytest.approx(1 / 200, rel=0.03)
     # an exponential distribution has a standard deviation equal to its mean
     assert gaps.std() == pytest.approx(1 / 200, rel=0.05)
-    assert np.array_equal(times, arrivals(200.0, 100.0, 100, seed=0))
-    assert not np.array_equal(times[:100], arrivals(200.0, 100.0, 100, seed=1)[:100])
+    assert np.array_equal(times, draw_arrivals(200.0, 100.0, 100, seed=0))
+    assert not np.array_equal(times[:100], draw_arrivals(200.0, 100.0, 100, seed=1)[:100])
 
 
 @pytest.mark.parametrize(("rate", "duration", "queries"), [(10.0, 5.0, 1), (10.0, 0.0, 500), (0.5, 3.0, 1)])
 def test_arrivals_meet_both_minima(rate: float, duration: float, queries: int) -> None:
-    times = arrivals(rate, duration, queries, seed=2)
+    times = draw_arrivals(rate, duration, queries, seed=2)
     assert len(times) >= queries
     assert times[-1] >= duration
     if len(times) > queries:
@@ -103,7 +103,7 @@ def test_arrivals_meet_both_minima(rate: float, duration: float, queries: int) -
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_makes_no_sense_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="rate"):
-        arrivals(rate, 1.0, 1, seed=0)
+        draw_arrivals(rate, 1.0, 1, seed=0)
 
 
 def brute_force(due: np.ndarray, service_s: float) -> list[float]:
@@ -115,7 +115,7 @@ def brute_force(due: np.ndarray, service_s: float) -> list[float]:
 
 
 def test_latency_counts_from_the_arrival_and_so_includes_the_wait(clock: Any) -> None:
-    result = serve(
+    result = run_server(
         clock.runner([0.01]),
         rate_qps=60.0,
         latency_bound_ms=1e6,
@@ -125,7 +125,7 @@ def test_latency_counts_from_the_arrival_and_so_includes_the_wait(clock: Any) ->
         clock=clock,
         sleep=clock.sleep,
     )
-    expected = brute_force(arrivals(60.0, 5.0, 100, seed=4), 0.01)
+    expected = brute_force(draw_arrivals(60.0, 5.0, 100, seed=4), 0.01)
     assert result.complete
     assert result.valid
     assert result.latency.samples_ms == pytest.approx(np.array(expected) * 1e3, abs=0.1)
@@ -137,12 +137,12 @@ def test_latency_counts_from_the_arrival_and_so_includes_the_wait(clock: Any) ->
 def test_over_bound_share_and_verdict(clock: Any) -> None:
     # The queries are far apart, so none waits, and two of a hundred are slow.
     run = clock.runner([0.001] * 49 + [0.1])
-    result = serve(
+    result = run_server(
         run, rate_qps=1.0, latency_bound_ms=50, min_duration_s=0, min_queries=100, clock=clock, sleep=clock.sleep
     )
     assert not result.valid
     fine = clock.runner([0.001] * 199 + [0.1])
-    result = serve(
+    result = run_server(
         fine, rate_qps=0.5, latency_bound_ms=50, min_duration_s=0, min_queries=1000, clock=clock, sleep=clock.sleep
     )
     assert result.valid
@@ -151,7 +151,7 @@ def test_over_bound_share_and_verdict(clock: Any) -> None:
 
 def test_an_overloaded_server_is_broken_off(clock: Any) -> None:
     start = clock.now
-    result = serve(
+    result = run_server(
         clock.runner([0.1]),
         rate_qps=1000.0,
         latency_bound_ms=200,
@@ -170,7 +170,7 @@ def test_breaking_off_never_changes_the_verdict(clock: Any) -> None:
     fast.
     """
     run = clock.runner([0.001] * 98 + [0.1] * 2)
-    result = serve(
+    result = run_server(
         run, rate_qps=1.0, latency_bound_ms=50, min_duration_s=0, min_queries=100, clock=clock, sleep=clock.sleep
     )
     assert result.latency.count == 99
@@ -180,7 +180,7 @@ def test_breaking_off_never_changes_the_verdict(clock: Any) -> None:
 
 def test_progress_reaches_one(clock: Any) -> None:
     seen: list[float] = []
-    serve(
+    run_server(
         clock.runner([0.001]),
         rate_qps=50,
         latency_bound_ms=100,
@@ -242,6 +242,6 @@ def test_a_search_without_success_ends_with_what_it_tried_last() -> None:
 
 
 def test_on_the_real_clock_queries_are_not_early() -> None:
-    result = serve(lambda: None, rate_qps=200, latency_bound_ms=1e6, min_duration_s=0.05, min_queries=5)
+    result = run_server(lambda: None, rate_qps=200, latency_bound_ms=1e6, min_duration_s=0.05, min_queries=5)
     assert result.latency.minimum >= 0
     assert result.latency.count >= 5

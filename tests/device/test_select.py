@@ -27,7 +27,7 @@ def test_the_highest_rank_that_fits_wins(features: str, expected: str) -> None:
 def test_reasons_for_the_others() -> None:
     choice = select(EVERY, device("avx2 fma"))
     assert choice.why == "rank 30 is the highest here; this device has avx2, fma"
-    reasons = {verdict.variant.name: verdict.reasons for verdict in choice.others}
+    reasons = {verdict.variant.name: verdict.reasons for verdict in choice.rejected}
     assert reasons == {
         "base": (),
         "vnni": ("this device has no avx512_vnni",),
@@ -64,7 +64,7 @@ def test_the_runtime_must_be_new_enough(minimum: str, runtime: str, fits: bool) 
     assert fits or verdict.reasons == (f"it needs onnxruntime {minimum}, this device has {runtime}",)
 
 
-def test_what_onnxruntime_does_not_run_is_not_chosen() -> None:
+def test_a_variant_of_another_runtime_is_not_chosen() -> None:
     assert judge(variant(model=None), device()).reasons == ("ONNX Runtime does not run it",)
 
 
@@ -77,7 +77,7 @@ def test_nothing_fits() -> None:
     assert refusal.value.exit_code == 7
 
 
-def test_where_only_the_runtime_is_too_old_a_newer_one_helps() -> None:
+def test_an_old_runtime_alone_leads_to_advice_for_a_newer_one() -> None:
     old = device("avx2 fma", runtime="1.18.1")
     wanted = (variant("later", min_onnxruntime="1.24"), variant("sooner", min_onnxruntime="1.20"), ARM)
     with pytest.raises(BundleError, match=r"Install onnxruntime 1\.20 or newer"):

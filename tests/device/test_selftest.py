@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import SelfTestResult, compare, run_selftest
-from edgeq_device.bundle.variants import SliceTolerance
+from edgeq_device.bundle.selftest import SelfTestResult, compare_arrays, run_selftest
+from edgeq_device.engines.variant import SliceTolerance
 from edgeq_device.errors import BundleError
 
 from .fakes import Session, case, variant
@@ -16,14 +16,14 @@ INPUT = [[1, 2, 3]]
 RIGHT = np.array([[2, 4, 6]], np.float32)
 
 
-def test_what_is_within_the_tolerance_passes(tmp_path: Path) -> None:
+def test_an_error_within_the_tolerance_passes(tmp_path: Path) -> None:
     tested = variant(cases=(case(tmp_path, INPUT, RIGHT + np.float32(0.25)),), tolerance={"y": 0.25})
     result = run_selftest(tested, Session())
     assert result.passed
     assert result.outputs[0].max_abs_error == 0.25
 
 
-def test_what_is_over_the_tolerance_fails(tmp_path: Path) -> None:
+def test_an_error_over_the_tolerance_fails(tmp_path: Path) -> None:
     tested = variant(cases=(case(tmp_path, INPUT, RIGHT + np.float32(0.25)),), tolerance={"y": 0.125})
     result = run_selftest(tested, Session())
     assert not result.passed
@@ -62,7 +62,7 @@ def test_vectors_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_texts_are_compared_of_arrays_of_any_width() -> None:
-    assert compare(np.array(["a"]), np.array(["a"], dtype="<U7")) == (0.0, "")
+    assert compare_arrays(np.array(["a"]), np.array(["a"], dtype="<U7")) == (0.0, "")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_texts_are_compared_of_arrays_of_any_width() -> None:
         (np.array([b"a"]), np.array([b"a"]), "cannot be compared"),
     ],
 )
-def test_what_differs_besides_values(found: np.ndarray, expected: np.ndarray, says: str) -> None:
-    error, problem = compare(found, expected)
+def test_differences_besides_values_fail(found: np.ndarray, expected: np.ndarray, says: str) -> None:
+    error, problem = compare_arrays(found, expected)
     assert error == float("inf")
     assert says in problem
 
@@ -85,8 +85,8 @@ def test_what_differs_besides_values(found: np.ndarray, expected: np.ndarray, sa
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "bool", "float16", "int64", "float64"])
 def test_every_kind_of_number_compares(dtype: str) -> None:
     left, right = np.array([0, 1], dtype), np.array([1, 1], dtype)
-    assert compare(left, right) == (1.0, "")
-    assert compare(left[:0], right[:0]) == (0.0, "")
+    assert compare_arrays(left, right) == (1.0, "")
+    assert compare_arrays(left[:0], right[:0]) == (0.0, "")
 
 
 def test_a_slice_has_a_tolerance_of_its_own(tmp_path: Path) -> None:

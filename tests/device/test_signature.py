@@ -13,9 +13,9 @@ from edgeq_device.trust.signature import (
     BUNDLE_TYPE,
     PAYLOAD_TYPE,
     check_files,
+    hash_digests,
     parse_signature,
-    root_digest,
-    signed_files,
+    read_signed_files,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 FILES = {"a/b": "1" * 64, "c": "2" * 64}
 STATEMENT: dict[str, Any] = {
     "_type": "https://in-toto.io/Statement/v1",
-    "subject": [{"name": "m", "digest": {"sha256": root_digest(FILES)}}],
+    "subject": [{"name": "m", "digest": {"sha256": hash_digests(FILES)}}],
     "predicateType": "https://model_signing/signature/v1.0",
     "predicate": {
         "serialization": {"method": "files", "hash_type": "sha256", "allow_symlinks": False},
@@ -68,12 +68,12 @@ def changed(value: dict[str, Any], data: st.DataObject) -> bytes:
     return json.dumps(value).encode()
 
 
-def test_what_is_whole_is_read() -> None:
+def test_a_complete_signature_is_read() -> None:
     found = parse_signature(json.dumps(BUNDLE).encode(), "x")
     assert (found.payload, found.value, found.hint, found.chain) == (b"{}", b"\0", "a" * 64, ())
     assert found.message == b"DSSEv1 28 application/vnd.in-toto+json 2 {}"
     assert parse_signature(json.dumps(CHAIN).encode(), "x").chain == (b"\0",)
-    assert signed_files(json.dumps(STATEMENT).encode(), "x") == FILES
+    assert read_signed_files(json.dumps(STATEMENT).encode(), "x") == FILES
 
 
 @settings(max_examples=60)
@@ -92,7 +92,7 @@ def test_changed_statements(data: st.DataObject) -> None:
     """
     text = changed(STATEMENT, data)
     with suppress(BundleError):
-        assert list(signed_files(text, "x").values()) == list(FILES.values())
+        assert list(read_signed_files(text, "x").values()) == list(FILES.values())
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_other_serializations_are_refused() -> None:
         other = copy.deepcopy(STATEMENT)
         other["predicate"]["serialization"][key] = value
         with pytest.raises(BundleError, match="whole files"):
-            signed_files(json.dumps(other).encode(), "x")
+            read_signed_files(json.dumps(other).encode(), "x")
     with pytest.raises(BundleError, match="keyless"):
         parse_signature(json.dumps({**BUNDLE, "verificationMaterial": {"certificate": {}}}).encode(), "x")
     # Only one of the encodings of b"x" is canonical base64.

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from edgeq_device.engines.sessions import linked_version, read_tensorrt, version_text
+from edgeq_device.engines.tensorrt import format_version, read_linked_version, read_tensorrt
 
 
 def onnxruntime(folder: Path, library: bytes | None) -> Any:
@@ -20,7 +20,7 @@ def missing(name: str) -> Any:
 
 
 def test_the_version_that_the_provider_is_linked_against(tmp_path: Path) -> None:
-    assert linked_version(onnxruntime(tmp_path, b"\x7fELF\0libnvinfer.so.10\0libnvinfer_plugin.so.10\0")) == 10
+    assert read_linked_version(onnxruntime(tmp_path, b"\x7fELF\0libnvinfer.so.10\0libnvinfer_plugin.so.10\0")) == 10
 
 
 def test_its_library_tells_the_version(tmp_path: Path) -> None:
@@ -47,4 +47,4 @@ def test_an_onnxruntime_without_the_provider(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(8601, "8.6.1"), (100001, "10.0.1"), (110400, "11.4.0")])
 def test_version_numbers(number: int, text: str) -> None:
-    assert version_text(number) == text
+    assert format_version(number) == text

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.cuda import Gpu
-from edgeq_device.engines.sessions import engine_key, plan_engine, trtexec_line, typed_options
+from edgeq_device.engines.tensorrt import build_trtexec_line, name_engine, plan_engine, select_typed_options
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import OutputError
+from edgeq_device.system.gpus import Gpu
 
 from .fakes import variant
 
@@ -40,7 +40,7 @@ def built(model: Path, tmp_path: Path, cache: Path) -> Variant:
         model=model,
         provider_options=OPTIONS,
         bundle="ab12",
-        beside=tmp_path / "bundle.engines",
+        old_engines=tmp_path / "bundle.engines",
     )
 
 
@@ -57,15 +57,15 @@ def test_engines_lie_in_the_users_cache_by_bundle_gpu_version_and_model(built: V
 
 
 def test_an_engine_beside_the_bundle_is_not_used_and_a_note_tells_so_once(built: Variant) -> None:
-    assert built.beside is not None
-    key = engine_key(built, T4, "10.13.0")
+    assert built.old_engines is not None
+    key = name_engine(built, T4, "10.13.0")
     for name in (key, key.replace(key.rpartition("-")[2], key.rpartition("-")[2][:16])):
-        (built.beside / name).mkdir(parents=True)
-        (built.beside / name / "x.engine").write_bytes(b"hostile")
+        (built.old_engines / name).mkdir(parents=True)
+        (built.old_engines / name / "x.engine").write_bytes(b"hostile")
     engine = plan_engine(built, [T4], "10.13.0")
     assert not engine.cached
-    assert not any(str(built.beside) in value for value in engine.options.values())
-    assert f"{built.beside} is not used" in engine.note
+    assert not any(str(built.old_engines) in value for value in engine.options.values())
+    assert f"{built.old_engines} is not used" in engine.note
     (engine.folder / "x.engine").write_bytes(b"")
     assert plan_engine(built, [T4], "10.13.0").note == ""
 
@@ -93,15 +93,15 @@ def test_a_cache_in_which_others_can_write_is_not_used(built: Variant, cache: Pa
 
 def test_another_gpu_version_or_model_has_another_engine(built: Variant, model: Path) -> None:
     places = [(T4, "10.13.0"), (T4, "11.0.0"), (Gpu("L4", (8, 9)), "10.13.0")]
-    keys = {engine_key(built, gpu, version) for gpu, version in places}
+    keys = {name_engine(built, gpu, version) for gpu, version in places}
     model.write_bytes(b"another model")
-    keys.add(engine_key(built, T4, "10.13.0"))
+    keys.add(name_engine(built, T4, "10.13.0"))
     assert len(keys) == 4
 
 
 def test_precision_flags_are_for_weakly_typed_tensorrt(built: Variant) -> None:
-    assert typed_options(built, "10.13.0") == OPTIONS
-    assert typed_options(built, "11.0.0") == {"trt_engine_cache_enable": "1"}
+    assert select_typed_options(built, "10.13.0") == OPTIONS
+    assert select_typed_options(built, "11.0.0") == {"trt_engine_cache_enable": "1"}
 
 
 def test_a_table_is_laid_among_the_engines(built: Variant, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_without_a_cache_engines_are_lost_with_a_word(
     ],
 )
 def test_the_trtexec_line(built: Variant, tensorrt: str, info: dict[str, str], words: tuple[str, ...]) -> None:
-    line = trtexec_line(replace(built, info=info), tensorrt, {"x": (1, 3, 8, 8)}).split()
+    line = build_trtexec_line(replace(built, info=info), tensorrt, {"x": (1, 3, 8, 8)}).split()
     assert line[0] == "trtexec"
     assert f"--onnx={built.model}" in line
     assert "--shapes=x:1x3x8x8" in line

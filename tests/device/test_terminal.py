@@ -6,7 +6,7 @@ import json
 import unicodedata
 
 import pytest
-from edgeq_device.system.relay import json_text, printable
+from edgeq_device.system.relay import escape, format_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,15 +20,15 @@ from hypothesis import strategies as st
         ("a\u2028b\u202ec\ud800", "a\\u2028b\\u202ec\\ud800"),
     ],
 )
-def test_what_is_not_seen_is_an_escape(text: str, shown: str) -> None:
-    assert printable(text) == shown
+def test_invisible_characters_become_escapes(text: str, shown: str) -> None:
+    assert escape(text) == shown
 
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_nothing_that_moves_a_cursor_is_left(text: str) -> None:
-    shown = printable(text)
+    shown = escape(text)
     assert {unicodedata.category(c) for c in shown}.isdisjoint({"Cc", "Cf", "Cs", "Zl", "Zp"})
     assert shown.splitlines() in ([shown], [])
-    printed = json_text({"text": text})
+    printed = format_json({"text": text})
     assert printed.replace("\n", "").isprintable()
     assert json.loads(printed) == {"text": text}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.trust import keys as trust_module
-from edgeq_device.trust.keys import read_trust, trust_for
-from edgeq_device.trust.signature import PublicKey, curves
+from edgeq_device.trust.keys import find_trust, read_trust
+from edgeq_device.trust.signature import PublicKey, load_curves
 
-KEY = PublicKey(curves()[0], curves()[0].x, curves()[0].y)
+KEY = PublicKey(load_curves()[0], load_curves()[0].x, load_curves()[0].y)
 
 
 def pem(key: PublicKey, label: str = "PUBLIC KEY") -> str:
@@ -64,7 +64,7 @@ def test_a_folder(tmp_path: Path) -> None:
         ("revoked.txt", "", "contains no key"),
     ],
 )
-def test_what_is_not_understood_is_refused(name: str, text: str | bytes, problem: str, tmp_path: Path) -> None:
+def test_malformed_keys_are_refused(name: str, text: str | bytes, problem: str, tmp_path: Path) -> None:
     """A file that edgeq does not understand is refused. If it skipped a revocation, it would trust the revoked key."""
     write(tmp_path / name, text)
     with pytest.raises(UsageError, match=problem):
@@ -105,32 +105,32 @@ def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("EDGEQ_TRUST", raising=False)
     place = tmp_path / "trust"
     monkeypatch.setattr(trust_module, "PLACE", str(place))
-    assert trust_for(None, required=False) is None
+    assert find_trust(None, required=False) is None
     with pytest.raises(UsageError, match="no key is trusted here"):
-        trust_for(None, required=True)
+        find_trust(None, required=True)
     place.mkdir()
     with pytest.raises(UsageError, match="contains no key"):
-        trust_for(None, required=False)
+        find_trust(None, required=False)
     write(place / "a.pub", pem(KEY))
-    found = trust_for(None, required=False)
+    found = find_trust(None, required=False)
     assert found is not None
     assert found.source == str(place)
     monkeypatch.setenv("EDGEQ_TRUST", str(tmp_path / "absent"))
     with pytest.raises(UsageError, match="cannot be read"):
-        trust_for(None, required=False)
-    given = trust_for(place / "a.pub", required=True)
+        find_trust(None, required=False)
+    given = find_trust(place / "a.pub", required=True)
     assert given is not None
     # A file is in the place of its folder. A folder that cannot be read does not count as missing.
     monkeypatch.delenv("EDGEQ_TRUST")
     monkeypatch.setattr(trust_module, "PLACE", str(place / "a.pub" / "trust"))
     with pytest.raises(UsageError, match="cannot be read"):
-        trust_for(None, required=False)
+        find_trust(None, required=False)
 
 
 def test_rotation_expiry_and_revocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both keys are trusted while one replaces the other. Then the old key expires or is revoked."""
     pytest.importorskip("cryptography")
-    from edgeq.bundle.write import read_signing_key, sign_files
+    from edgeq.bundle.sign import read_signing_key, sign_files
     from tests.bundle.signing.keys import write_key
 
     files = {"a": "0" * 64}

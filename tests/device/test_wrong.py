@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from edgeq_device.bundle.select import judge, select, wrong_here
-from edgeq_device.engines.catalog import known_wrong
+from edgeq_device.bundle.select import find_wrong_kernels, judge, select
+from edgeq_device.engines.catalog import load_wrong_kernels
 from edgeq_device.errors import BundleError
 
 from edgeq.model.compatibility import wrong_table
@@ -18,7 +18,9 @@ INT8 = variant("int8", rank=9, info={"products": ["Conv u8s8"]})
 def test_devices_read_what_the_table_says() -> None:
     file = shipped("targets") / "runtime" / "edgeq_device" / "engines" / "known_wrong.json"
     assert file.read_text("utf-8") == wrong_table(), "run scripts/engines_json.py"
-    assert all(row.source.startswith("https://") and row.state and row.fix and row.products for row in known_wrong())
+    assert all(
+        row.source.startswith("https://") and row.state and row.fix and row.products for row in load_wrong_kernels()
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def test_the_device_takes_another_variant_and_says_why() -> None:
     here = device("amx_int8", runtime="1.24.4")
     choice = select(bundle(INT8, variant("s8", info={"products": ["Conv s8s8"]}), variant("old")), here)
     assert choice.variant.name == "s8"
-    assert "computes Conv u8s8 wrongly" in choice.others[0].reasons[0]
+    assert "computes Conv u8s8 wrongly" in choice.rejected[0].reasons[0]
     with pytest.raises(BundleError, match=r"computes Conv u8s8 wrongly.*Upgrade to onnxruntime"):
         select(bundle(INT8), here)
     with pytest.raises(BundleError, match="products is not a list of strings"):
@@ -41,6 +43,6 @@ def test_the_device_takes_another_variant_and_says_why() -> None:
 
 
 def test_cores_with_dot_products_are_not_concerned() -> None:
-    kinds = {kind for row in wrong_here("1.24", "arm64", {"asimd"}) for kind in row.products}
+    kinds = {kind for row in find_wrong_kernels("1.24", "arm64", {"asimd"}) for kind in row.products}
     assert "MatMul s8s8 with -128" in kinds
-    assert not wrong_here("1.24", "arm64", {"asimd", "asimddp"})
+    assert not find_wrong_kernels("1.24", "arm64", {"asimd", "asimddp"})

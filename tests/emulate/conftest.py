@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edgeq_device.measure.features import read_features
+from edgeq_device.system.features import read_features
 
 from edgeq.emulate import routes
 from edgeq.emulate.cache import home

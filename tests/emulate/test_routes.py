@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.measure.features import FEATURES
+from edgeq_device.system.features import FEATURES
 
 from edgeq.emulate import routes
 from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, Open, Running, choose_route

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from edgeq_device.prepare.arrays import read_arrays
 
 from edgeq.backends.base import SIMULATORS
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.cli import group
 from edgeq.data.open_source import Data
 from edgeq.emulate.check import VerifyRequest, suggest_check, verify_on
@@ -127,14 +127,14 @@ def test_the_next_check_of_what_nothing_here_can_run(data: Path, tmp_path: Path,
 def test_a_target_takes_what_its_runner_would(bundle: Path) -> None:
     (check,) = verify_on(VerifyRequest(bundle, ("this-machine",))).checks
     assert check.variant == resolve("auto").profile.name
-    with opened(bundle) as content:
+    with open_checked(bundle) as content:
         elsewhere = next(v for v in content.components["model"] if v.name != check.variant)
     with pytest.raises(BundleError, match=rf"variant {elsewhere.name} does not run here"):
         verify_on(VerifyRequest(bundle, ("this-machine",), variant=elsewhere.name))
 
 
 def test_nothing_that_could_be_run_is_an_error(bundle: Path, bare: None) -> None:
-    with opened(bundle) as content:
+    with open_checked(bundle) as content:
         native = resolve("auto").profile.name
         elsewhere = next(v.name for v in content.components["model"] if v.name != native)
     found = verify_on(VerifyRequest(bundle, (elsewhere,)))
@@ -192,7 +192,7 @@ def test_answers_that_the_target_did_not_give_may_differ_by_what_quantization_ch
     """
     float_session = onnxruntime.InferenceSession(data / "net.onnx", providers=["CPUExecutionProvider"])
     native = resolve("auto").profile.name
-    with opened(bundle) as content:
+    with open_checked(bundle) as content:
         for variant in content.components["model"]:
             cases = [(read_arrays(case.inputs), read_arrays(case.outputs)) for case in variant.cases]
             largest = 0.025 * max(np.abs(outputs["y"]).max() for _, outputs in cases)
@@ -210,7 +210,7 @@ def test_a_package_is_checked_on_its_target_s_kernels(maskable: None, data: Path
     assert (check.status, check.where, check.samples) == ("passed", "emulated", 12)
     assert check.kernels is not None
     assert check.kernels.pairs == "saturated"
-    with opened(tmp_path / "b") as bundle:
+    with open_checked(tmp_path / "b") as bundle:
         (variant,) = bundle.components["model"]
     checks = {check["name"]: check for check in variant.info["checks"]}
     for name in ("self-test", "load", "accuracy", "coverage"):

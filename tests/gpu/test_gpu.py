@@ -11,7 +11,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from edgeq_device.engines.catalog import engine_options
-from edgeq_device.engines.cuda import CUDA, open_cuda, read_gpus
+from edgeq_device.engines.cuda import CUDA, open_cuda
+from edgeq_device.system.gpus import read_gpus
 
 from edgeq import demo
 from edgeq.jobs.doctor import check_engine, doctor

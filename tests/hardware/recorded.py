@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines.cuda import Gpu
-from edgeq_device.measure.features import Answers, Evidence
+from edgeq_device.system.features import Answers, Evidence
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.hardware.detect import Machine, describe
 

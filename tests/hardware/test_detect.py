@@ -3,8 +3,8 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-from edgeq_device.engines.cuda import Gpu
-from edgeq_device.measure.features import Reading
+from edgeq_device.system.features import Reading
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.hardware import detect
 from edgeq.hardware import detect as runtimes

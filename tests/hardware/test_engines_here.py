@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines

@@ -3,9 +3,9 @@ from __future__ import annotations
 import struct
 
 import pytest
-from edgeq_device.engines.catalog import vendor_of
-from edgeq_device.measure import features
-from edgeq_device.measure.features import Evidence, interpret
+from edgeq_device.engines.catalog import read_vendor_of
+from edgeq_device.system import features
+from edgeq_device.system.features import Evidence, interpret
 
 from tests.hardware.recorded import RECORDS, auxv, evidence_of
 
@@ -105,13 +105,13 @@ def test_cpuid_of_this_machine_agrees_with_linux() -> None:
 def test_the_maker_of_the_cpu_is_who_cpuid_names() -> None:
     intel = (22, 0x756E6547, 0x6C65746E, 0x49656E69)
     amd = "processor\t: 0\nvendor_id\t: AuthenticAMD\n"
-    assert vendor_of(Evidence("Linux", "x86_64", amd)) == "AuthenticAMD"
+    assert read_vendor_of(Evidence("Linux", "x86_64", amd)) == "AuthenticAMD"
     under_an_emulator = Evidence("Linux", "x86_64", amd, cpuid=features.Answers({(0, 0): intel}, 0))
-    assert vendor_of(under_an_emulator) == "GenuineIntel"
-    assert vendor_of(Evidence("Linux", "aarch64")) == ""
+    assert read_vendor_of(under_an_emulator) == "GenuineIntel"
+    assert read_vendor_of(Evidence("Linux", "aarch64")) == ""
     here = features.gather()
     if here.cpuid is not None and here.cpuinfo:
-        assert vendor_of(here) == features.parse_identity(here.cpuinfo)["vendor_id"]
+        assert read_vendor_of(here) == features.parse_identity(here.cpuinfo)["vendor_id"]
 
 
 def test_machine_code_that_is_forbidden_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

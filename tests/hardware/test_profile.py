@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.errors import HardwareError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import ANY, Profile, load_profiles, match_profile
-from edgeq.run.engines import only_engine
+from edgeq.run.engines import find_only_engine
 from edgeq.scheme import Scheme
 from edgeq.util.folders import shipped
 from edgeq.util.records import plain
@@ -106,7 +106,7 @@ def test_the_default_is_in_the_search_space(profile: Profile) -> None:
 
 def test_no_two_profiles_that_could_meet_tie() -> None:
     # Targets with an engine of their own are chosen by name, and rank below all others in a bundle.
-    matched = [profile for profile in PROFILES.values() if only_engine(profile.backend) is None]
+    matched = [profile for profile in PROFILES.values() if find_only_engine(profile.backend) is None]
     for a, b in itertools.combinations(matched, 2):
         if a.architecture == b.architecture or ANY in (a.architecture, b.architecture):
             assert a.rank != b.rank, (a.name, b.name)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.errors import HardwareError
 from edgeq.hardware import profile as schema

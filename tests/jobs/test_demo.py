@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 from edgeq import demo

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.engines.catalog import this_platform
-from edgeq_device.engines.cuda import Gpu
+from edgeq_device.engines.catalog import read_platform
+from edgeq_device.system.gpus import Gpu
 
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.detect import detect_machine
@@ -30,8 +30,8 @@ def test_what_is_installed(here: dict[str, DoctorCheck]) -> None:
 
 def test_an_installed_simulator_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, known = detect_machine(), load_engines()
-    monkeypatch.setattr("edgeq.hardware.engines.installed_version", lambda engine: "1.40.0")
-    for simulated_on, status in (((this_platform(),), "ok"), ((), "failed")):
+    monkeypatch.setattr("edgeq.hardware.engines.read_installed_version", lambda engine: "1.40.0")
+    for simulated_on, status in (((read_platform(),), "ok"), ((), "failed")):
         engine = replace(known["qnn"], simulated_on=simulated_on, module="no_such_module")
         monkeypatch.setattr(room, "load_engines", {**known, "qnn": engine}.copy)
         checks = {check.name: check for check in room._engines(machine, SILENT)}
@@ -41,7 +41,7 @@ def test_an_installed_simulator_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_gpu_that_an_installed_engine_does_not_take_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(detect_machine(), gpus=(Gpu("H100", (9, 0)),))
     engine = replace(load_engines()["nv-tensorrt-rtx"], module="no_such_module")
-    monkeypatch.setattr("edgeq.hardware.engines.installed_version", lambda engine: "1.40.0")
+    monkeypatch.setattr("edgeq.hardware.engines.read_installed_version", lambda engine: "1.40.0")
     monkeypatch.setattr(room, "load_engines", {"onnxruntime": load_engines()["onnxruntime"], engine.name: engine}.copy)
     (check,) = room._engines(machine, SILENT)
     assert check.status == "absent"
@@ -51,7 +51,7 @@ def test_a_gpu_that_an_installed_engine_does_not_take_is_no_fault(monkeypatch: p
 def test_an_installed_engine_that_does_not_take_this_cpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(detect_machine(), vendor="AuthenticAMD")
     engine = replace(load_engines()["openvino"], direct=None)
-    monkeypatch.setattr("edgeq.hardware.engines.installed_version", lambda engine: "1.8.1")
+    monkeypatch.setattr("edgeq.hardware.engines.read_installed_version", lambda engine: "1.8.1")
     monkeypatch.setattr(room, "load_engines", {"onnxruntime": load_engines()["onnxruntime"], engine.name: engine}.copy)
     (check,) = room._engines(machine, SILENT)
     assert check.status == "absent"

@@ -11,7 +11,7 @@ import edgeq_device.engines.catalog
 import pytest
 from edgeq_device.prepare.arrays import read_arrays
 
-from edgeq.bundle.verify import opened
+from edgeq.bundle.verify import open_checked
 from edgeq.data.open_source import Data
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
@@ -47,7 +47,7 @@ def test_each_engine_adds_a_variant_of_the_same_model(place: Path, monkeypatch: 
     assert found.models == 1
     assert [v.proof.engine for v in found.variants.values()] == ["onnxruntime", "fake", "fake:bf16"]
     assert len(list(BUNDLE.rglob("model.onnx"))) == 2, "int8 and float32, once each"
-    with opened(BUNDLE) as bundle:
+    with open_checked(BUNDLE) as bundle:
         own, plain, brain = bundle.components["model"]
         assert [v.name for v in bundle.components["float32"]] == ["float32"]
         expected = {name: read_arrays(variant.cases[0].outputs) for name, variant in (("own", own), ("fake", plain))}
@@ -73,7 +73,7 @@ def test_an_unquantized_model_can_stand_beside_its_fallback(place: Path, monkeyp
     better = dataclasses.replace(better, built=dataclasses.replace(built, artifact=float_artifact, ranges={}))
     variants = with_fallback("cpu-any", fallback, [better])
     bundle_variants(job, variants, BUNDLE, workdir=place / "work", command="x", with_float=True)
-    with opened(BUNDLE) as bundle:
+    with open_checked(BUNDLE) as bundle:
         assert [v.name for v in bundle.components["model"]] == ["cpu-any", "cpu-any-fake"]
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bundle.opening import check_outputs
+from edgeq_device.bundle.selftest import check_outputs
 
-from edgeq.bundle.plan import SelfTestCase
+from edgeq.bundle.spec import SelfTestCase
 from edgeq.prove.variants import expected_outputs
 from tests import graphs
 

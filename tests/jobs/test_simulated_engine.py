@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.bundle.select import judge
-from edgeq_device.engines.sessions import read_device
+from edgeq_device.engines.device import read_device
 
 import edgeq
 from edgeq import demo
@@ -63,7 +63,7 @@ def test_without_the_package_verify_says_what_installs_it(monkeypatch: pytest.Mo
     from edgeq.hardware.target import resolve
     from edgeq.run.session import SessionSettings
 
-    monkeypatch.setattr("edgeq_device.engines.catalog.installed_version", lambda engine: "")
+    monkeypatch.setattr("edgeq_device.engines.catalog.read_installed_version", lambda engine: "")
     opener = SIMULATORS["qnn"](resolve(TARGET))
     with opener as opened, pytest.raises(RuntimeUnavailableError, match=r"onnxruntime-qnn, not installed here.*pip"):
         opened(demo.MODEL, SessionSettings())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.prepare.arrays import to_array
 from onnx import TensorProto, helper
 
 from edgeq.bundle.verify import verify_bundle
@@ -74,9 +74,9 @@ def test_they_are_packaged_and_proven(kind: str, tmp_path: Path) -> None:
 
 def test_a_sequence_is_one_array_of_its_elements() -> None:
     parts = [np.float32([[1, 2]]), np.float32([[3]]), None]
-    np.testing.assert_array_equal(one_array(parts), np.float32([1, 2, 3]))
-    assert one_array(np.array(["a", "bc"], object)).dtype == "<U2"
-    assert one_array([]).size == 0
+    np.testing.assert_array_equal(to_array(parts), np.float32([1, 2, 3]))
+    assert to_array(np.array(["a", "bc"], object)).dtype == "<U2"
+    assert to_array([]).size == 0
 
 
 def test_a_sequence_as_an_input_is_refused(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 import edgeq
-from edgeq.bundle.plan import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, SelfTestCase, SelfTestSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
@@ -163,7 +163,7 @@ def test_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgeq_device.measure.bench_models.run_bench", interrupt)
+    monkeypatch.setattr("edgeq_device.bundle.bench_models.run_bench", interrupt)
     process = run(model, *FAST)
     assert process.exit_code == 130
     assert "Traceback" not in process.output

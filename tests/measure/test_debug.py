@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from click.testing import CliRunner
-from edgeq_device.system.relay import json_text
+from edgeq_device.system.relay import format_json
 
 import edgeq
 from edgeq.backends.cpu import CpuBackend
@@ -40,7 +40,7 @@ def test_it_answers_as_the_command_does(quantized: Quantized) -> None:
         "--json",
     ]
     said = CliRunner().invoke(group, ["debug", *arguments])
-    assert json.loads(said.stdout) == json.loads(json_text(plain(diagnosis)))
+    assert json.loads(said.stdout) == json.loads(format_json(plain(diagnosis)))
 
 
 def test_options_reach_the_sessions(quantized: Quantized) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import DataError, ModelError, UsageError

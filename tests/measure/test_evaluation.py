@@ -9,7 +9,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.data.samples import open_samples

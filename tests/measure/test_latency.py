@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.latency import WarmUp
 
 from edgeq.errors import RuntimeUnavailableError, UsageError

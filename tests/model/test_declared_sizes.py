@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.spec import BundleSpec, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import ModelError

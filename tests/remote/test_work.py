@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from edgeq_device.measure.features import read_features
+from edgeq_device.system.features import read_features
 
 from edgeq import demo
 from edgeq.cli import group

@@ -49,8 +49,8 @@ def steady_boards() -> Iterator[None]:
     def short(
         clock: BoardClock, models: Any, feed: Any, rules: RaceRules, on_round: Callable[[], None]
     ) -> SpeedRanking:
-        how = {**HOW, "keep": rules.how["keep"], "max_duration_s": 0.05}
-        return race(clock, models, feed, dataclasses.replace(FEW, how=how), on_round)
+        how = {**HOW, "keep": rules.arguments["keep"], "max_duration_s": 0.05}
+        return race(clock, models, feed, dataclasses.replace(FEW, arguments=how), on_round)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clocks, "_parse_ranking", steady)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 
 from edgeq import demo
-from edgeq.bundle.verify import contents, opened
+from edgeq.bundle.verify import open_checked, read_contents
 from edgeq.bundle.write import write_archive
 from edgeq.cli import group
 from edgeq.data.open_source import Data
@@ -41,7 +41,7 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
 
 
 def test_a_bundle_carries_its_report(bundle: Path) -> None:
-    with opened(bundle) as found:
+    with open_checked(bundle) as found:
         assert {"report.html", "report.json"} <= set(found.files)
     page = (bundle / "report.html").read_text("utf-8")
     for title in ("Accuracy", "Layers", "Coverage", "Ranges of the worst tensors", "How it is quantized"):
@@ -72,7 +72,7 @@ def test_it_is_rebuilt_beside_the_bundle(copy: Path) -> None:
     assert done.page == copy.parent / "bundle.report.html"
     assert "keeps float32" in plain(done)["verdict"] or "of top-1" in plain(done)["verdict"]
     page = done.page.read_text("utf-8")
-    with opened(copy) as found:
+    with open_checked(copy) as found:
         assert found.manifest_sha256 in page
     report_bundle(copy)  # an earlier report is replaced
     assert done.page.read_text("utf-8") == page
@@ -134,7 +134,7 @@ def test_a_hostile_record_invents_no_variant(copy: Path, tmp_path: Path) -> None
     record = samples.renamed(samples.record(), samples.HOSTILE[0])
     replace_file(copy, "report.json", json.dumps(record).encode())
     done = report_bundle(copy, tmp_path / "r.html")
-    with opened(copy) as found:
+    with open_checked(copy) as found:
         assert [v.name for v in done.data.variants] == [v.name for v in found.components["model"]]
     assert done.page.read_text("utf-8").count("<script") == 1
 
@@ -191,8 +191,8 @@ def test_the_command(copy: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_never_replaces_what_it_is_of(bundle: Path, tmp_path: Path) -> None:
-    with opened(bundle) as found:
-        write_archive(contents(found), tmp_path / "b.edgeq")
+    with open_checked(bundle) as found:
+        write_archive(read_contents(found), tmp_path / "b.edgeq")
     before = (tmp_path / "b.edgeq").read_bytes()
     with pytest.raises(OutputError, match="inputs are never replaced"):
         report_bundle(tmp_path / "b.edgeq", tmp_path / "b.edgeq", force=True)

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.measure.bench import BenchSettings
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import Claim
 from onnx import helper, numpy_helper
 
 from edgeq import demo
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
@@ -175,7 +175,7 @@ def test_a_limit_holds_only_where_that_is_shown(found: Comparison, said: list[st
 @pytest.mark.usefixtures("made_up_memory")
 def test_limits_fail_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The test does not depend on whether this machine is quiet enough for a claim.
-    monkeypatch.setattr("edgeq_device.measure.bench.claim", lambda baseline, model: Claim(1.1, 1.0, 1.2, 0.96, 9))
+    monkeypatch.setattr("edgeq_device.measure.bench.make_claim", lambda baseline, model: Claim(1.1, 1.0, 1.2, 0.96, 9))
     a, b = scaled(tmp_path / "a.onnx", 2.0), scaled(tmp_path / "b.onnx", 3.0)
     command = ["compare", str(a), str(b), "--duration", "0.02", "--json"]
     failed = CliRunner().invoke(group, [*command, "--min-speedup", "1000"])

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
-from edgeq_device.measure.bench import BenchSettings
-from edgeq_device.measure.bench_models import BenchModel
+from edgeq_device.bundle.bench_models import BenchModel
+from edgeq_device.measure.bench_settings import BenchSettings
 from edgeq_device.measure.claim import Claim
 from onnx import numpy_helper
 

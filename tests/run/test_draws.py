@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.run.draws import write_with_same_draws
-from edgeq.run.session import PythonCommand, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.draws import write_fixed_draws
+from edgeq.run.session import PythonCommand, SessionSettings, build_guest_environment, open_session, start_guest
 from tests.graphs import proto
 
 X = np.full((2, 3), 0.5, np.float32)
@@ -119,7 +119,7 @@ def test_a_file_with_external_data_has_the_same_numbers_here_and_in_another_proc
     file = tmp_path / "m.onnx"
     onnx.save(made, file, save_as_external_data=True, location="m.data", size_threshold=0)
     here = open_session(file).run(None, {"x": X})[0]
-    command = PythonCommand((sys.executable,), (), guest_environment(os.environ))
+    command = PythonCommand((sys.executable,), (), build_guest_environment(os.environ))
     with start_guest(command, "a guest") as guest:
         np.testing.assert_array_equal(guest.open(file, SessionSettings()).run(None, {"x": X})[0], here)
         drawing = guest.open(file, SessionSettings(draws=True))
@@ -136,7 +136,7 @@ def test_a_copy_never_contains_data_from_outside_the_folder_of_its_model(tmp_pat
     file.write_bytes(made.SerializeToString())
     folder = tmp_path / "copies" / "here"
     folder.mkdir(parents=True)
-    copy = write_with_same_draws(file, folder)
+    copy = write_fixed_draws(file, folder)
     assert copy.parent == folder
     assert list((tmp_path / "copies").iterdir()) == [folder]
     assert list(folder.iterdir()) == [copy]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.engines.catalog import form_for, problem_of, serving, this_platform
+from edgeq_device.engines.catalog import choose_form, choose_installed_form, describe_problem, read_platform
 from edgeq_device.measure.latency import measure_interleaved
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 from edgeq import demo
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
@@ -37,7 +37,7 @@ def test_a_described_engine_runs_in_a_process_of_its_own(tmp_path: Path, monkeyp
         np.testing.assert_array_equal(session.run(None, FEED)[0], open_session(demo.MODEL).run(None, FEED)[0])
         other = engines.open(demo.MODEL, SessionSettings(engine=engine))
         assert other.guest is session.guest
-        runners = {"there": query_runner(session, [FEED]), "here": query_runner(open_session(demo.MODEL), [FEED])}
+        runners = {"there": make_runner(session, [FEED]), "here": make_runner(open_session(demo.MODEL), [FEED])}
         measured = measure_interleaved(runners, min_duration_s=0.02, min_runs=20)
         assert all(found.count >= 20 and found.p50 > 0 for found in measured.values())
 
@@ -56,7 +56,7 @@ def test_a_described_engine_runs_in_a_process_of_its_own(tmp_path: Path, monkeyp
         ("hangs", r"the process of fake does not answer within 2 s"),
     ],
 )
-def test_what_goes_wrong_there_is_one_line_here(
+def test_errors_of_the_guest_are_one_line_here(
     behaviour: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = fake_engine.install(tmp_path, monkeypatch, behaviour)
@@ -97,7 +97,7 @@ def test_nothing_is_started_on_a_cpu_that_an_engine_does_not_take(
     with Engines() as engines, pytest.raises(RuntimeUnavailableError, match=line):
         engines.open(demo.MODEL, SessionSettings(engine=engine))
     monkeypatch.setattr("edgeq_device.engines.catalog.read_vendor", lambda: "GenuineIntel")
-    assert problem_of(engine, "1.31.1") == ""
+    assert describe_problem(engine, "1.31.1") == ""
 
 
 def test_the_runtimes_own_kernels_run_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_single_precision_is_single_precision(shared_data: Path) -> None:
     assert 10 * np.log10((right**2).sum() / ((found - right) ** 2).sum()) >= 90
 
 
-def test_what_is_compiled_is_kept_where_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_models_are_kept_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = replace(fake_engine.install(tmp_path, monkeypatch), cache={"config": {"CPU": {"KEEP": "{folder}"}}})
     options = tmp_path / "options.json"
     with Engines(keep=True) as engines:
@@ -199,26 +199,26 @@ def test_the_description_decides_which_package_serves(
     place: str, vendor: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load_engines()["openvino"]
-    assert form_for(engine, place, vendor).packages == (package,)
+    assert choose_form(engine, place, vendor).packages == (package,)
     installed: dict[str, str] = {}
     monkeypatch.setattr("edgeq_device.engines.catalog.read_vendor", lambda: vendor)
-    monkeypatch.setattr("edgeq_device.engines.catalog.this_platform", lambda: place)
+    monkeypatch.setattr("edgeq_device.engines.catalog.read_platform", lambda: place)
     monkeypatch.setattr(
-        "edgeq_device.engines.catalog.installed_versions",
+        "edgeq_device.engines.catalog.read_installed_versions",
         lambda names: {n: installed[n] for n in names if n in installed},
     )
-    assert serving(engine).packages == (package,)
+    assert choose_installed_form(engine).packages == (package,)
     if place.startswith("linux"):  # an installed package serves if it can
         installed["openvino"] = "2999.0"
-        assert serving(engine).packages == ("openvino",)
+        assert choose_installed_form(engine).packages == ("openvino",)
         installed["onnxruntime-ep-openvino"] = "1.8.1"
-        assert serving(engine).packages == (package,)
+        assert choose_installed_form(engine).packages == (package,)
 
 
 def test_a_simulator_is_opened_on_request_and_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = replace(fake_engine.install(tmp_path, monkeypatch), devices=("NPU",), simulated_on=(this_platform(),))
+    engine = replace(fake_engine.install(tmp_path, monkeypatch), devices=("NPU",), simulated_on=(read_platform(),))
     assert engine.simulated
-    assert "is a simulator" in problem_of(engine, "1.31.1")
+    assert "is a simulator" in describe_problem(engine, "1.31.1")
     with Engines() as engines:
         session = engines.open(demo.MODEL, SessionSettings(engine=engine))
         assert session.get_providers()[0] == "FakeExecutionProvider"

@@ -16,7 +16,7 @@ from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.model.convert import bytes_of_text
 from edgeq.run.engines import load_engines
-from edgeq.run.session import EngineFiles, Engines, SessionSettings, in_own_engine, open_session
+from edgeq.run.session import EngineFiles, Engines, SessionSettings, choose_file_engine, open_session
 from tests.plugins import needs_plugin
 
 LITERT = load_engines()["litert"]
@@ -39,31 +39,31 @@ def test_a_file_is_converted_once_until_it_changes(tmp_path: Path, monkeypatch: 
         made.append((model, options))
         destination.write_bytes(model.read_bytes())
 
-    monkeypatch.setattr("edgeq.run.session.converter_of", lambda engine: convert)
+    monkeypatch.setattr("edgeq.run.session.find_converter", lambda engine: convert)
     model, own, folder = tmp_path / "m.onnx", tmp_path / "m.tflite", tmp_path / "made"
     model.write_bytes(b"one")
     folder.mkdir()
     files = EngineFiles(folder)
-    first = files.file(model, LITERT)
-    assert (first.suffix, first.parent, files.file(model, LITERT)) == (".tflite", folder, first)
-    assert (files.file(own, LITERT), files.file(model, None)) == (own, model)
-    assert files.file(model, load_engines()["onnxruntime"]) == model
+    first = files.convert_once(model, LITERT)
+    assert (first.suffix, first.parent, files.convert_once(model, LITERT)) == (".tflite", folder, first)
+    assert (files.convert_once(own, LITERT), files.convert_once(model, None)) == (own, model)
+    assert files.convert_once(model, load_engines()["onnxruntime"]) == model
     model.write_bytes(b"two!")
     os.utime(model, ns=(0, 0))
-    assert files.file(model, LITERT).read_bytes() == b"two!"
+    assert files.convert_once(model, LITERT).read_bytes() == b"two!"
     other = replace(LITERT, options={"other": "1"})
-    assert files.file(model, other) != files.file(model, LITERT)
+    assert files.convert_once(model, other) != files.convert_once(model, LITERT)
     assert [options for _, options in made] == [LITERT.options, LITERT.options, other.options]
 
 
 def test_a_file_of_an_engine_names_its_engine() -> None:
     file, plain = Path("m.tflite"), SessionSettings()
-    assert in_own_engine(Path("m.onnx"), plain) == plain
-    found = in_own_engine(file, plain).engine
+    assert choose_file_engine(Path("m.onnx"), plain) == plain
+    found = choose_file_engine(file, plain).engine
     assert found is not None
     assert found.name == "litert"
     with pytest.raises(UsageError, match=r"m\.tflite is a \.tflite file, which onnxruntime does not open"):
-        in_own_engine(file, SessionSettings(engine=load_engines()["onnxruntime"]))
+        choose_file_engine(file, SessionSettings(engine=load_engines()["onnxruntime"]))
 
 
 @needs_plugin("litert")

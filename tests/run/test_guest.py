@@ -13,18 +13,25 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.measure.features import read_features
+from edgeq_device.system.features import read_features
 
 from edgeq.emulate.probe import build_probe_model, probe
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.kernels import profile
-from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.session import (
+    GuestProgram,
+    PythonCommand,
+    SessionSettings,
+    build_guest_environment,
+    open_session,
+    start_guest,
+)
 
 
 @pytest.fixture
 def here() -> Iterator[GuestProgram]:
     """Start a guest on this machine's own kernels."""
-    environment = guest_environment(os.environ)
+    environment = build_guest_environment(os.environ)
     with start_guest(PythonCommand((sys.executable,), (), environment), "a guest") as guest:
         yield guest
 
@@ -70,13 +77,13 @@ def test_numpy_has_no_threads_there() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
     before = set(children.read_text().split())
-    with start_guest(PythonCommand((sys.executable,), (), guest_environment(environment)), "a guest") as guest:
+    with start_guest(PythonCommand((sys.executable,), (), build_guest_environment(environment)), "a guest") as guest:
         guest.features(runtime=False)
         (child,) = set(children.read_text().split()) - before
         assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
 
 
-def test_what_the_runtime_refuses_is_reported(here: GuestProgram, model: Path) -> None:
+def test_refusals_of_the_runtime_are_reported(here: GuestProgram, model: Path) -> None:
     session = here.open(model, SessionSettings())
     with pytest.raises(ValueError, match=r"Got: 7 Expected: 8"):
         session.run(None, {"left": np.zeros((7, 64), np.uint8)})
@@ -99,7 +106,7 @@ def test_compiled_modules_are_kept_where_the_command_says_and_nowhere_else(tmp_p
 
 def test_a_guest_that_dies_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("import os, sys\nprint('the last word', file=sys.stderr)\nos._exit(3)\n")
-    command = PythonCommand((sys.executable,), (), guest_environment(os.environ), (tmp_path,))
+    command = PythonCommand((sys.executable,), (), build_guest_environment(os.environ), (tmp_path,))
     with start_guest(command, "the guest") as guest, pytest.raises(RuntimeUnavailableError) as death:
         guest.features()
     assert str(death.value) == "the guest ended: the last word"

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edgeq_device.system.budget import lifted_seconds
+from edgeq_device.system.budget import without_seconds
 
 from edgeq.backends.base import toolkits
 from edgeq.errors import BudgetError, EngineError, OutputError, RuntimeUnavailableError
 from edgeq.run import toolkit as outside
-from edgeq.run.toolkit import Toolkit, ToolkitJob, find_python, install, state_of
+from edgeq.run.toolkit import Toolkit, ToolkitJob, describe_state, find_python, install
 from tests.cli import process
 
 KIT = next(iter(toolkits().values()))
@@ -126,13 +126,13 @@ def deep(folder: Path) -> Path:
 def test_a_cache_that_others_can_write_is_not_run(kit: Toolkit, what: str, spoil: object, tmp_path: Path) -> None:
     installed(kit)
     ran = Path(f"{kit.folder.parent}.ran")
-    assert "2.5.0: " in state_of(kit)
+    assert "2.5.0: " in describe_state(kit)
     ran.unlink()
     assert callable(spoil)
     try:
         spoil(kit)
-        assert "is not run: " in state_of(kit), what
-        assert "can be changed by others" in state_of(kit)
+        assert "is not run: " in describe_state(kit), what
+        assert "can be changed by others" in describe_state(kit)
         for call in (find_python, install):
             with pytest.raises(RuntimeUnavailableError, match=r"can be changed by others\. Remove .* XDG_CACHE_HOME"):
                 call(kit)
@@ -148,7 +148,7 @@ def test_a_cache_that_others_can_write_is_not_run(kit: Toolkit, what: str, spoil
 def test_a_cache_of_another_user_is_not_run(kit: Toolkit, level: int) -> None:
     installed(kit)
     os.chown([kit.folder, *kit.folder.parents][level], 65534, -1)
-    assert "can be changed by others" in state_of(kit)
+    assert "can be changed by others" in describe_state(kit)
 
 
 def test_a_cache_behind_a_link_is_checked_where_it_is(kit: Toolkit, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_cache_behind_a_link_is_checked_where_it_is(kit: Toolkit, tmp_path: Pa
     kit.folder.parent.symlink_to(elsewhere)
     assert find_python(kit).is_file()
     elsewhere.parent.chmod(0o777)
-    assert "can be changed by others" in state_of(kit)
+    assert "can be changed by others" in describe_state(kit)
     elsewhere.parent.chmod(0o1777)  # sticky, as /tmp
     assert find_python(kit).is_file()
 
@@ -174,7 +174,7 @@ def test_a_job_has_a_time_limit_of_its_own(kit: Toolkit, tmp_path: Path, monkeyp
     (tmp_path / "job").mkdir()
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 300, limits[1]))
-        with lifted_seconds():
+        with without_seconds():
             assert resource.getrlimit(resource.RLIMIT_CPU)[0] == limits[1]
         assert resource.getrlimit(resource.RLIMIT_CPU)[0] != limits[1]
         with ToolkitJob(kit, tmp_path / "script", [], tmp_path / "job") as job:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.measure.claim import rank_until_settled
-from edgeq_device.measure.environment import Others
 from edgeq_device.measure.latency import Burst, Bursts
+from edgeq_device.measure.load import CompetingLoad
 
 from edgeq.tuning import clock as clocks
 from edgeq.tuning.trials import FLOAT
@@ -43,5 +43,5 @@ def steady_timings() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clocks, "rank_until_settled", steady)
-        patch.setattr(Others, "busy", lambda self: 0.0)
+        patch.setattr(CompetingLoad, "measure_busy", lambda self: 0.0)
         yield

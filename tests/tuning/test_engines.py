@@ -329,7 +329,7 @@ def test_a_race_with_openvino_and_its_bundle_on_a_device(
         np.savez(tmp_path / "x.npz", image=samples["image"][:1])
     for absent, name in ((False, best.name), (True, variants["CPUExecutionProvider"].name)):
         if absent:
-            monkeypatch.setattr("edgeq_device.engines.catalog.installed_version", lambda engine: "")
+            monkeypatch.setattr("edgeq_device.engines.catalog.read_installed_version", lambda engine: "")
         assert main(["infer", str(tmp_path / "x.npz"), *bundle_and_json]) == 0
         assert json.loads(capsys.readouterr().out)["variant"] == name
 

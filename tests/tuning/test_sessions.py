@@ -111,7 +111,7 @@ def test_all_models_of_a_race_have_the_same_number_of_sessions_and_enough_for_a_
 ) -> None:
     opener = Opener(each_s)
     pool, raced = pool_of(opener, monkeypatch), dict[str, int]()
-    monkeypatch.setattr(clocks, "query_runner", lambda session, feeds: lambda: None)
+    monkeypatch.setattr(clocks, "make_runner", lambda session, feeds: lambda: None)
     monkeypatch.setattr(
         clocks,
         "rank_until_settled",

@@ -44,7 +44,7 @@ def with_sources(
     """
     # The folder must be new, because every file in it becomes part of the bundle.
     folder.mkdir()
-    file = EngineFiles(folder).file(artifact.model, engine)
+    file = EngineFiles(folder).convert_once(artifact.model, engine)
     # First, because the sources mention vela's file only if there is one.
     artifact = with_estimate(artifact, engine, device, folder)
     compiled = folder / _COMPILED.name
@@ -75,7 +75,7 @@ def with_estimate(artifact: Artifact, engine: Engine, device: Mapping[str, Any],
     if not options:
         return artifact
     try:
-        file = EngineFiles(folder).file(artifact.model, engine)
+        file = EngineFiles(folder).convert_once(artifact.model, engine)
         estimate = ethosu.compile_for(file, options, folder / _COMPILED.name, device.get("memories", {}))
     except (RuntimeUnavailableError, EngineError) as error:
         return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error}"))

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from edgeq_device.system.budget import lifted_seconds
+from edgeq_device.system.budget import without_seconds
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import scratch_folder
-from edgeq_device.system.programs import child_environment, find_program
+from edgeq_device.system.programs import build_child_environment, find_program
 from msgspec import Meta
 
 from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError, one_line
@@ -200,11 +200,11 @@ def _run(command: list[str], folder: Path, seconds: float) -> str:
     """Run `command` and return its output."""
     try:
         # The limit on this process's CPU time would also apply to its children.
-        with lifted_seconds():
+        with without_seconds():
             process = subprocess.run(
                 command,
                 cwd=folder,
-                env=child_environment(),
+                env=build_child_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=seconds,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.engines.catalog import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, read_installed_version
 from edgeq_device.errors import DeviceError
 from edgeq_device.system.places import scratch_folder
 from edgeq_device.system.plainjson import parse_json
@@ -43,7 +43,7 @@ from edgeq.quantization.clamps import find_lasting_clamps
 from edgeq.quantization.norms import norms_as_convolutions
 from edgeq.quantization.params import range_params
 from edgeq.quantization.quantizer import quant_type, quantize_with_ranges, quiet
-from edgeq.run.engines import Engine, EngineChoice, engine_for
+from edgeq.run.engines import Engine, EngineChoice, find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.folders import shipped
@@ -463,7 +463,7 @@ class QnnBackend(TargetBackend):
         changed, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         float_reasons = write_pairs(changed, ranges, scheme, destination)
         # Without the simulator the file is still right, but nothing can show what the engine accepts.
-        engine, absent = engine_for(self.name, self._options), ""
+        engine, absent = find_backend_engine(self.name, self._options), ""
         try:
             find_library(engine, str(onnxruntime().__version__))
         except DeviceError as error:
@@ -490,7 +490,7 @@ class QnnBackend(TargetBackend):
                 notes=notes,
                 coverage=forecast(changed.model, float_reasons, absent),
             )
-        method = f"the simulator of {engine.packages[0]} {installed_version(engine)}"
+        method = f"the simulator of {engine.packages[0]} {read_installed_version(engine)}"
         delegation = find_delegation(changed.model, destination, engine, float_reasons, method, prepared.path.parent)
         return dataclasses.replace(
             artifact,
@@ -514,6 +514,6 @@ class QnnBackend(TargetBackend):
 
 @contextmanager
 def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
-    engine = engine_for(target.backend, target.device.get("engine_options", {}))
+    engine = find_backend_engine(target.backend, target.device.get("engine_options", {}))
     with Engines() as engines:
         yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))

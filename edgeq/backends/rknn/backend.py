@@ -51,7 +51,7 @@ from edgeq.model.load import save_model, unchecked_signature
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.sizes import require_fixed_sizes
-from edgeq.run.engines import EngineChoice, engine_for
+from edgeq.run.engines import EngineChoice, find_backend_engine
 from edgeq.run.toolkit import Toolkit, find_python
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
@@ -195,7 +195,7 @@ class RknnBackend(TargetBackend):
             device="npu",
             requires=requires,
             simulation=artifact.model,
-            engine=EngineChoice(engine_for(self.name, {})),
+            engine=EngineChoice(find_backend_engine(self.name, {})),
         )
         title = f"{target.title}, compiled by {maker}"
         if self._chip.python:

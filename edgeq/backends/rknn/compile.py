@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.prepare.arrays import write_npz
+from edgeq_device.prepare.npz import write_npz
 from edgeq_device.system.files import open_file
 from edgeq_device.system.places import scratch_folder
 from numpy.typing import NDArray

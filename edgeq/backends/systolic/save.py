@@ -12,7 +12,8 @@ from typing import Any, get_args
 import numpy as np
 import onnx
 from edgeq_device.errors import DeviceError
-from edgeq_device.prepare.arrays import read_arrays, write_npz
+from edgeq_device.prepare.arrays import read_arrays
+from edgeq_device.prepare.npz import write_npz
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 from edgeq_device.engines.catalog import engine_options, parse_version
-from edgeq_device.engines.cuda import capability_text, read_gpus
-from edgeq_device.engines.sessions import read_tensorrt
+from edgeq_device.engines.tensorrt import read_tensorrt
+from edgeq_device.system.gpus import format_capability, read_gpus
 
 from edgeq.backends.base import Alternative, Artifact, Backend, DoctorCheck, check_names, refuse_wide
 from edgeq.backends.tensorrt import options
@@ -126,7 +126,7 @@ class TensorrtBackend(Backend):
         """Look for GPUs, TensorRT and CUDA, and check that the provider supports the options that artifacts set."""
         gpus, problem = read_gpus()
         for gpu in gpus:
-            capability = capability_text(gpu.compute_capability)
+            capability = format_capability(gpu.compute_capability)
             size = f", {gpu.memory_bytes >> 20} MiB" if gpu.memory_bytes else ""
             driver = f", driver {gpu.driver}" if gpu.driver else ""
             yield DoctorCheck("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
@@ -294,7 +294,7 @@ class TensorrtBackend(Backend):
     @property
     def _gpu(self) -> dict[str, str]:
         capability = self.target.profile.min_compute_capability if self.target is not None else None
-        return {} if capability is None else {"min_compute_capability": capability_text(capability)}
+        return {} if capability is None else {"min_compute_capability": format_capability(capability)}
 
     @property
     def _tensorrt(self) -> str:

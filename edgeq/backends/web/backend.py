@@ -15,7 +15,7 @@ from edgeq.backends.web.folder import write_folder
 from edgeq.calibration.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
-from edgeq.run.engines import EngineChoice, engine_for
+from edgeq.run.engines import EngineChoice, find_backend_engine
 from edgeq.scheme import Scheme
 
 
@@ -53,4 +53,4 @@ class WebBackend(CpuBackend):
         return dataclasses.replace(artifact, files=write_folder(artifact, samples, folder, count=count))
 
     def _in_wasm(self, artifact: Artifact) -> Artifact:
-        return dataclasses.replace(artifact, engine=EngineChoice(engine_for(self.name, {})))
+        return dataclasses.replace(artifact, engine=EngineChoice(find_backend_engine(self.name, {})))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.engines.direct_wasm import pins
+from edgeq_device.engines.node_package import load_pins
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact
@@ -71,7 +71,7 @@ def write_module(folder: Path) -> Path:
     # The module in the repository has no pins, so it also runs without edgeq. The copy gets those of this version.
     place, pinned = folder / MODULE, "export const PINNED = null;"
     assert text.count(pinned) == 1
-    place.write_text(text.replace(pinned, f"export const PINNED = {json.dumps(dict(pins()), indent=1)};"), "utf-8")
+    place.write_text(text.replace(pinned, f"export const PINNED = {json.dumps(dict(load_pins()), indent=1)};"), "utf-8")
     return place
 
 

@@ -1,4 +1,5 @@
-"""Provide the part of edgeq that travels inside a bundle. It needs only Python 3.9+, numpy and onnxruntime.
+"""Run a bundle on its device with only Python 3.9, numpy and onnxruntime.
 
-It imports nothing of edgeq. edgeq imports it, so the workstation and the device run the same code.
+In: the bundle that an untrusted sender wrote. Out: what `cli.py` prints, and the `Model` of `program.py`, the two
+doors. The rooms import only downwards: system, trust, model, prepare, measure, engines, bundle.
 """

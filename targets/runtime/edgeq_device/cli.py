@@ -13,32 +13,36 @@ from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
 from edgeq_device.bundle.package import Bundle, open_bundle
-from edgeq_device.bundle.variants import Variant
+from edgeq_device.bundle.signature import check_signature
+from edgeq_device.engines.variant import Variant
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError, UsageError
 from edgeq_device.system.budget import Endings, confine, lift_seconds
-from edgeq_device.system.programs import child_environment
-from edgeq_device.system.relay import json_text, prepare_output, printable, without_passwords
-from edgeq_device.trust.keys import PLACE, Trust, check_signature, trust_for
+from edgeq_device.system.programs import build_child_environment
+from edgeq_device.system.relay import escape, format_json, hide_passwords, prepare_output
+from edgeq_device.trust.keys import PLACE, Trust, find_trust
 
+# An input with one of these suffixes is an image; all others are arrays.
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+# Exit codes as shells report them: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED = 130
 READER_GONE = 141
 
 _endings = Endings()
 
 
-def program(root: Path) -> int:
+def run_program(root: Path) -> int:
     """Run `main` in a process under the limits of the budget. The program that travels in a bundle calls this."""
     try:
         confine("edgeq_run")
     except DeviceError as error:
-        return _failed(error)
+        return _report_failure(error)
+    # After the fork: the parent only forwards signals, and the child unwinds.
     _endings.unwind()
-    os.environ.update(child_environment())  # for programs that libraries start
+    os.environ.update(build_child_environment())  # for programs that libraries start
     try:
         return main(root=root)
     except KeyboardInterrupt:
-        return _interrupted()
+        return _report_interrupt()
     finally:
         _endings.close()
 
@@ -46,40 +50,42 @@ def program(root: Path) -> int:
 def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> int:
     """Run one command on the bundle at `root` (or --bundle) and return the exit code."""
     prepare_output()
-    arguments = _parser(root).parse_args(argv)
+    arguments = _build_parser(root).parse_args(argv)
     try:
-        trust = trust_for(arguments.trust, required=arguments.require_signature)
+        trust = find_trust(arguments.trust, required=arguments.require_signature)
         if arguments.run is None:
             return _pull(arguments, trust)
         with open_bundle(arguments.bundle, expect=getattr(arguments, "expect", None)) as bundle:
             arguments.signer = check_signature(bundle, trust)
             return int(arguments.run(bundle, arguments))
     except DeviceError as error:
-        return _failed(error)
+        return _report_failure(error)
     except MemoryError:
-        return _failed(BudgetError("memory ran out", "EDGEQ_BUDGET sets the limit; give smaller inputs"))
+        return _report_failure(BudgetError("memory ran out", "EDGEQ_BUDGET sets the limit; give smaller inputs"))
     except BrokenPipeError:
         return READER_GONE
 
 
-def _interrupted() -> int:
+def _report_interrupt() -> int:
     print("edgeq_run: interrupted", file=sys.stderr)
     return INTERRUPTED
 
 
-def _failed(error: DeviceError) -> int:
+def _report_failure(error: DeviceError) -> int:
+    # A library may turn the signal's exception into an error of its own.
     if _endings.number:
-        return _interrupted() if _endings.number == signal.SIGINT else 128 + _endings.number
-    print(printable(without_passwords(f"edgeq_run: {error}")), file=sys.stderr)
+        return _report_interrupt() if _endings.number == signal.SIGINT else 128 + _endings.number
+    print(escape(hide_passwords(f"edgeq_run: {error}")), file=sys.stderr)
     return error.exit_code
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(printable(without_passwords(message)))
+        # argparse repeats the argument, which may contain a password or control characters.
+        super().error(escape(hide_passwords(message)))
 
 
-def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
+def _build_parser(root: Optional[Path]) -> argparse.ArgumentParser:
     parser = _Parser(prog="edgeq_run.py", description="Check, time and run this bundle on this device.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run, summary in (
@@ -107,20 +113,22 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         if name == "verify":
             command.add_argument("--expect", metavar="SHA256", help="refuse a bundle whose manifest has another hash")
         if name in ("bench", "infer"):
-            command.add_argument("--threads", type=_count, default=0, help="threads inside an operator (0: all cores)")
+            command.add_argument(
+                "--threads", type=_parse_count, default=0, help="threads inside an operator (0: all cores)"
+            )
         if name == "bench":
             _add_bench_options(command)
         if name == "infer":
             command.add_argument(
                 "inputs", nargs="+", metavar="INPUT", help="IMAGE.jpg, X.npz, X.npy, or INPUT_NAME=X.npy"
             )
-            command.add_argument("--top", type=_count, metavar="N", help="print the N best classes of each input")
+            command.add_argument("--top", type=_parse_count, metavar="N", help="print the N best classes of each input")
             command.add_argument("-o", "--output", type=Path, help=".npz for the outputs (default: next to the bundle)")
             command.add_argument("--force", action="store_true", help="replace an existing output")
     return parser
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must be 0 or more")
@@ -145,14 +153,15 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME=SIZES",
         help="make up inputs of this shape",
     )
-    add("--seed", type=_count, default=0, help="seed of sample order, interleaving and arrivals (0)")
+    add("--seed", type=_parse_count, default=0, help="seed of sample order, interleaving and arrivals (0)")
     add("-v", "--verbose", action="store_true", help="show the distributions and the machine")
 
 
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    # Commands import what they need: `--help` stays fast, and numpy waits until the bundle is checked.
     from edgeq_device.bundle.select import select
     from edgeq_device.bundle.verify import describe, info_lines
-    from edgeq_device.engines.sessions import read_device
+    from edgeq_device.engines.device import read_device
 
     device = read_device()
     try:
@@ -162,72 +171,78 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
             raise
         # A bundle for other devices is still listed: each variant is shown with the reason why it does not run here.
         choice = None
-    _show(arguments, describe(bundle, device, choice), info_lines(bundle, device, choice))
+    _print_record(arguments, describe(bundle, device, choice), info_lines(bundle, device, choice))
     return 0
 
 
 def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.bundle.verify import report_lines, verify
-    from edgeq_device.engines.sessions import read_device
+    from edgeq_device.engines.device import read_device
 
     report = verify(bundle, read_device(), arguments.variant, arguments.signer)
-    _show(arguments, report.to_dict(), report_lines(report))
+    _print_record(arguments, report.to_dict(), report_lines(report))
     report.check()
     return 0
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.engines.sessions import read_device
-    from edgeq_device.measure.bench import bench_lines, parse_settings
-    from edgeq_device.measure.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.prepare.arrays import parse_shapes
+    from edgeq_device.bundle.bench_models import bench_models, build_bench_models, choose_variants, find_feeds
+    from edgeq_device.engines.device import read_device
+    from edgeq_device.measure.bench_settings import parse_settings
+    from edgeq_device.measure.bench_text import format_bench
+    from edgeq_device.prepare.feeds import parse_shapes
 
     lift_seconds()  # the options of bench set how long it runs
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
-    wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
+    bench_settings = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
-    variants, passed_over = bundle_variants(bundle, read_device(), arguments.variant)
-    feeds = None if shapes else bundle_feeds(variants)
-    report = bench_models(bundle_models(variants), wanted, feeds=feeds, shapes=shapes, notes=passed_over)
-    _show(arguments, report, bench_lines(report, verbose=arguments.verbose))
+    variants, passed_over = choose_variants(bundle, read_device(), arguments.variant)
+    feeds = None if shapes else find_feeds(variants)
+    report = bench_models(build_bench_models(variants), bench_settings, feeds=feeds, shapes=shapes, notes=passed_over)
+    _print_record(arguments, report, format_bench(report, verbose=arguments.verbose))
     return 0
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     if arguments.top or any(Path(text).suffix.lower() in IMAGES for text in arguments.inputs):
-        return _answer(bundle, arguments)
-    from edgeq_device.bundle.opening import open_best, open_variant, output_place, read_feeds, save_outputs
-    from edgeq_device.engines.sessions import infer, read_device
+        return _infer_items(bundle, arguments)
+    from edgeq_device.bundle.opening import open_best, open_variant
+    from edgeq_device.bundle.outputs import choose_output_path, save_outputs
+    from edgeq_device.engines.device import read_device
+    from edgeq_device.engines.runtime import infer
+    from edgeq_device.prepare.inputs import read_feeds
 
-    output = output_place(bundle, arguments.output)
+    # Refuse a wrong path before the model runs.
+    output = choose_output_path(bundle, arguments.output)
 
     def run(variant: Variant, threads: int) -> Dict[str, Any]:
         session = open_variant(variant, threads)
         return infer(session, read_feeds(session, arguments.inputs))
 
-    opened = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads, open_it=run)
-    choice, outputs = opened.choice, opened.session
+    best = open_best(bundle, read_device(), name=arguments.variant, threads=arguments.threads, open_it=run)
+    choice, outputs = best.choice, best.session
     save_outputs(output, outputs, force=arguments.force)
     shapes: Dict[str, Any] = {
         name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in outputs.items()
     }
-    plain: Dict[str, Any] = {
+    record: Dict[str, Any] = {
         "variant": choice.variant.name,
         "why": choice.why,
         "output": str(arguments.output or output),
         "outputs": shapes,
-        "passed_over": list(opened.passed_over),
+        "passed_over": list(best.passed_over),
     }
     lines = [f"variant {choice.variant.name}: {choice.why}"]
-    lines += [f"  {reason}" for reason in opened.passed_over]
+    lines += [f"  {reason}" for reason in best.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
-    _show(arguments, plain, [*lines, f"written to {arguments.output or output}"])
+    _print_record(arguments, record, [*lines, f"written to {arguments.output or output}"])
     return 0
 
 
-def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
+def _infer_items(bundle: Bundle, arguments: argparse.Namespace) -> int:
     """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
-    from edgeq_device.bundle.opening import output_place, read_feeds, save_outputs
+    from edgeq_device.bundle.outputs import choose_output_path, save_outputs
+    from edgeq_device.prepare.inputs import read_feeds
     from edgeq_device.program import Model
 
     images = [text for text in arguments.inputs if Path(text).suffix.lower() in IMAGES]
@@ -235,42 +250,43 @@ def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
         raise UsageError(
             "images and tensors are mixed, or there are several images", "Give one kind, and --top with several images"
         )
-    output = None if arguments.top and arguments.output is None else output_place(bundle, arguments.output)
+    output = None if arguments.top and arguments.output is None else choose_output_path(bundle, arguments.output)
     with Model(bundle, arguments.variant, arguments.threads) as model:
         named = images or [", ".join(arguments.inputs)]
-        found = [model.run(item) for item in images] or [model.run(read_feeds(model.session, arguments.inputs))]
-        best = [model.top(outputs, arguments.top) for outputs in found] if arguments.top else []
-    plain: Dict[str, Any] = {"variant": model.variant, "why": model.why}
+        results = [model.run(item) for item in images] or [model.run(read_feeds(model.session, arguments.inputs))]
+        best = [model.top(outputs, arguments.top) for outputs in results] if arguments.top else []
+    record: Dict[str, Any] = {"variant": model.variant, "why": model.why}
     lines = [f"variant {model.variant}: {model.why}"]
     if best:
-        plain["inputs"] = [
-            {"input": name, "top": [{"label": label, "score": score} for label, score in one]}
-            for name, one in zip(named, best)
+        record["inputs"] = [
+            {"input": name, "top": [{"label": label, "score": score} for label, score in classes]}
+            for name, classes in zip(named, best)
         ]
-        for name, one in zip(named, best):
-            lines += [name, *(f"  {score:10.4g}  {label}" for label, score in one)]
+        for name, classes in zip(named, best):
+            lines += [name, *(f"  {score:10.4g}  {label}" for label, score in classes)]
     if output is not None:
-        if len(found) > 1:
+        if len(results) > 1:
             raise UsageError("--output stores the outputs for one input only", "Leave it out, or give one input")
-        save_outputs(output, found[0], force=arguments.force)
-        plain["output"] = str(arguments.output or output)
-        lines.append(f"written to {plain['output']}")
-    _show(arguments, plain, lines)
+        save_outputs(output, results[0], force=arguments.force)
+        record["output"] = str(arguments.output or output)
+        lines.append(f"written to {record['output']}")
+    _print_record(arguments, record, lines)
     return 0
 
 
 def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
-    from edgeq_device.trust.registry import parse_reference, pull
+    from edgeq_device.bundle.pull import pull
+    from edgeq_device.trust.registry import parse_reference
 
     digest = pull(parse_reference(arguments.reference), arguments.output, trust)
-    plain = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}
-    _show(arguments, plain, [f"{arguments.output}: pulled, all hashes right", f"manifest sha256 {digest}"])
+    record = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}
+    _print_record(arguments, record, [f"{arguments.output}: pulled, all hashes right", f"manifest sha256 {digest}"])
     return 0
 
 
-def _show(arguments: argparse.Namespace, plain: Dict[str, Any], lines: List[str]) -> None:
+def _print_record(arguments: argparse.Namespace, record: Dict[str, Any], lines: List[str]) -> None:
     try:
-        print(json_text(plain) if arguments.json else "\n".join(map(printable, lines)), flush=True)
+        print(format_json(record) if arguments.json else "\n".join(map(escape, lines)), flush=True)
     except OSError as error:
         # Python must not write the rest of its buffer again at exit: the reader is gone or the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,15 +8,19 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 import numpy as np
 
 from edgeq_device.bundle import package
-from edgeq_device.bundle.onnxfile import DTYPES
-from edgeq_device.bundle.opening import check_feeds, open_best
-from edgeq_device.engines.sessions import infer, read_device
+from edgeq_device.bundle.opening import open_best
+from edgeq_device.bundle.signature import check_signature
+from edgeq_device.engines.device import read_device
+from edgeq_device.engines.runtime import infer
 from edgeq_device.errors import BundleError, DataError
-from edgeq_device.prepare.arrays import one_array
+from edgeq_device.model.tensors import DTYPES
+from edgeq_device.prepare.arrays import to_array
+from edgeq_device.prepare.inputs import check_feeds
 from edgeq_device.prepare.steps import Prepare
-from edgeq_device.trust.keys import check_signature, trust_for
+from edgeq_device.trust.keys import find_trust
 
 LABELS = "labels.txt"
+# labels.txt is untrusted; no data set has as many classes.
 _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24
 
 
@@ -33,13 +37,13 @@ class Model:
 
     def __init__(self, bundle: package.Bundle, variant: Optional[str] = None, threads: int = 0) -> None:
         self.bundle = bundle
-        opened = open_best(bundle, read_device(), name=variant, threads=threads)
-        self.variant, self.why, self.session = opened.choice.variant.name, opened.choice.why, opened.session
+        best = open_best(bundle, read_device(), name=variant, threads=threads)
+        self.variant, self.why, self.session = best.choice.variant.name, best.choice.why, best.session
         self._specs = {spec.name: spec for spec in self.session.get_inputs()}
         self.inputs = tuple(self._specs)
         self.outputs = tuple(spec.name for spec in self.session.get_outputs())
         self.labels = read_labels(bundle)
-        self._record = opened.choice.variant.info.get("preprocessing")
+        self._record = best.choice.variant.info.get("preprocessing")
 
     def run(self, x: Any) -> Dict[str, Any]:
         """Run the model and return its outputs as arrays by name.
@@ -52,7 +56,7 @@ class Model:
             DataError: `x` does not fit the model, or cannot be read.
             BundleError: `x` needs preprocessing, but the bundle has no preprocessing that runs here.
         """
-        feeds = dict(x) if isinstance(x, Mapping) else self._fed(x)
+        feeds = dict(x) if isinstance(x, Mapping) else self._build_feeds(x)
         check_feeds(self.session, feeds)
         return infer(self.session, feeds)
 
@@ -79,22 +83,25 @@ class Model:
         Raises:
             DataError: no output is one row of scores.
         """
-        scores = next((row for array in outputs.values() if (row := _row(array)) is not None), None)
+        scores = next((row for array in outputs.values() if (row := _to_row(array)) is not None), None)
         if scores is None:
             raise DataError("no output is one row of class scores", "Read the outputs themselves")
+        # Stable, so that equal scores keep the order of the classes.
         best = np.argsort(-scores, kind="stable")[: max(1, count)]
-        return [(self._label(int(i), len(scores)), float(scores[i])) for i in best]
+        return [(self._find_label(int(i), len(scores)), float(scores[i])) for i in best]
 
-    def _label(self, index: int, count: int) -> str:
+    def _find_label(self, index: int, count: int) -> str:
+        # Labels of another number belong to another output.
         return self.labels[index] if len(self.labels) == count else str(index)
 
-    def _fed(self, x: Any) -> Dict[str, Any]:
-        first = self._specs[self.inputs[0]]
+    def _build_feeds(self, x: Any) -> Dict[str, Any]:
+        spec = self._specs[self.inputs[0]]
+        # What already looks like the input must not be prepared a second time.
         as_it_is = (
             isinstance(x, np.ndarray)
             and len(self.inputs) == 1
-            and x.ndim == len(first.shape)
-            and x.dtype == np.dtype(DTYPES.get(first.type) or x.dtype)
+            and x.ndim == len(spec.shape)
+            and x.dtype == np.dtype(DTYPES.get(spec.type) or x.dtype)
         )
         return {self.inputs[0]: x} if as_it_is else self.prepare(x)
 
@@ -126,8 +133,9 @@ def open_model(
     """
     bundle = package.open_bundle(path)
     try:
-        check_signature(bundle, trust_for(trust, required=False))
+        check_signature(bundle, find_trust(trust, required=False))
         return Model(bundle, variant, threads)
+    # On Ctrl-C, too: the copy of the bundle would stay.
     except BaseException:
         bundle.close()
         raise
@@ -144,8 +152,8 @@ def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
     return tuple(lines[:_MOST_LABELS])
 
 
-def _row(array: Any) -> Any:
+def _to_row(array: Any) -> Any:
     """Return an output as one row of scores, or None if it is not one row."""
     if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 1 and array.size == array.shape[-1]:
-        return one_array(array).reshape(-1).astype(np.float64)
+        return to_array(array).reshape(-1).astype(np.float64)
     return None

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
-from edgeq_device.engines.catalog import find_library, installed_version
+from edgeq_device.engines.catalog import find_library, read_installed_version
 from edgeq_device.errors import DeviceError
 from onnx import TensorProto
 
@@ -22,15 +22,16 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.quantization.norms import norms_as_convolutions
-from edgeq.run.engines import engine_for
+from edgeq.run.engines import find_backend_engine
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.scheme import Scheme
 from tests.backends.networks import sqnr_db
 from tests.graphs import proto
 
-ENGINE = engine_for("qnn", {})
+ENGINE = find_backend_engine("qnn", {})
 simulator = pytest.mark.skipif(
-    not installed_version(ENGINE) or not ENGINE.simulated, reason="onnxruntime-qnn, the simulator, is not installed"
+    not read_installed_version(ENGINE) or not ENGINE.simulated,
+    reason="onnxruntime-qnn, the simulator, is not installed",
 )
 NET = """g (
     float[N,3,8,8] x, float[8,3,3,3] w, float[8] b, float[8,1,3,3] d, float[4,8] f, float[4] c
@@ -215,7 +216,7 @@ def test_a_split_is_shown(prepared: PreparedModel) -> None:
 
 
 def test_the_library_is_found_by_its_metadata() -> None:
-    if not installed_version(ENGINE):
+    if not read_installed_version(ENGINE):
         with pytest.raises(DeviceError, match="onnxruntime-qnn"):
             find_library(ENGINE, "1.31.1")
 

@@ -11,7 +11,7 @@ import pytest
 from edgeq.backends.qnn.backend import dialect
 from edgeq.errors import HardwareError
 from edgeq.model.int8_rules import int8_rules
-from edgeq.run.engines import engine_for
+from edgeq.run.engines import find_backend_engine
 from edgeq.run.session import Engines
 from edgeq.util.folders import shipped
 from tests.backends.qnn.test_qnn import simulator
@@ -33,7 +33,7 @@ def test_lines_are_as_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             row = rows[key]
             arch = row["taken_by"][0]
             (tmp_path / str(number)).mkdir()
-            engine = engine_for("qnn", {"htp_arch": arch})
+            engine = find_backend_engine("qnn", {"htp_arch": arch})
             more = probe_qnn.UINT8 if key[3] == "uint8" else {}
             found = probe_qnn.ask(cases[key[:2]], key[2], engine, engines, tmp_path / str(number), **more)
             assert found.taken, key
@@ -56,4 +56,4 @@ def test_every_case_has_its_lines_and_every_operator_its_rule(monkeypatch: pytes
 def test_a_target_cannot_name_a_library_to_load(name: str) -> None:
     """The provider loads the library that some options name, and the file of a target may be untrusted."""
     with pytest.raises(HardwareError, match=f"a target may not set '{name}' in .* It may set: htp_arch, soc_model"):
-        engine_for("qnn", {"htp_arch": "75", name: "./libevil.so"})
+        find_backend_engine("qnn", {"htp_arch": "75", name: "./libevil.so"})

@@ -92,10 +92,10 @@ def test_another_scheme_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_no_python_of_its_releases_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside.sys, "version_info", type("V", (), {"major": 3, "minor": 13}))
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(outside, "_here", lambda: "linux x86_64")
+    monkeypatch.setattr(outside, "read_platform", lambda: "linux x86_64")
     with pytest.raises(RuntimeUnavailableError, match=r"needs Python 3\.10 or 3\.11 or 3\.12; this is 3\.13"):
         find_base(toolkit())
-    monkeypatch.setattr(outside, "_here", lambda: "darwin arm64")
+    monkeypatch.setattr(outside, "read_platform", lambda: "darwin arm64")
     with pytest.raises(RuntimeUnavailableError, match=r"there is no rknn-toolkit2 2\.5\.0 for darwin arm64"):
         find_base(toolkit())
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.engines.catalog import problem_of
-from edgeq_device.engines.direct_wasm import package_folder
+from edgeq_device.engines.catalog import describe_problem
+from edgeq_device.engines.node_package import package_folder
 
 from edgeq.run.engines import load_engines
 
@@ -24,7 +24,7 @@ ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-
 
 def need_runtime() -> None:
     """Skip the test with a solution if node or the package is missing."""
-    problem = problem_of(WASM, "99")
+    problem = describe_problem(WASM, "99")
     if problem:
         pytest.skip(problem)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.engines.direct_wasm import pins
+from edgeq_device.engines.node_package import load_pins
 
 from edgeq.backends.web.folder import MANIFEST, write_module
 
@@ -46,7 +46,7 @@ def listed(path: str, content: bytes) -> dict[str, Any]:
 
 def test_contains_the_pins_of_the_runtime(module: Path) -> None:
     script = "const { PINNED } = await import(process.argv[1]); console.log(JSON.stringify(PINNED));"
-    assert in_node(script, module.as_uri()) == pins()
+    assert in_node(script, module.as_uri()) == load_pins()
 
 
 def test_loads_no_code_that_the_folder_lists(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:

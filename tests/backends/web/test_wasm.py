@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from edgeq_device.engines.catalog import find_library
-from edgeq_device.engines.direct_wasm import FOLDER, package_folder, pins
+from edgeq_device.engines.node_package import FOLDER, load_pins, package_folder
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.latency import Bursts
-from edgeq_device.measure.scenarios import query_runner
+from edgeq_device.measure.scenarios import make_runner
 
 import edgeq
 from edgeq import demo
@@ -85,7 +85,7 @@ def test_layers_are_timed(engines: Engines, quantized: Any, samples: Any) -> Non
 def test_runs_are_timed_where_they_run(engines: Engines, samples: Any) -> None:
     session = engines.open(demo.MODEL, SETTINGS)
     for options in ({}, {"samples_per_query": 4}, {"samples_per_query": 4, "batch": 2}):
-        seconds = query_runner(session, samples, **options).burst(Bursts(0.02, 0.01), slow=False)  # type: ignore[attr-defined]
+        seconds = make_runner(session, samples, **options).burst(Bursts(0.02, 0.01), slow=False)  # type: ignore[attr-defined]
         assert 0 < sum(seconds.samples) <= seconds.busy_s
     session.close()
     with pytest.raises(EngineError):
@@ -144,9 +144,9 @@ def test_a_wrong_byte_of_the_runtime_is_refused(place: int, tmp_path: Path, monk
     package = package_folder(WASM)
     (tmp_path / WASM.module / "dist").mkdir(parents=True)
     shutil.copy(package / "package.json", tmp_path / WASM.module)
-    for file in pins()["runtimes"]["wasm"]:
+    for file in load_pins()["runtimes"]["wasm"]:
         shutil.copy(package / file["path"], tmp_path / WASM.module / file["path"])
-    wrong = tmp_path / WASM.module / pins()["runtimes"]["wasm"][place]["path"]
+    wrong = tmp_path / WASM.module / load_pins()["runtimes"]["wasm"][place]["path"]
     content = bytearray(wrong.read_bytes())
     content[-1] ^= 1
     wrong.write_bytes(content)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeq_device.bundle.pull import pull
 from edgeq_device.errors import DeviceError, RuntimeUnavailableError
 from edgeq_device.trust.connection import LIMITS, Limits, ServerRequest
-from edgeq_device.trust.registry import MAX_REDIRECTS, OciRepository, parse_reference, pull
+from edgeq_device.trust.registry import MAX_REDIRECTS, OciRepository, parse_reference
 
 from edgeq.bundle.transfer import pull_bundle, push_bundle
 from edgeq.errors import EdgeqError

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from edgeq_device.trust.connection import Address, challenges, credentials, parse_address
+from edgeq_device.trust.connection import Address, parse_address, parse_challenges, read_credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +44,7 @@ def test_logins_are_for_exactly_one_host(
 ) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     write(tmp_path, {"auths": {key: {"auth": LOGIN}}, "credsStore": "evil", "credHelpers": {host: "evil"}})
-    assert credentials(host) == found
+    assert read_credentials(host) == found
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_logins_are_for_exactly_one_host(
 )
 def test_a_file_without_a_login(value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    assert credentials(HOST) == ""
+    assert read_credentials(HOST) == ""
     write(tmp_path, value)
-    assert credentials(HOST) == ""
+    assert read_credentials(HOST) == ""
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_a_file_without_a_login(value: object, tmp_path: Path, monkeypatch: pyte
     ],
 )  # fmt: skip
 def test_challenges(headers: list[str], found: list[tuple[str, dict[str, str]]]) -> None:
-    assert challenges(headers) == found
+    assert parse_challenges(headers) == found
 
 
 @given(st.lists(st.text(st.characters(codec="latin-1")), max_size=3))
 def test_any_challenge_is_read(headers: list[str]) -> None:
-    for scheme, values in challenges(headers):
+    for scheme, values in parse_challenges(headers):
         assert scheme == scheme.lower()
         assert all(values.values())
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from edgeq_device.bundle.pull import pull
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.trust.connection import Limits
-from edgeq_device.trust.registry import parse_reference, pull
+from edgeq_device.trust.registry import parse_reference
 
 from .hostile import LOGIN, SECRETS, TOKEN, Asked, Reply, Server, response, start
 from .scenarios import SLOW, guarded
@@ -108,7 +109,7 @@ def test_each_gets_its_own_login(net: Net, tmp_path: Path) -> None:
         (f"https://{UNKNOWN}/x", "CERTIFICATE_VERIFY_FAILED"),
     ],
 )
-def test_where_a_redirect_leads(location: str, says: str, net: Net, tmp_path: Path) -> None:
+def test_redirects_are_followed_only_to_safe_places(location: str, says: str, net: Net, tmp_path: Path) -> None:
     def script(asked: Asked) -> Reply:
         moved = response(307, b"", f"Location: {location}")
         return guarded(asked, "Basic realm=x") or (moved if "/blobs/" in asked.path else None)
@@ -143,7 +144,9 @@ def test_a_slow_proxy_or_handshake(begun: bytes, net: Net, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "proxy", ["socks5://proxy:proxy@127.0.0.1:1", "https://proxy:proxy@127.0.0.1:1", "http://proxy:pr/oxy@x"]
 )
-def test_what_is_no_proxy(proxy: str, net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_another_form_is_refused(
+    proxy: str, net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("https_proxy", proxy)
     net.refused(tmp_path / "out", "not the address of an http proxy")
 

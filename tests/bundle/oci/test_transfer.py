@@ -76,7 +76,7 @@ def test_there_and_back(registry: Registry, good: Path, good_zip: Path, tmp_path
 
 def test_the_signature_travels(registry: Registry, copy: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    from edgeq.bundle.write import sign_bundle
+    from edgeq.bundle.sign import sign_bundle
     from tests.bundle.signing.keys import write_key
 
     key, other = write_key(tmp_path, "key"), write_key(tmp_path, "other")
@@ -142,7 +142,7 @@ def test_manifests_that_do_not_hold(
     assert sorted(p.name for p in tmp_path.iterdir()) == []
 
 
-def test_what_the_registry_changes(registry: Registry, good: Path, tmp_path: Path) -> None:
+def test_changes_by_the_registry_are_refused(registry: Registry, good: Path, tmp_path: Path) -> None:
     reference = pushed(registry, good)
 
     def flipped(wanted: str, method: str, path: str, headers: dict[str, str], answer: Answer) -> Answer:
@@ -241,7 +241,7 @@ def test_tokens_and_redirects(registry: Registry, good: Path, tmp_path: Path) ->
         "a" * 600,
     ],
 )
-def test_what_is_no_reference(text: str) -> None:
+def test_a_text_of_another_form_is_no_reference(text: str) -> None:
     with pytest.raises(DeviceError, match="is not a reference to a registry"):
         parse_reference(text)
 

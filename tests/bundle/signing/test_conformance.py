@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from edgeq_device.errors import DeviceError
 from edgeq_device.trust.keys import read_trust, verify_signature
-from edgeq_device.trust.signature import parse_signature, signed_files
+from edgeq_device.trust.signature import parse_signature, read_signed_files
 
-from edgeq.bundle.verify import verified_key
+from edgeq.bundle.verify import verify_chain
 from edgeq.errors import EdgeqError
 from tests.conftest import find_shared_data
 
@@ -73,7 +73,7 @@ def verify(signature: Path, model: Path, config: dict[str, Any]) -> None:
         files = {name: p for name, p in names.items() if not name.startswith(ignored)}
     found = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items()}
     if wanted.get("ignore_unsigned_files"):
-        signed = signed_files(parse_signature(data, "").payload, "")
+        signed = read_signed_files(parse_signature(data, "").payload, "")
         found = {name: digest for name, digest in found.items() if name in signed}
     keyed = "cert_chain" in wanted
-    verify_signature(data, found, read_trust(FOLDER / "assets" / trust), model.name, verified_key if keyed else None)
+    verify_signature(data, found, read_trust(FOLDER / "assets" / trust), model.name, verify_chain if keyed else None)

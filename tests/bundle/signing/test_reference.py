@@ -17,8 +17,8 @@ with warnings.catch_warnings():
     import model_signing.signing
     import model_signing.verifying
 
+from edgeq.bundle.sign import sign_bundle
 from edgeq.bundle.verify import check_trusted
-from edgeq.bundle.write import sign_bundle
 from edgeq.errors import BundleError
 
 from .keys import CURVES, write_chain, write_key

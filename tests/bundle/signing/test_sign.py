@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from edgeq_device.bundle.package import open_bundle
 from edgeq_device.cli import main
 
-from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.sign import sign_bundle
+from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.verify import check_trusted
-from edgeq.bundle.write import sign_bundle, write_bundle
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import BundleError, DataError, OutputError, UsageError
 from tests.bundle.samples import tree
@@ -145,7 +146,7 @@ def other_files(bundle: Path) -> None:
         (lambda bundle: (bundle / "model.sig").write_bytes(b""), "not valid JSON"),
     ],
 )
-def test_what_was_changed_is_refused(change: Callable[[Path], None], problem: str, copy: Path, key: Path) -> None:
+def test_changed_files_are_refused(change: Callable[[Path], None], problem: str, copy: Path, key: Path) -> None:
     sign_bundle(copy, key)
     change(copy)
     with pytest.raises(BundleError, match=problem):
@@ -226,7 +227,7 @@ def test_certificates_that_do_not_hold(leaf: dict[str, int], copy: Path, tmp_pat
     key, own, issuer, root = write_chain(tmp_path, **leaf)
     with pytest.raises(UsageError, match=r"signer\.crt"):
         sign_bundle(copy, key, certificates=[own, issuer])
-    from edgeq.bundle import write as sign
+    from edgeq.bundle import sign
 
     signing = sign.read_signing_key(key)
     from cryptography import x509

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.engines.catalog import problem_of
+from edgeq_device.engines.catalog import describe_problem
 
 from edgeq.emulate.kernels import compute, multiply_saturating
 from edgeq.model.saturation import saturation_table
@@ -27,7 +27,7 @@ CASES = [
 @pytest.mark.parametrize(("engine", "environment"), CASES, ids=lambda value: str(getattr(value, "name", value)))
 @pytest.mark.parametrize("op", ["MatMul", "Conv"])
 def test_the_kernels_of_a_plug_in_to_the_last_bit(engine: Engine, environment: dict[str, str], op: str) -> None:
-    problem = problem_of(engine, onnxruntime.__version__)
+    problem = describe_problem(engine, onnxruntime.__version__)
     if problem:
         pytest.skip(problem)
     assert compare(engine, environment, op, 12, plain=True) == []

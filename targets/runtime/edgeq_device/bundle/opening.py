@@ -1,8 +1,5 @@
 """Open the best variant that really starts and answers correctly, and report why each better one was passed over.
 
-The self-test runs the bundle's vectors and compares each output with the expected one. If an output has values in
-several units, such as scores and boxes in pixels, each slice has its own tolerance.
-
 A model for a plug-in engine is opened in a separate process, because the plug-in may be broken or wrong on this device.
 The model must pass its self-test there before it is used. If it fails, another variant runs. An engine that TensorRT
 compiles for this GPU must also pass the self-test before it is used.
@@ -10,205 +7,22 @@ compiles for this GPU must also pass the self-test before it is used.
 
 from __future__ import annotations
 
-import math
 import os
-import stat
 import weakref
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Tuple
 
-import numpy as np
-
-from edgeq_device.bundle.manifest import MANIFEST, check_file_names, is_harmless
-from edgeq_device.bundle.onnxfile import DTYPES
-from edgeq_device.bundle.package import MAIN, Bundle, beside
-from edgeq_device.bundle.select import CPU, Choice, Device, select
-from edgeq_device.bundle.variants import DRAWN, SliceTolerance, Variant
-from edgeq_device.engines.catalog import installed_version, plugin_of
-from edgeq_device.engines.serve import Guest, GuestSession, open_request, python_command
-from edgeq_device.engines.sessions import PROVIDER, open_session
-from edgeq_device.errors import BundleError, CheckFailedError, DataError, OutputError, RuntimeUnavailableError
-from edgeq_device.measure.basis import EVERYTHING, Basis
-from edgeq_device.measure.pairs import OutputPair, pair_outputs
-from edgeq_device.prepare.arrays import one_array, read_arrays, write_npz
-from edgeq_device.system.places import draft_of, move_new
-from edgeq_device.trust.signature import SIGNATURE
-
-Arrays = Mapping[str, "np.ndarray[Any, Any]"]
-Slices = Mapping[str, Sequence[SliceTolerance]]
-_NO_SLICES: Slices = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class OutputCheck:
-    """Hold the comparison of one output, or of a slice of it, over all cases.
-
-    Attributes:
-        name: name of the output, followed by the position of the slice.
-        max_abs_error: largest absolute difference; infinite if shape or dtype differ, or values are not finite.
-        problem: description of a difference in anything but the values; "" if there is none.
-        tolerance: allowed absolute difference.
-    """
-
-    name: str
-    max_abs_error: float
-    problem: str
-    tolerance: float
-
-    @property
-    def passed(self) -> bool:
-        """Return whether shape and dtype agree and the error is within the tolerance."""
-        return not self.problem and self.max_abs_error <= self.tolerance
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values. An infinite number becomes None."""
-        error, allowed = (value if math.isfinite(value) else None for value in (self.max_abs_error, self.tolerance))
-        return {"max_abs_error": error, "tolerance": allowed, "passed": self.passed, "problem": self.problem}
-
-
-@dataclass(frozen=True)
-class SelfTestResult:
-    """Hold the result of a self-test. If the bundle has no vectors, there are no outputs, and `passed` is False."""
-
-    cases: int
-    outputs: Tuple[OutputCheck, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Return whether there is at least one case with an output to compare, and every output passed."""
-        return self.cases > 0 and bool(self.outputs) and all(check.passed for check in self.outputs)
-
-    @property
-    def reason(self) -> str:
-        """Return why the self-test did not pass, or "" if it did."""
-        if not self.outputs:
-            return "it has no self-test"
-        return "; ".join(
-            f"output {check.name}: {check.problem or f'error {check.max_abs_error:.6g} is over {check.tolerance:.6g}'}"
-            for check in self.outputs
-            if not check.passed
-        )
-
-
-def run_selftest(variant: Variant, session: Any) -> SelfTestResult:
-    """Run every case of `variant` in `session` and compare each expected output.
-
-    Raises:
-        BundleError: the vectors do not fit the model.
-        RuntimeUnavailableError: the process that runs the model has crashed or hangs.
-        DataError: the vectors cannot be read.
-    """
-    outputs = check_outputs(_answers(variant, session), variant.tolerance, variant.slices, variant.basis)
-    return SelfTestResult(len(variant.cases), outputs)
-
-
-def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays, Arrays]]:
-    """Yield the session's outputs, the expected outputs and the inputs of each case."""
-    for case in variant.cases:
-        feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
-        names = sorted(expected)
-        if not any(array.size for array in expected.values()):
-            raise BundleError(f"variant {variant.name}: the self-test {case.outputs.name} compares nothing")
-        try:
-            results = session.run(names, feeds)
-        except RuntimeUnavailableError:  # the process that ran the model has ended
-            raise
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            text = " ".join(str(error).split())
-            raise BundleError(f"variant {variant.name}: the self-test does not fit the model ({text})") from error
-        unbounded = next((name for name in names if name not in variant.tolerance), None)
-        if unbounded is not None:
-            raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {unbounded!r}")
-        yield dict(zip(names, map(one_array, results))), expected, feeds
-
-
-LEAST_ROWS = 0.5
-"""Share of the rows without a fixed place that must be found again. Scores that are almost equal change places with the
-rounding, but a working model finds most of its own detections."""
-
-
-def check_outputs(
-    answers: Iterable[Tuple[Arrays, Arrays, Arrays]],
-    tolerance: Mapping[str, float],
-    slices: Slices = _NO_SLICES,
-    basis: Basis = EVERYTHING,
-) -> Tuple[OutputCheck, ...]:
-    """Check each output over all cases. The results are sorted by name, and each output is followed by its slices.
-
-    Args:
-        answers: the outputs, the expected outputs and the inputs for each case, all by name.
-        tolerance: tolerance of every output.
-        slices: tolerances of slices, keyed by the output's name; outputs without slices are absent.
-        basis: what the tolerances apply to.
-    """
-    checks: Dict[Tuple[str, int], OutputCheck] = {}
-    for outputs, expected, inputs in answers:
-        pairs = {pair.name: pair for pair in pair_outputs(basis, expected, outputs, inputs)}
-        for name, output in outputs.items():
-            found, wanted, problem = _counted(pairs[name]) if name in pairs else (output, expected[name], "")
-            error, other = compare(found, wanted)
-            one = [OutputCheck(name, error, problem or other, tolerance[name])]
-            for part in slices.get(name, ()):
-                error, problem = _compare_slice(found, wanted, part)
-                one.append(OutputCheck(f"{name}, {part.where}", error, problem, part.tolerance))
-            for place, check in enumerate(one):
-                before = checks.get((name, place), check)
-                worse = replace(check, max_abs_error=max(check.max_abs_error, before.max_abs_error))
-                checks[name, place] = replace(worse, problem=before.problem or check.problem)
-    return tuple(checks[key] for key in sorted(checks))
-
-
-def _counted(pair: OutputPair) -> Tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", str]:
-    """Return the output and the expected output with zeros in place of the elements that do not count, and a
-    description of what cannot be compared ("" if there is nothing).
-    """
-    found, expected = pair.candidate, pair.reference
-    if pair.counted is not None and found.shape == expected.shape:
-        zero = expected.dtype.type(0)
-        # A NaN or an infinity of one side alone stays, and fails the check.
-        left_out = ~pair.counted & (np.isfinite(found) | ~np.isfinite(expected))
-        found, expected = np.where(left_out, zero, found), np.where(left_out, zero, expected)
-    if pair.strays:
-        return found, expected, f"{pair.strays} elements mean nothing on one side alone"
-    if pair.rows and pair.rows_found < LEAST_ROWS * pair.rows:
-        return found, expected, f"only {pair.rows_found} of {pair.rows} rows are those expected"
-    return found, expected, ""
-
-
-def _compare_slice(
-    found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]", part: SliceTolerance
-) -> Tuple[float, str]:
-    if part.axis >= expected.ndim or part.last >= expected.shape[part.axis]:
-        return float("inf"), f"there is no such part of shape {expected.shape}"
-    if found.shape != expected.shape:
-        return compare(found, expected)
-    place = (slice(None),) * part.axis + (slice(part.first, part.last + 1),)
-    return compare(found[place], expected[place])
-
-
-def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
-    """Return the largest absolute difference in float64, and a description of any other difference ("" if there is
-    none).
-    """
-    if found.shape != expected.shape:
-        return float("inf"), f"shape {found.shape} instead of {expected.shape}"
-    if found.dtype.kind == expected.dtype.kind == "U":
-        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts differ")
-    if found.dtype != expected.dtype:
-        return float("inf"), f"dtype {found.dtype} instead of {expected.dtype}"
-    if found.size == 0:
-        return 0.0, ""
-    if found.dtype.kind not in "biuf":
-        return float("inf"), f"dtype {found.dtype} cannot be compared"
-    left, right = found.astype(np.float64), expected.astype(np.float64)
-    if not np.isfinite(left).all():
-        return float("inf"), "it is not finite"
-    if not np.isfinite(right).all():
-        return float("inf"), "the expected values are not finite"
-    return float(np.abs(left - right).max()), ""
-
+from edgeq_device.bundle.package import MAIN, Bundle
+from edgeq_device.bundle.select import Choice, select
+from edgeq_device.bundle.selftest import run_selftest
+from edgeq_device.engines.catalog import CPU, find_plugin, read_installed_version
+from edgeq_device.engines.device import Device
+from edgeq_device.engines.guest import Guest, GuestSession, build_python_command
+from edgeq_device.engines.serve import build_open_request
+from edgeq_device.engines.sessions import open_session
+from edgeq_device.engines.tensorrt import PROVIDER
+from edgeq_device.engines.variant import DRAWN, Variant
+from edgeq_device.errors import CheckFailedError, RuntimeUnavailableError
 
 Open = Callable[[Variant, int], Any]
 ANSWER_S = 120.0
@@ -253,11 +67,13 @@ def open_best(
         try:
             session = (open_it or open_variant)(choice.variant, threads)
         except (RuntimeUnavailableError, CheckFailedError) as error:
+            # The user named it, or onnxruntime's own kernels refuse it: there is no fallback.
             if name is not None or choice.variant.ep == CPU:
                 raise
             failed[choice.variant.name] = str(error)
             continue
-        better = [v for v in choice.others if v.variant.rank > choice.variant.rank and not v.fits]
+        better = [v for v in choice.rejected if v.variant.rank > choice.variant.rank and not v.fits]
+        # In the order in which they would have been preferred.
         better.sort(key=lambda verdict: -verdict.variant.rank)
         return OpenedVariant(choice, session, tuple(f"not {v.variant.name}: {'; '.join(v.reasons)}" for v in better))
 
@@ -273,6 +89,7 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
     session = start_variant(variant, threads)
     if isinstance(session, GuestSession):
         _refuse_wrong(variant, session, session.guest.title)
+        # A user's input may be far larger than a vector.
         session.guest.request_s = RUN_S
     elif variant.ep == PROVIDER and variant.cases and "table" not in variant.info:
         # From correct files, TensorRT 8.6.0 built engines that gave wrong answers, so its engines are tested first. A
@@ -285,128 +102,29 @@ def open_variant(variant: Variant, threads: int = 0) -> Any:
 def _refuse_wrong(variant: Variant, session: Any, title: str) -> None:
     if not variant.cases and variant.info.get(DRAWN):  # no output can be compared
         return
-    found = run_selftest(variant, session)
-    if not found.passed:
-        raise CheckFailedError(f"{title} gives wrong results here: {found.reason}")
+    result = run_selftest(variant, session)
+    if not result.passed:
+        raise CheckFailedError(f"{title} gives wrong results here: {result.reason}")
 
 
 def start_variant(variant: Variant, threads: int = 0) -> Any:
     """Do the work of `open_variant` without the self-test."""
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     if engine is None:
         return open_session(variant, threads)
     guest = Guest(
-        python_command("edgeq_device.engines.serve"),
+        build_python_command("edgeq_device.engines.serve"),
         os.environ,
-        f"{engine.name} {installed_version(engine)}",
+        f"{engine.name} {read_installed_version(engine)}",
         request_s=ANSWER_S,
     )
     try:
-        session = guest.opened(open_request(variant, threads))
+        session = guest.open_session(build_open_request(variant, threads))
         variant.check_unchanged()
+    # On Ctrl-C, too: nobody else would end the process.
     except BaseException:
         guest.end()
         raise
+    # The caller knows only the session, so the process ends with it.
     weakref.finalize(session, guest.end)
     return session
-
-
-def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
-    """Read the model's inputs from `files`. Each entry is an .npz whose keys are input names, `NAME=FILE.npy`, or a
-    plain .npy for a single input.
-
-    Raises:
-        DataError: an input is missing, unknown, given twice, or has the wrong dtype or shape.
-    """
-    wanted = [spec.name for spec in session.get_inputs()]
-    feeds: Dict[str, "np.ndarray[Any, Any]"] = {}
-    for text in files:
-        name, equals, path = text.partition("=")
-        if not equals or name not in wanted:
-            name, path = "", text
-        for key, array in read_arrays(Path(path)).items():
-            key = key or name or (wanted[0] if len(wanted) == 1 else "")
-            if not key:
-                names = ", ".join(wanted)
-                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, with NAME one of {names}")
-            if key in feeds:
-                raise DataError(f"{path}: input {key!r} is given twice")
-            feeds[key] = array
-    check_feeds(session, feeds)
-    return feeds
-
-
-def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
-    """Compare the names, dtypes and shapes of `feeds` with the model's inputs. A named size accepts any number.
-
-    Raises:
-        DataError: an input is missing or unknown, or has the wrong dtype or shape.
-    """
-    specs = {spec.name: spec for spec in session.get_inputs()}
-    names = ", ".join(specs)
-    for name in feeds:
-        if name not in specs:
-            raise DataError(f"the model has no input {name!r}", f"Its inputs are {names}")
-    for name, spec in specs.items():
-        if name not in feeds:
-            raise DataError(f"input {name!r} is missing", f"The model takes {names}")
-        array, dtype = feeds[name], DTYPES.get(spec.type)
-        if dtype is not None and array.dtype != np.dtype(dtype):
-            raise DataError(f"input {name!r} is {array.dtype}, the model takes {dtype}", "Convert it before saving")
-        shape = list(spec.shape)
-        fits = len(shape) == array.ndim and all(
-            not isinstance(size, int) or size == have for size, have in zip(shape, array.shape)
-        )
-        # An input of unknown rank looks like a scalar; onnxruntime runs both on any shape.
-        if shape and not fits:
-            raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
-
-
-def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
-    """Return the path for outputs: `wanted`, or one next to the bundle if `wanted` is None.
-
-    Raises:
-        OutputError: the path is the bundle itself, or is inside the bundle and would replace one of its files or make
-            the bundle invalid.
-    """
-    root = bundle.source.resolve()
-    wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted
-    place = wanted.absolute().parent.resolve() / wanted.name
-    if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
-        raise OutputError(f"{wanted} is in the bundle, and would replace or add to its files", "Write it elsewhere")
-    return place
-
-
-def _may_join(bundle: Bundle, name: str) -> bool:
-    """Return whether a file with this relative name may be in the bundle's directory on every system."""
-    others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
-    try:
-        check_file_names([*sorted(others), name], str(bundle.source))
-    except BundleError:
-        return False
-    return is_harmless(name) and name not in (MANIFEST, SIGNATURE, *bundle.files)
-
-
-def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:
-    """Write `outputs` as an .npz. Either the complete file appears, or no file.
-
-    Raises:
-        OutputError: `path` exists (without `force`), is not a regular file (even with `force`), or cannot be written.
-    """
-    taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
-    try:
-        if os.path.lexists(path):
-            if not force:
-                raise taken
-            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would replace a device or a link with a file
-                raise OutputError(f"{path} is not a regular file, so it is not replaced", "Choose another output")
-        with draft_of(path) as draft:
-            write_npz(draft, outputs)
-            if force:
-                draft.replace(path)
-            else:
-                move_new(draft, path)
-    except FileExistsError as error:  # another process was faster
-        raise taken from error
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another output") from error

@@ -16,28 +16,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.bundle.manifest import (
-    MANIFEST,
-    FileRecord,
-    Hashed,
-    Manifest,
-    check_assets,
-    check_directory,
-    check_file_name,
-    check_listing,
-    extract,
-    list_archive,
-    list_directory,
-    parse_manifest,
-    read_unlisted,
-)
-from edgeq_device.bundle.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant, load_variants
-from edgeq_device.engines.catalog import plugin_of
+from edgeq_device.bundle.archive import extract_files, list_archive
+from edgeq_device.bundle.assets import check_assets
+from edgeq_device.bundle.content import check_listing, read_unlisted
+from edgeq_device.bundle.directory import check_directory, list_directory
+from edgeq_device.bundle.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
+from edgeq_device.bundle.names import check_file_name
+from edgeq_device.bundle.variants import load_variants
+from edgeq_device.engines.catalog import find_plugin
+from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant
 from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
+from edgeq_device.model.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
 from edgeq_device.system.files import open_file
-from edgeq_device.system.places import temporary_folder
+from edgeq_device.system.places import make_temporary_folder
 from edgeq_device.system.plainjson import parse_json
+from edgeq_device.system.unchanged import HashedFolder
 from edgeq_device.trust.signature import SIGNATURE
 
 SUFFIX = ".onnx"
@@ -46,7 +39,7 @@ _KEYS = frozenset({"location", "offset", "length", "checksum"})
 _ADDRESS = "_ORT_MEM"
 
 
-def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], where: str) -> None:
+def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, FileRecord], context: str) -> None:
     """Check the model of each variant of the bundle under `root`. `files` contains the records of the bundle's
     manifest.
 
@@ -54,63 +47,68 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
         BundleError: a model is not an ONNX file or contains compiled code; its external data are not entirely inside
             one of the bundle's files; or their size does not match the shape and type of the tensor.
     """
-    found: Dict[Tuple[str, str, bool], None] = {}
+    # Variants often share a model, which is then checked once.
+    models: Dict[Tuple[str, str, bool], None] = {}
     for variant in variants:
         if variant.model is not None:
             named = variant.session_options.get(EXTERNAL_FOLDER, variant.model.parent)
             model, folder = (Path(place).relative_to(root).as_posix() for place in (variant.model, named))
-            engine = plugin_of(variant.ep)
+            engine = find_plugin(variant.ep)
             if engine is None or not engine.suffix:
-                found[model, folder, engine is not None and engine.compiled] = None
+                models[model, folder, engine is not None and engine.compiled] = None
             elif not model.endswith(engine.suffix):
                 raise BundleError(
-                    f"{where}: {model} does not have the suffix of {engine.name} ({engine.suffix})", AGAIN
+                    f"{context}: {model} does not have the suffix of {engine.name} ({engine.suffix})", AGAIN
                 )
-    for model, folder, compiled in found:
-        _check_model(model, folder, root, files, f"{where}: {model}", compiled)
+    for model, folder, compiled in models:
+        _check_model(model, folder, root, files, f"{context}: {model}", compiled)
 
 
 def _check_model(
-    model: str, folder: str, root: Path, files: Mapping[str, FileRecord], where: str, compiled: bool
+    model: str, folder: str, root: Path, files: Mapping[str, FileRecord], context: str, compiled: bool
 ) -> None:
     if not model.endswith(SUFFIX):
-        raise BundleError(f"{where} does not have the suffix {SUFFIX}, by which onnxruntime knows an ONNX file")
-    beside = PurePosixPath(folder) / PurePosixPath(model).name
-    if str(beside) != model and str(beside) in files:
-        raise BundleError(f"{where} and {beside}, among its external data, would be the same file in one folder", AGAIN)
-    found = read_onnx(root / model, where)
-    if found.has_context and not (compiled and not found.context_outside):
-        raise BundleError(f"{where} contains code compiled for one device (EPContext), which a bundle may not", AGAIN)
-    for tensor in found.external:
-        _check_tensor(tensor, folder, files, f"{where}: external tensor {tensor.name!r}")
+        raise BundleError(f"{context} does not have the suffix {SUFFIX}, by which onnxruntime knows an ONNX file")
+    in_folder = PurePosixPath(folder) / PurePosixPath(model).name
+    if str(in_folder) != model and str(in_folder) in files:
+        raise BundleError(
+            f"{context} and {in_folder}, among its external data, would be the same file in one folder", AGAIN
+        )
+    onnx_file = read_onnx(root / model, context)
+    if onnx_file.has_context and not (compiled and not onnx_file.context_outside):
+        raise BundleError(f"{context} contains code compiled for one device (EPContext), which a bundle may not", AGAIN)
+    for tensor in onnx_file.external:
+        _check_tensor(tensor, folder, files, f"{context}: external tensor {tensor.name!r}")
 
 
-def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], where: str) -> None:
+def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], context: str) -> None:
     unknown = sorted(set(tensor.entries) - _KEYS)
     if unknown:
-        raise BundleError(f"{where} has the unknown key {unknown[0][:60]!r} in its external data", AGAIN)
+        raise BundleError(f"{context} has the unknown key {unknown[0][:60]!r} in its external data", AGAIN)
     location = tensor.entries.get("location", "")
     if _ADDRESS in location.upper():
-        raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", AGAIN)
-    file = f"{folder}/{check_file_name(location, where)}"
+        raise BundleError(f"{context} has the location {location[:60]!r}, an address in memory", AGAIN)
+    file = f"{folder}/{check_file_name(location, context)}"
     if file not in files:
-        raise BundleError(f"{where} needs {location!r}, which is not in the bundle as {file!r}", AGAIN)
+        raise BundleError(f"{context} needs {location!r}, which is not in the bundle as {file!r}", AGAIN)
     if tensor.data_type not in ELEMENT_BITS:
-        raise BundleError(f"{where} has the data type {tensor.data_type}, which cannot be external", AGAIN)
-    needed = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
-    offset = _number(tensor.entries.get("offset", "0"), "offset", where)
-    length = _number(tensor.entries.get("length", str(needed)), "length", where)
-    if length != needed:
-        raise BundleError(f"{where} has {length} bytes, but its shape and type need {needed}", AGAIN)
-    if offset + needed > files[file].size:
+        raise BundleError(f"{context} has the data type {tensor.data_type}, which cannot be external", AGAIN)
+    # Elements of fewer than 8 bits are packed, so the last byte may be partly empty.
+    size = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
+    offset = _parse_number(tensor.entries.get("offset", "0"), "offset", context)
+    length = _parse_number(tensor.entries.get("length", str(size)), "length", context)
+    if length != size:
+        raise BundleError(f"{context} has {length} bytes, but its shape and type need {size}", AGAIN)
+    if offset + size > files[file].size:
         raise BundleError(
-            f"{where} needs bytes {offset} to {offset + needed} of {location!r}, which has {files[file].size}", AGAIN
+            f"{context} needs bytes {offset} to {offset + size} of {location!r}, which has {files[file].size}", AGAIN
         )
 
 
-def _number(text: str, field: str, where: str) -> int:
+def _parse_number(text: str, field: str, context: str) -> int:
+    # 19 digits suffice for 63 bits, and Python refuses to read thousands.
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise BundleError(f"{where} has the {field} {text[:40]!r}", AGAIN)
+        raise BundleError(f"{context} has the {field} {text[:40]!r}", AGAIN)
     return int(text)
 
 
@@ -119,6 +117,7 @@ FLOAT = "float32"
 COPIED = 1 << 28
 """Largest size in bytes of a directory whose files are copied while they are hashed, and opened from the copy. Copying
 takes less time than hashing. The copy fits into the memory of small boards, whose temporary folder may be in memory."""
+# A copy may take this share of the free space; other programs need the rest.
 _SHARE_OF_FREE = 1 / 4
 _ZIP = b"PK\x03\x04"
 # Tag of the first field of an ONNX model. Every writer puts this field first.
@@ -209,7 +208,7 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
     return _open_archive(source, expect)
 
 
-def beside(source: Path, suffix: str) -> Path:
+def path_next_to(source: Path, suffix: str) -> Path:
     """Return the path next to the bundle at `source` whose name is the bundle's name with `suffix`."""
     place = source.absolute()
     if place.name == "..":  # FOLDER/.. has no name of its own, and a path next to it would be in FOLDER
@@ -219,22 +218,23 @@ def beside(source: Path, suffix: str) -> Path:
 
 def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     try:
-        found = list_directory(root)
-        if MANIFEST not in found:
+        sizes = list_directory(root)
+        if MANIFEST not in sizes:
             raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}", _FIX)
         with open_file(root / MANIFEST, follow=False) as stream:
             data = read_unlisted(stream, f"{root}: {MANIFEST}")
         signature = None
-        if SIGNATURE in found:
+        if SIGNATURE in sizes:
             with open_file(root / SIGNATURE, follow=False) as stream:
                 signature = read_unlisted(stream, f"{root}: {SIGNATURE}")
     except OSError as error:
         raise BundleError(f"{root} cannot be read ({error.strerror}: {error.filename})") from error
+    # Before the manifest is parsed: of an unexpected bundle, nothing else is read.
     _check_expected(data, expect, root)
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
-    extra = check_listing(found, manifest.files, str(root), in_use=True)
+    extra = check_listing(sizes, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
-    copy, cleanup = _place_of_copy(root, sum(record.size for record in manifest.files.values()))
+    copy, cleanup = _make_copy_folder(root, sum(record.size for record in manifest.files.values()))
     try:
         try:
             hashed = check_directory(root, manifest.files, copy)
@@ -244,6 +244,7 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
         if copy is not None:
             return _assemble(root, copy, data, manifest, cleanup, extra=extra, signature=signature)
         bundle = _assemble(root, root, data, manifest, cleanup, hashed, extra=extra, signature=signature)
+        # A file may have changed while the variants were read.
         hashed.check()
         return bundle
     except BaseException:
@@ -251,14 +252,14 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
         raise
 
 
-def _place_of_copy(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], None]]:
+def _make_copy_folder(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], None]]:
     """Make a private folder for a copy of `size` bytes. Return the folder, or None if the copy is too large. Also
     return a function that removes the folder.
     """
     if size > COPIED:
         return None, lambda: None
     try:
-        folder, remove = temporary_folder("edgeq-bundle-", f"{root} cannot be copied")
+        folder, remove = make_temporary_folder("edgeq-bundle-", f"{root} cannot be copied")
     except OutputError:
         return None, lambda: None
     if size > shutil.disk_usage(folder).free * _SHARE_OF_FREE:
@@ -271,30 +272,32 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+        # Users give the model itself, or a download that was cut off; the first bytes tell which.
         with open_file(source) as stream:
             head = stream.read(len(_ZIP))
-        what, fix = "it is not a zip archive" if head else "it is empty", _FIX
+        problem, fix = "it is not a zip archive" if head else "it is empty", _FIX
         if head == _ZIP:
-            what, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
+            problem, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
         elif head[:1] == _IR_VERSION:
-            what = "it looks like an ONNX model"
+            problem = "it looks like an ONNX model"
             fix = f"{_FIX}; `bench`, `eval` and `compare` also take .onnx models"
-        raise BundleError(f"{source} is not a bundle: {what}", fix) from error
+        raise BundleError(f"{source} is not a bundle: {problem}", fix) from error
     except OSError as error:
         raise BundleError(f"{source} cannot be read ({error.strerror or error})") from error
     with archive:
         entries = list_archive(archive, str(source))
         if MANIFEST not in entries:
             raise BundleError(f"{source} is not a bundle: it has no {MANIFEST} at its top", _FIX)
-        data = _unlisted(archive, entries[MANIFEST], source)
+        data = _read_entry(archive, entries[MANIFEST], source)
         _check_expected(data, expect, source)
-        signature = _unlisted(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
+        signature = _read_entry(archive, entries[SIGNATURE], source) if SIGNATURE in entries else None
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
+        # Compare names and sizes first, so that a wrong archive is not unpacked.
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
         check_assets(manifest.files, str(source))
-        root, cleanup = temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
+        root, cleanup = make_temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
         try:
-            extract(archive, entries, manifest.files, root)
+            extract_files(archive, entries, manifest.files, root)
             return _assemble(source, root, data, manifest, cleanup, signature=signature)
         except BaseException:
             cleanup()
@@ -303,15 +306,15 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
 
 def _check_expected(manifest: bytes, expect: Optional[str], source: Path) -> None:
     """Compare the sha256 of a manifest with `expect`, if that is given."""
-    found = hashlib.sha256(manifest).hexdigest()
-    if expect is not None and found != expect.lower():
+    actual = hashlib.sha256(manifest).hexdigest()
+    if expect is not None and actual != expect.lower():
         raise BundleError(
-            f"{source} is another bundle: its manifest has the sha256 {found}, not {expect.lower()}",
+            f"{source} is another bundle: its manifest has the sha256 {actual}, not {expect.lower()}",
             "Get it again from where it was made",
         )
 
 
-def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) -> bytes:
     try:
         with archive.open(entry) as stream:
             return read_unlisted(stream, f"{source}: {entry.filename}")
@@ -327,18 +330,20 @@ def _assemble(
     data: bytes,
     manifest: Manifest,
     cleanup: Callable[[], None],
-    hashed: Optional[Hashed] = None,
+    hashed: Optional[HashedFolder] = None,
     **more: Any,
 ) -> Bundle:
-    sha256, engines = hashlib.sha256(data).hexdigest(), beside(source, ".engines")
+    sha256, engines = hashlib.sha256(data).hexdigest(), path_next_to(source, ".engines")
     components = {
         name: tuple(
-            replace(variant, bundle=sha256, beside=engines, hashed=hashed)
+            replace(variant, bundle=sha256, old_engines=engines, hashed=hashed)
             for variant in load_variants(name, place, root, manifest.files, str(source))
         )
         for name, place in manifest.components.items()
     }
-    check_models([variant for found in components.values() for variant in found], root, manifest.files, str(source))
+    check_models(
+        [variant for variants in components.values() for variant in variants], root, manifest.files, str(source)
+    )
     return Bundle(
         source=source,
         root=root,

@@ -7,53 +7,23 @@ finds wrong kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Collection, FrozenSet, List, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from typing import Collection, List, Mapping, Optional, Tuple
 
 from edgeq_device.bundle.package import MAIN, Bundle
-from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.catalog import FLOAT, EngineSpec, WrongKernels, known_wrong, parse_version, plugin_of
-from edgeq_device.engines.cuda import Gpu, capability_text
+from edgeq_device.engines.catalog import EngineSpec, WrongKernels, find_plugin, load_wrong_kernels, parse_version
+from edgeq_device.engines.device import Device
+from edgeq_device.engines.variant import Variant, read_precision
 from edgeq_device.errors import BundleError
+from edgeq_device.system.gpus import format_capability
 
 
-def wrong_here(
+def find_wrong_kernels(
     version: str, architecture: str, features: Collection[str], provider: str = "CPUExecutionProvider"
 ) -> Tuple[WrongKernels, ...]:
     """Return the known faults of one release of onnxruntime on one CPU."""
-    rows = [row for row in known_wrong() if row.provider == provider]
+    rows = [row for row in load_wrong_kernels() if row.provider == provider]
     return tuple(row for row in rows if row.in_release(version) and row.on(architecture, features))
-
-
-CPU = "CPUExecutionProvider"
-
-
-@dataclass(frozen=True)
-class Device:
-    """Describe the properties of a device on which the choice depends.
-
-    Attributes:
-        architecture: "x86_64", "arm64" ...
-        features: CPU features by their uniform names.
-        runtime: version of onnxruntime.
-        providers: execution providers of this onnxruntime.
-        gpus: NVIDIA GPUs.
-        gpu_problem: why there are no GPUs; "" if there are.
-        tensorrt: version of TensorRT that onnxruntime would use; "" if there is none.
-        tensorrt_problem: why there is no TensorRT; "" if there is.
-        plugins: why a plug-in engine cannot be used here and what to do, keyed by the engine's provider; "" if nothing
-            in its package prevents its use.
-    """
-
-    architecture: str
-    features: FrozenSet[str]
-    runtime: str
-    providers: Tuple[str, ...]
-    gpus: Tuple[Gpu, ...] = ()
-    gpu_problem: str = ""
-    tensorrt: str = ""
-    tensorrt_problem: str = ""
-    plugins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,13 +45,14 @@ class Choice:
 
     variant: Variant
     why: str
-    others: Tuple[DeviceFit, ...]
+    rejected: Tuple[DeviceFit, ...]
 
 
 def judge(variant: Variant, device: Device) -> DeviceFit:
     """Check whether a device fits one variant. The criteria are the architecture, the features, the execution provider,
     the version of onnxruntime, and known faults.
     """
+    # Collect all reasons, not only the first, so that the user can fix them in one go.
     reasons: List[str] = []
     if variant.model is None:
         reasons.append("ONNX Runtime does not run it")
@@ -91,30 +62,30 @@ def judge(variant: Variant, device: Device) -> DeviceFit:
         missing = [feature for feature in variant.required_features if feature not in device.features]
         if missing:
             reasons.append(f"this device has no {', '.join(missing)}")
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     if engine is not None and variant.ep in device.plugins:
-        reasons.extend(_engine_reasons(variant, engine, device))
+        reasons.extend(_find_engine_reasons(variant, engine, device))
     elif variant.ep not in device.providers:
         reasons.append(f"onnxruntime {device.runtime} here has no {variant.ep}")
-    reasons.extend(_gpu_reasons(variant, device))
+    reasons.extend(_find_gpu_reasons(variant, device))
     if parse_version(device.runtime) < parse_version(variant.min_onnxruntime):
         reasons.append(f"it needs onnxruntime {variant.min_onnxruntime}, this device has {device.runtime}")
-    reasons.extend(_wrong_reasons(variant, device))
+    reasons.extend(_find_wrong_reasons(variant, device))
     return DeviceFit(variant, tuple(reasons))
 
 
-def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
+def _find_wrong_reasons(variant: Variant, device: Device) -> List[str]:
     """Return the faults of this release of onnxruntime on this device that affect the variant."""
     products = variant.info.get("products", [])
     if not isinstance(products, list) or not all(isinstance(product, str) for product in products):
         raise BundleError(f"variant {variant.name}: products is not a list of strings")
-    wrong = wrong_here(device.runtime, device.architecture, device.features, variant.ep)
+    wrong = find_wrong_kernels(device.runtime, device.architecture, device.features, variant.ep)
     return [row.explain(device.runtime, products) for row in wrong if set(row.products).intersection(products)]
 
 
-def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
+def _find_engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
     """Return what `variant` needs from a plug-in engine but `device` lacks."""
-    precision = precision_of(variant, engine)
+    precision = read_precision(variant, engine)
     fast_on = engine.precisions[precision].fast_on
     reasons = [device.plugins[variant.ep]] if device.plugins[variant.ep] else []
     if fast_on and not device.features.intersection(fast_on):
@@ -122,31 +93,19 @@ def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> Lis
     return reasons
 
 
-def precision_of(variant: Variant, engine: EngineSpec) -> str:
-    """Return the precision in which `variant` computes the float parts of its model.
-
-    Raises:
-        BundleError: `engine` does not have that precision.
-    """
-    precision = variant.info.get("precision", FLOAT)
-    if not isinstance(precision, str) or precision not in engine.precisions:
-        known = ", ".join(engine.precisions)
-        raise BundleError(f"variant {variant.name}: precision is {precision!r}; it can be {known}")
-    return precision
-
-
-def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
+def _find_gpu_reasons(variant: Variant, device: Device) -> List[str]:
     """Return what `variant` needs from a GPU and from TensorRT but `device` lacks."""
-    wanted = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
+    limits = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
     reasons: List[str] = []
-    least = wanted["min_compute_capability"]
-    if least and not device.gpus:
+    capability = limits["min_compute_capability"]
+    if capability and not device.gpus:
         reasons.append(device.gpu_problem or "this device has no NVIDIA GPU")
-    elif least and all(gpu.compute_capability < parse_version(least) for gpu in device.gpus):
+    # One GPU that is new enough suffices.
+    elif capability and all(gpu.compute_capability < parse_version(capability) for gpu in device.gpus):
         best = max(device.gpus, key=lambda gpu: gpu.compute_capability)
-        have = capability_text(best.compute_capability)
-        reasons.append(f"it needs compute capability {least}, {best.name} has {have}")
-    oldest, below = wanted["min_tensorrt"], wanted["below_tensorrt"]
+        have = format_capability(best.compute_capability)
+        reasons.append(f"it needs compute capability {capability}, {best.name} has {have}")
+    oldest, below = limits["min_tensorrt"], limits["below_tensorrt"]
     if (oldest or below) and variant.ep in device.providers:
         if not device.tensorrt:
             reasons.append(device.tensorrt_problem or "TensorRT is not installed")
@@ -179,13 +138,14 @@ def select(
     if not variants:
         raise BundleError(f"{bundle.source} has no component {component}")
     verdicts = [judge(variant, device) for variant in variants]
-    tried = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
-    verdicts = [DeviceFit(v.variant, v.reasons + tried.get(v.variant.name, ())) for v in verdicts]
+    failures = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
+    # A variant that did not open stays in the list, with its reason, for the report.
+    verdicts = [DeviceFit(v.variant, v.reasons + failures.get(v.variant.name, ())) for v in verdicts]
     if name is not None:
         named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
         if named is None:
-            known = ", ".join(variant.name for variant in variants)
-            raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {known}")
+            names = ", ".join(variant.name for variant in variants)
+            raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {names}")
         if not named.fits:
             raise BundleError(f"{bundle.source}: variant {name} does not run here: {'; '.join(named.reasons)}")
         return Choice(named.variant, "it was asked for", tuple(v for v in verdicts if v is not named))
@@ -194,11 +154,12 @@ def select(
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
         fix = f"Package the model for a target of this device's kind ({device.architecture})"
         # Find the variants for which only a newer onnxruntime is missing.
-        wanted = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
-        newer = [version for version in wanted if parse_version(device.runtime) < parse_version(version)]
+        versions = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
+        newer = [version for version in versions if parse_version(device.runtime) < parse_version(version)]
         if newer:
             fix = f"Install onnxruntime {min(newer, key=parse_version)} or newer"
         raise BundleError(f"{bundle.source} has no variant for this device ({why})", fix)
+    # Of equal ranks, max takes the first, which the packager prefers.
     best = max(fitting, key=lambda verdict: verdict.variant.rank)
     why = "it is the only one that runs here" if len(fitting) == 1 else f"rank {best.variant.rank} is the highest here"
     if best.variant.required_features:

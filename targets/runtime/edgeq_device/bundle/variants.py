@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.bundle.manifest import (
     FileRecord,
-    Hashed,
-    check_file_name,
     check_keys,
-    is_plain_name,
-    object_in,
+    read_strings,
+    read_texts,
+    require_object,
     resolve_reference,
-    strings_in,
-    texts_in,
 )
-from edgeq_device.bundle.options import check_table_name, model_options, read_provider_options, read_session_options
+from edgeq_device.bundle.names import check_file_name, is_plain_name
 from edgeq_device.engines.catalog import engine_of_file
+from edgeq_device.engines.options import (
+    check_table_name,
+    read_model_options,
+    read_provider_options,
+    read_session_options,
+)
+from edgeq_device.engines.variant import Case, SliceTolerance, Variant
 from edgeq_device.errors import BundleError
 from edgeq_device.measure.basis import EVERYTHING, Axis, Basis, Padding
 from edgeq_device.system.files import read_file
@@ -34,139 +38,53 @@ _ORT_KEYS = frozenset({"model_file", "session_options", "provider_options"})
 _DEVICES = ("cpu", "gpu", "npu")
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
 _MOST_SLICES = 256  # maximum in one output
+# No model has such sizes; an untrusted entry must not cost more.
 _MOST_AXES, _MOST_INDICES = 64, 1 << 31
+# Few digits, because Python refuses to read thousands of them.
 _VERSION = re.compile(r"(\d{1,6}(\.\d{1,6}){0,4})?", re.ASCII)
-
-DRAWN = "drawn_outputs"
-"""Key in a variant's info: names of the outputs that depend on random numbers. The self-test leaves them out."""
-EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-@dataclass(frozen=True)
-class Case:
-    """Hold one self-test vector: arrays by input name and arrays by output name. Each set is an .npz or a group of an
-    .npz.
-    """
-
-    inputs: Path
-    outputs: Path
-
-
-def slice_name(axis: int, first: int, last: int) -> str:
-    """Return a name for the slice of indices `first` to `last` along `axis`."""
-    indices = str(first) if first == last else f"{first}..{last}"
-    return f"{indices} on axis {axis}"
-
-
-@dataclass(frozen=True)
-class SliceTolerance:
-    """Set the allowed absolute difference for the indices `first` to `last` along `axis` of an output. The values there
-    have a different unit from the rest.
-    """
-
-    axis: int
-    first: int
-    last: int
-    tolerance: float
-
-    @property
-    def where(self) -> str:
-        """Return the name of the slice in the output."""
-        return slice_name(self.axis, self.first, self.last)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Describe one way to run the model.
-
-    Attributes:
-        name, component: names in the package; the quantized model is the component "model".
-        ep: execution provider.
-        model: path of the model file; None if ONNX Runtime does not run this variant.
-        session_options, provider_options: options that the session must be opened with, including those in the model's
-            metadata. Paths are resolved.
-        architecture: "x86_64", "arm64" ...; "any" fits all.
-        required_features: CPU features without which the variant is wrong or slow.
-        rank: rank of the variant. Among the variants that fit, the one with the highest rank is chosen.
-        min_onnxruntime: oldest onnxruntime that runs the variant; "" if any version does.
-        cases, tolerance: cases of the self-test, and the absolute tolerance of each output by name.
-        slices: tolerances for parts of an output, by the output's name, in addition to its overall tolerance.
-        basis: what the tolerances apply to.
-        info: all of executor_info.edgeq.
-        table: path of the calibration table that must be next to the engines; None if there is none.
-        bundle: sha256 of the bundle's manifest, under which the device caches what it builds; "" outside a bundle.
-        hashed: record of the hashed files, if the bundle is opened in place.
-        beside: folder in which earlier versions kept engines. It is not read.
-    """
-
-    name: str
-    component: str
-    ep: str
-    model: Optional[Path]
-    session_options: Mapping[str, str]
-    provider_options: Mapping[str, str]
-    architecture: str
-    required_features: Tuple[str, ...]
-    rank: int
-    min_onnxruntime: str
-    cases: Tuple[Case, ...]
-    tolerance: Mapping[str, float]
-    info: Mapping[str, Any]
-    table: Optional[Path] = None
-    bundle: str = ""
-    hashed: Optional[Hashed] = None
-    beside: Optional[Path] = None
-    slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
-    basis: Basis = EVERYTHING
-
-    def check_unchanged(self) -> None:
-        """Refuse files that are opened in place and have changed since they were hashed. Call this once the files are
-        open.
-
-        Raises:
-            BundleError: a file or folder has been changed, replaced or moved.
-        """
-        if self.hashed is not None:
-            self.hashed.check()
 
 
 @dataclass(frozen=True)
 class _Files:
-    """Find the files of a bundle. Messages begin with `where`."""
+    """Find the files of a bundle. Messages begin with `context`."""
 
     root: Path
-    known: Mapping[str, FileRecord]
-    where: str
+    records: Mapping[str, FileRecord]
+    context: str
 
-    def existing(self, name: str) -> Path:
+    def find_file(self, name: str) -> Path:
         """Return the path of the file `name`."""
-        if name not in self.known:
-            raise BundleError(f"{self.where}: {name!r} is not in the bundle")
+        if name not in self.records:
+            raise BundleError(f"{self.context}: {name!r} is not in the bundle")
         return self.root / name
 
-    def vectors(self, name: str) -> Path:
+    def find_vectors(self, name: str) -> Path:
         """Return the path of arrays, which are an .npz file or a group of an .npz file."""
         file, _, group = name.rpartition("/")
-        if file in self.known and file.endswith(".npz") and group:
+        if file in self.records and file.endswith(".npz") and group:
             return self.root / name
-        return self.existing(name)
+        return self.find_file(name)
 
-    def place(self, name: str, kind: str) -> Path:
+    def find_place(self, name: str, kind: str) -> Path:
         """Return the path of the file `name`, or of the folder `name` if some of the files are in it."""
-        if name not in self.known if kind == "file" else not any(file.startswith(name + "/") for file in self.known):
-            raise BundleError(f"{self.where}: {name!r} is not in the bundle as a {kind}")
+        if (
+            name not in self.records
+            if kind == "file"
+            else not any(file.startswith(name + "/") for file in self.records)
+        ):
+            raise BundleError(f"{self.context}: {name!r} is not in the bundle as a {kind}")
         return self.root / name
 
-    def json(self, name: str) -> Dict[str, Any]:
+    def read_json(self, name: str) -> Dict[str, Any]:
         """Return the JSON object in a file."""
-        path = self.existing(name)
-        if self.known[name].size > MAX_BYTES:
-            raise BundleError(f"{self.where}: {name} is larger than {MAX_BYTES} bytes")
-        return parse_json(read_file(path), self.where)
+        path = self.find_file(name)
+        if self.records[name].size > MAX_BYTES:
+            raise BundleError(f"{self.context}: {name} is larger than {MAX_BYTES} bytes")
+        return parse_json(read_file(path), self.context)
 
 
 def load_variants(
-    component: str, place: str, root: Path, files: Mapping[str, FileRecord], where: str
+    component: str, place: str, root: Path, files: Mapping[str, FileRecord], context: str
 ) -> Tuple[Variant, ...]:
     """Read `place`/component.json under `root`. Return its variants in the order of the file, which is their order of
     preference.
@@ -175,183 +93,191 @@ def load_variants(
         BundleError: a key, a value or a path is wrong.
     """
     file = f"{place}/{COMPONENT}"
-    where = f"{where}: {file}"
-    values = _Files(root, files, where).json(file)
-    check_keys(values, _COMPONENT_KEYS, where)
-    variants = object_in(values.get("variants"), f"{where}: variants")
+    context = f"{context}: {file}"
+    values = _Files(root, files, context).read_json(file)
+    check_keys(values, _COMPONENT_KEYS, context)
+    variants = require_object(values.get("variants"), f"{context}: variants")
     if not variants:
-        raise BundleError(f"{where}: there is no variant")
+        raise BundleError(f"{context}: there is no variant")
     for name in variants:
         if not is_plain_name(name):
-            raise BundleError(f"{where}: variant name {name[:100]!r} is not a plain name")
+            raise BundleError(f"{context}: variant name {name[:100]!r} is not a plain name")
     return tuple(
-        _variant(component, place, name, body, _Files(root, files, f"{where}: variant {name}"))
+        _parse_variant(component, place, name, body, _Files(root, files, f"{context}: variant {name}"))
         for name, body in variants.items()
     )
 
 
-def _variant(component: str, place: str, name: str, values: object, files: _Files) -> Variant:
-    where = files.where
-    body = object_in(values, where)
-    check_keys(body, _VARIANT_KEYS, where)
+def _parse_variant(component: str, place: str, name: str, values: object, files: _Files) -> Variant:
+    context = files.context
+    body = require_object(values, context)
+    check_keys(body, _VARIANT_KEYS, context)
     folder, ep = body.get("variant_directory", name), body.get("ep")
     if not isinstance(folder, str):
-        raise BundleError(f"{where}: variant_directory is not a string")
+        raise BundleError(f"{context}: variant_directory is not a string")
     if not isinstance(ep, str) or not is_plain_name(ep):
-        raise BundleError(f"{where}: ep does not name an execution provider")
+        raise BundleError(f"{context}: ep does not name an execution provider")
     if "device" in body and body["device"] not in _DEVICES:
-        raise BundleError(f"{where}: device is not one of {', '.join(_DEVICES)}")
-    executors = object_in(body.get("executor_info"), f"{where}: executor_info")
+        raise BundleError(f"{context}: device is not one of {', '.join(_DEVICES)}")
+    executors = require_object(body.get("executor_info"), f"{context}: executor_info")
     edgeq = executors.get("edgeq")
     if not isinstance(edgeq, (dict, str)):
-        raise BundleError(f"{where}: executor_info.edgeq is neither an object nor a file name")
-    ort = object_in(executors.get("ort", {}), f"{where}: executor_info.ort")
-    check_keys(ort, _ORT_KEYS, f"{where}: executor_info.ort")
+        raise BundleError(f"{context}: executor_info.edgeq is neither an object nor a file name")
+    ort = require_object(executors.get("ort", {}), f"{context}: executor_info.ort")
+    check_keys(ort, _ORT_KEYS, f"{context}: executor_info.ort")
     model_file = ort.get("model_file")
     if model_file is not None and not isinstance(model_file, str):
-        raise BundleError(f"{where}: model_file is not a string")
-    session_options = texts_in(ort.get("session_options", {}), f"{where}: session_options")
-    provider_options = texts_in(ort.get("provider_options", {}), f"{where}: provider_options")
-    directory = f"{place}/{check_file_name(folder, where)}"
-    if not any(name.startswith(directory + "/") for name in files.known):
-        raise BundleError(f"{where}: its directory {directory} does not exist")
-    info = files.json(resolve_reference(edgeq, directory, where)) if isinstance(edgeq, str) else dict(edgeq)
-    model = files.existing(resolve_reference(model_file, directory, where)) if model_file is not None else None
+        raise BundleError(f"{context}: model_file is not a string")
+    session_options = read_texts(ort.get("session_options", {}), f"{context}: session_options")
+    provider_options = read_texts(ort.get("provider_options", {}), f"{context}: provider_options")
+    directory = f"{place}/{check_file_name(folder, context)}"
+    if not any(name.startswith(directory + "/") for name in files.records):
+        raise BundleError(f"{context}: its directory {directory} does not exist")
+    # The format permits the object itself, or the name of a file that contains it.
+    info = files.read_json(resolve_reference(edgeq, directory, context)) if isinstance(edgeq, str) else dict(edgeq)
+    model = files.find_file(resolve_reference(model_file, directory, context)) if model_file is not None else None
 
     def resolve(reference: str, kind: str) -> str:
         """Return, as text, the path of the bundle's file that an option names."""
-        return str(files.place(resolve_reference(reference, directory, where), kind))
+        return str(files.find_place(resolve_reference(reference, directory, context), kind))
 
     rank = info.get("rank", 0)
+    # In Python, True is an int.
     if not isinstance(rank, int) or isinstance(rank, bool):
-        raise BundleError(f"{where}: rank is not a whole number")
+        raise BundleError(f"{context}: rank is not a whole number")
     architecture = info.get("architecture", "any")
     if not isinstance(architecture, str) or not is_plain_name(architecture):
-        raise BundleError(f'{where}: architecture is not a name such as "arm64"')
-    features = tuple(strings_in(info, "required_features", where))
+        raise BundleError(f'{context}: architecture is not a name such as "arm64"')
+    features = tuple(read_strings(info, "required_features", context))
     if not all(map(is_plain_name, features)):
-        raise BundleError(f'{where}: required_features are not names such as "avx2"')
+        raise BundleError(f'{context}: required_features are not names such as "avx2"')
     for key in _VERSIONS:
         if not isinstance(info.get(key, ""), str) or not _VERSION.fullmatch(info.get(key, "")):
-            raise BundleError(f'{where}: {key} is not a version such as "1.17"')
-    cases, tolerance = _selftest(info.get("selftest", {}), files)
+            raise BundleError(f'{context}: {key} is not a version such as "1.17"')
+    cases, tolerance = _parse_selftest(info.get("selftest", {}), files)
     return Variant(
         name=name,
         component=component,
         ep=ep,
         model=model,
         session_options={
-            **(model_options(model, where) if model is not None and engine_of_file(model.name) is None else {}),
-            **read_session_options(session_options, where, resolve),
+            # The bundle's own options come last, because they override the model's.
+            **(read_model_options(model, context) if model is not None and engine_of_file(model.name) is None else {}),
+            **read_session_options(session_options, context, resolve),
         },
-        provider_options=read_provider_options(ep, provider_options, where, resolve),
+        provider_options=read_provider_options(ep, provider_options, context, resolve),
         architecture=architecture,
         required_features=features,
         rank=rank,
         min_onnxruntime=info.get("min_onnxruntime", ""),
         cases=cases,
         tolerance=tolerance,
-        slices=_slices(info.get("selftest_slices", {}), tolerance, where),
-        basis=_basis(info.get("selftest_basis"), tolerance, where),
+        slices=_parse_slices(info.get("selftest_slices", {}), tolerance, context),
+        basis=_parse_basis(info.get("selftest_basis"), tolerance, context),
         info=info,
-        table=_table(info, files),
+        table=_find_table(info, files),
     )
 
 
-def _table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
+def _find_table(info: Mapping[str, Any], files: _Files) -> Optional[Path]:
     """Return the path of this variant's calibration table in the bundle, or None if it has none."""
     named = info.get("table_file")
     if named is None:
         return None
     table = info.get("table")
     if not isinstance(named, str) or not isinstance(table, str) or not is_plain_name(table):
-        raise BundleError(f"{files.where}: table and table_file must name a file each")
-    check_table_name(table, files.where)
-    return files.existing(named)
+        raise BundleError(f"{files.context}: table and table_file must name a file each")
+    check_table_name(table, files.context)
+    return files.find_file(named)
 
 
-def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
-    where = f"{files.where}: selftest"
-    files = replace(files, where=where)
+def _parse_selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str, float]]:
+    context = f"{files.context}: selftest"
+    files = replace(files, context=context)
     if not isinstance(values, dict) or not set(values) <= {"cases", "tolerance"}:
-        raise BundleError(f"{where} is not an object with cases and tolerance")
+        raise BundleError(f"{context} is not an object with cases and tolerance")
     cases, tolerance = values.get("cases", []), values.get("tolerance", {})
     if not isinstance(cases, list) or not isinstance(tolerance, dict):
-        raise BundleError(f"{where} is not an object with cases and tolerance")
-    found = []
+        raise BundleError(f"{context} is not an object with cases and tolerance")
+    parsed = []
     for case in cases:
+        # Sorted, the inputs come before the outputs, as in `Case`.
         named = [case[key] for key in sorted(case)] if isinstance(case, dict) else []
         if not named or set(case) != {"inputs", "outputs"} or not all(isinstance(file, str) for file in named):
-            raise BundleError(f"{where}: a case names its inputs and its outputs, each a file or a group of one")
-        found.append(Case(*map(files.vectors, named)))
-    of = f"{where}: the tolerance of"
-    return tuple(found), {name: _tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
+            raise BundleError(f"{context}: a case names its inputs and its outputs, each a file or a group of one")
+        parsed.append(Case(*map(files.find_vectors, named)))
+    of = f"{context}: the tolerance of"
+    return tuple(parsed), {name: _parse_tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
 
 
-def _slices(values: object, tolerance: Mapping[str, float], where: str) -> Dict[str, Tuple[SliceTolerance, ...]]:
+def _parse_slices(
+    values: object, tolerance: Mapping[str, float], context: str
+) -> Dict[str, Tuple[SliceTolerance, ...]]:
     """Read the tolerances of slices. They are stored outside `selftest`, because earlier readers refuse unknown keys
     there.
     """
-    where = f"{where}: selftest_slices"
+    context = f"{context}: selftest_slices"
     if not isinstance(values, dict) or not set(values) <= set(tolerance):
-        raise BundleError(f"{where} is not an object of the self-test's outputs")
-    found = {}
+        raise BundleError(f"{context} is not an object of the self-test's outputs")
+    slices_by_output = {}
     for name, slices in values.items():
         if not isinstance(slices, list) or len(slices) > _MOST_SLICES:
-            raise BundleError(f"{where}: {name!r} is not a list of at most {_MOST_SLICES} slices")
-        found[name] = tuple(_slice(one, f"{where}: {name!r}") for one in slices)
-    return found
+            raise BundleError(f"{context}: {name!r} is not a list of at most {_MOST_SLICES} slices")
+        slices_by_output[name] = tuple(_parse_slice(entry, f"{context}: {name!r}") for entry in slices)
+    return slices_by_output
 
 
-def _slice(value: object, where: str) -> SliceTolerance:
+def _parse_slice(value: object, context: str) -> SliceTolerance:
     if not isinstance(value, dict) or set(value) != {"axis", "first", "last", "tolerance"}:
-        raise BundleError(f"{where}: a slice has an axis, a first and a last index and a tolerance")
-    axis, first, last = (value[key] for key in ("axis", "first", "last"))
-    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (axis, first, last))
-    if not whole or not 0 <= axis < _MOST_AXES or not 0 <= first <= last < _MOST_INDICES:
-        raise BundleError(f"{where}: a slice is not from a first to a last index of an axis")
-    return SliceTolerance(axis, first, last, _tolerance(value["tolerance"], f"{where}: the tolerance of a slice"))
+        raise BundleError(f"{context}: a slice has an axis, a first and a last index and a tolerance")
+    axis, first_index, last_index = (value[key] for key in ("axis", "first", "last"))
+    integral = all(isinstance(index, int) and not isinstance(index, bool) for index in (axis, first_index, last_index))
+    if not integral or not 0 <= axis < _MOST_AXES or not 0 <= first_index <= last_index < _MOST_INDICES:
+        raise BundleError(f"{context}: a slice is not from a first to a last index of an axis")
+    return SliceTolerance(
+        axis, first_index, last_index, _parse_tolerance(value["tolerance"], f"{context}: the tolerance of a slice")
+    )
 
 
-def _basis(values: object, tolerance: Mapping[str, float], where: str) -> Basis:
+def _parse_basis(values: object, tolerance: Mapping[str, float], context: str) -> Basis:
     """Read what the tolerances apply to. Without an entry, they apply to every element, in place."""
     if values is None:
         return EVERYTHING
-    where = f"{where}: selftest_basis"
-    body = object_in(values, where)
-    check_keys(body, frozenset({"limits", "ranked", "padding"}), where)
-    limits, padding = object_in(body.get("limits", {}), where), object_in(body.get("padding", {}), where)
-    check_keys(padding, frozenset({"masks", "axes"}), where)
-    masks = object_in(padding.get("masks", {}), where)
-    ranked, axes = (_axes(part, where) for part in (body.get("ranked", {}), padding.get("axes", {})))
+    context = f"{context}: selftest_basis"
+    body = require_object(values, context)
+    check_keys(body, frozenset({"limits", "ranked", "padding"}), context)
+    limits, padding = require_object(body.get("limits", {}), context), require_object(body.get("padding", {}), context)
+    check_keys(padding, frozenset({"masks", "axes"}), context)
+    masks = require_object(padding.get("masks", {}), context)
+    ranked, axes = (_parse_axes(part, context) for part in (body.get("ranked", {}), padding.get("axes", {})))
     if not {*limits, *ranked, *axes} <= set(tolerance):
-        raise BundleError(f"{where} names an output that the self-test does not have")
+        raise BundleError(f"{context} names an output that the self-test does not have")
     if not all(isinstance(hidden, bool) for hidden in masks.values()):
-        raise BundleError(f"{where}: masks are not true or false")
+        raise BundleError(f"{context}: masks are not true or false")
     if not {axis.origin for axis in axes.values()} <= set(masks):
-        raise BundleError(f"{where}: positions have no mask")
+        raise BundleError(f"{context}: positions have no mask")
     return Basis(
-        {name: _tolerance(v, f"{where}: the limit of {name!r}") for name, v in limits.items()},
+        {name: _parse_tolerance(v, f"{context}: the limit of {name!r}") for name, v in limits.items()},
         ranked,
         Padding(masks, axes),
     )
 
 
-def _axes(values: object, where: str) -> Dict[str, Axis]:
+def _parse_axes(values: object, context: str) -> Dict[str, Axis]:
     axes = {}
-    for name, value in object_in(values, where).items():
+    for name, value in require_object(values, context).items():
         if not isinstance(value, dict) or set(value) != {"place", "origin"}:
-            raise BundleError(f"{where}: the axis of {name!r} has a place and an origin")
+            raise BundleError(f"{context}: the axis of {name!r} has a place and an origin")
         place, origin = value["place"], value["origin"]
         if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < _MOST_AXES:
-            raise BundleError(f"{where}: the place of {name!r} is not an axis")
+            raise BundleError(f"{context}: the place of {name!r} is not an axis")
         if not isinstance(origin, str):
-            raise BundleError(f"{where}: the origin of {name!r} is not a string")
+            raise BundleError(f"{context}: the origin of {name!r} is not a string")
         axes[name] = Axis(place, origin)
     return axes
 
 
-def _tolerance(value: object, where: str) -> float:
+def _parse_tolerance(value: object, context: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise BundleError(f"{where} is not a number of 0 or more")
+        raise BundleError(f"{context} is not a number of 0 or more")
     return float(value)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from edgeq_device.bundle.opening import SelfTestResult, run_selftest, start_variant
+from edgeq_device.bundle.opening import start_variant
 from edgeq_device.bundle.package import MAIN, Bundle
-from edgeq_device.bundle.select import Choice, Device, DeviceFit, judge
-from edgeq_device.bundle.variants import DRAWN, Variant
-from edgeq_device.engines.catalog import EngineSpec, installed_package, installed_version, plugin_of
-from edgeq_device.engines.cuda import capability_text
-from edgeq_device.engines.sessions import PROVIDER, trtexec_line
+from edgeq_device.bundle.select import Choice, DeviceFit, judge
+from edgeq_device.bundle.selftest import SelfTestResult, run_selftest
+from edgeq_device.engines.catalog import EngineSpec, describe_package, find_plugin, read_installed_version
+from edgeq_device.engines.device import Device
+from edgeq_device.engines.tensorrt import PROVIDER, build_trtexec_line
+from edgeq_device.engines.variant import DRAWN, Variant
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, RuntimeUnavailableError
+from edgeq_device.system.gpus import format_capability
 from edgeq_device.trust.keys import Signer
 
 PASSED, LOADED, FAILED, SKIPPED, UNUSED = "passed", "loaded", "failed", "not run", "not used"
@@ -65,9 +67,9 @@ class Report:
     def passed(self) -> bool:
         """Return whether no variant failed and a variant of `component` was loaded or passed its self-test."""
         named = self.component
-        needed = (one.status for one in self.variants if named is None or one.variant.component == named)
-        failed = any(one.status == FAILED for one in self.variants)
-        return not failed and any(status in (PASSED, LOADED) for status in needed)
+        statuses = (report.status for report in self.variants if named is None or report.variant.component == named)
+        failed = any(report.status == FAILED for report in self.variants)
+        return not failed and any(status in (PASSED, LOADED) for status in statuses)
 
     def __repr__(self) -> str:
         statuses = [report.status for report in self.variants]
@@ -116,7 +118,7 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     Args:
         name: name of the variants to test; None tests all. Without a name, a variant of the quantized model must run:
             the float32 model is also in the bundle and runs anywhere, but it is not the model that is deployed.
-        signer: signer of the bundle, from `edgeq_device.trust.keys.check_signature`.
+        signer: signer of the bundle, from `edgeq_device.bundle.signature.check_signature`.
 
     Raises:
         BundleError: there is no variant of that name.
@@ -125,37 +127,40 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     for variants in bundle.components.values():
         for variant in variants:
             if name in (None, variant.name):
-                report = _report(variant, device)
-                dispensable = name is None and plugin_of(variant.ep) is not None
+                report = _test_variant(variant, device)
+                dispensable = name is None and find_plugin(variant.ep) is not None
                 reports.append(replace(report, status=UNUSED) if report.status == FAILED and dispensable else report)
     if not reports:
-        known = sorted({variant.name for variants in bundle.components.values() for variant in variants})
-        raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {', '.join(known)}")
+        names = sorted({variant.name for variants in bundle.components.values() for variant in variants})
+        raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {', '.join(names)}")
     return Report(bundle, device, tuple(reports), signer, MAIN if name is None else None)
 
 
-def _report(variant: Variant, device: Device) -> VariantReport:
+def _test_variant(variant: Variant, device: Device) -> VariantReport:
     verdict = judge(variant, device)
     if not verdict.fits:
         return VariantReport(variant, SKIPPED, "; ".join(verdict.reasons), None)
     try:
         session = start_variant(variant)
         if not variant.cases:
-            return VariantReport(variant, LOADED, _not_compared(variant), None)
+            return VariantReport(variant, LOADED, _describe_uncompared(variant), None)
         result = run_selftest(variant, session)
         variant.check_unchanged()  # known only after the self-test has read its vectors
     except (BundleError, DataError, RuntimeUnavailableError) as error:
         return VariantReport(variant, FAILED, str(error), None)
-    return VariantReport(variant, PASSED if result.passed else FAILED, result.reason or _not_compared(variant), result)
+    return VariantReport(
+        variant, PASSED if result.passed else FAILED, result.reason or _describe_uncompared(variant), result
+    )
 
 
-def _not_compared(variant: Variant) -> str:
+def _describe_uncompared(variant: Variant) -> str:
     """Return which outputs the self-test leaves out because they depend on random numbers, or ""."""
     named = variant.info.get(DRAWN)
     names = [str(name) for name in named] if isinstance(named, list) else []
     return f"not compared, because they depend on random numbers: {', '.join(names)}" if names else ""
 
 
+# Number of files to name in a line; a user's folder may contain thousands.
 _NAMED = 5
 
 
@@ -172,8 +177,11 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
             "gpus": [gpu.to_dict() for gpu in device.gpus],
             "tensorrt": device.tensorrt,
             "engines": {
-                engine.name: {"version": installed_version(engine), "problem": device.plugins.get(engine.provider, "")}
-                for engine in _plugins(bundle)
+                engine.name: {
+                    "version": read_installed_version(engine),
+                    "problem": device.plugins.get(engine.provider, ""),
+                }
+                for engine in _find_plugins(bundle)
             },
         },
         "chosen": choice.variant.name if choice else None,
@@ -208,27 +216,28 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         *extra_lines(bundle),
         hash_line(bundle.manifest_sha256),
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
-        *(f"  {gpu.name}, compute capability {capability_text(gpu.compute_capability)}" for gpu in device.gpus),
+        *(f"  {gpu.name}, compute capability {format_capability(gpu.compute_capability)}" for gpu in device.gpus),
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
     ]
-    for engine in _plugins(bundle):
-        state = device.plugins.get(engine.provider, "") or installed_package(engine)
+    for engine in _find_plugins(bundle):
+        state = device.plugins.get(engine.provider, "") or describe_package(engine)
         lines.append(f"  engine {engine.name}: {state}")
     lines.append("")
     for variant in (variant for group in bundle.components.values() for variant in group):
-        verdict, chosen = judge(variant, device), choice is not None and variant is choice.variant
+        # `info` also lists bundles for other devices, of which no variant is chosen.
+        verdict, is_chosen = judge(variant, device), choice is not None and variant is choice.variant
         state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
-        state = f"chosen: {choice.why}" if choice is not None and chosen else state
-        lines.append(f"  {_name(variant.component, variant.name)}: {state}")
-        if chosen and variant.ep == PROVIDER:
-            lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
+        state = f"chosen: {choice.why}" if choice is not None and is_chosen else state
+        lines.append(f"  {_name_variant(variant.component, variant.name)}: {state}")
+        if is_chosen and variant.ep == PROVIDER:
+            lines.append(f"    with TensorRT's own tool: {build_trtexec_line(variant, device.tensorrt, {})}")
     return lines
 
 
-def _plugins(bundle: Bundle) -> List[EngineSpec]:
+def _find_plugins(bundle: Bundle) -> List[EngineSpec]:
     """Return the plug-in engines for which the bundle has variants."""
     providers = dict.fromkeys(variant.ep for group in bundle.components.values() for variant in group)
-    return [engine for engine in map(plugin_of, providers) if engine is not None]
+    return [engine for engine in map(find_plugin, providers) if engine is not None]
 
 
 def extra_lines(bundle: Bundle) -> List[str]:
@@ -255,16 +264,16 @@ def report_lines(report: Report) -> List[str]:
     return [*lines, *(line for entry in report.variants for line in variant_lines(entry.to_dict()))]
 
 
-def variant_lines(found: Mapping[str, Any]) -> Iterator[str]:
+def variant_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines with the status of one variant and of each of its outputs, from the plain values of a
     `VariantReport`.
     """
-    reason = f" ({found['reason']})" if found["reason"] else ""
-    yield f"  {_name(found['component'], found['variant'])}: {found['status']}{reason}"
-    for name, check in found["outputs"].items():
+    reason = f" ({report['reason']})" if report["reason"] else ""
+    yield f"  {_name_variant(report['component'], report['variant'])}: {report['status']}{reason}"
+    for name, check in report["outputs"].items():
         error = check["problem"] or f"max error {check['max_abs_error']:.3g}"
         yield f"    {name}: {error}, allowed {check['tolerance']:.3g}: {'ok' if check['passed'] else 'WRONG'}"
 
 
-def _name(component: str, variant: str) -> str:
+def _name_variant(component: str, variant: str) -> str:
     return variant if component == variant else f"{component}/{variant}"

@@ -1,4 +1,4 @@
-"""Run graphs: onnxruntime's sessions, its plug-ins, and packages that run models without onnxruntime.
+"""Find the engines of this device, and open models in them, in this process or in another one.
 
-In: a model's file and an engine's description. Out: objects with the interface of an `InferenceSession`.
+In: a `Variant`, whose options come from a bundle. Out: sessions with the interface of onnxruntime's.
 """

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
-from edgeq_device.measure.features import Evidence, gather, normalise_architecture, parse_identity
+from edgeq_device.system.features import Evidence, gather, normalise_architecture, parse_identity
 from edgeq_device.system.files import read_file
-from edgeq_device.system.places import own_table
+from edgeq_device.system.tables import read_table
 
 
 def parse_version(text: str) -> Tuple[int, ...]:
@@ -42,10 +42,10 @@ def read_vendor() -> str:
     """Return the vendor of the CPU, such as "GenuineIntel" or "AuthenticAMD". Return "" if it is unknown, as on
     architectures other than x86-64.
     """
-    return vendor_of(gather())
+    return read_vendor_of(gather())
 
 
-def vendor_of(evidence: Evidence) -> str:
+def read_vendor_of(evidence: Evidence) -> str:
     """Return the vendor that CPUID reports, because runtimes rely on it. Under an emulator, /proc/cpuinfo shows the
     host's vendor.
     """
@@ -124,7 +124,7 @@ class EngineSpec:
         suffix: suffix of the files that the engine opens, such as ".tflite"; "" for ONNX files.
         foreign: True if the package is not a Python package. The functions `package_version`, `package_folder` and
             `package_problem` of the adapter then find it.
-        direct: package that runs models with the same options if the plug-in cannot; see `serving`.
+        direct: package that runs models with the same options if the plug-in cannot; see `choose_installed_form`.
     """
 
     name: str
@@ -154,12 +154,12 @@ class EngineSpec:
     @property
     def simulated(self) -> bool:
         """Return whether the engine is a simulator on this machine. Timings of a simulator mean nothing."""
-        return this_platform() in self.simulated_on
+        return read_platform() in self.simulated_on
 
     def to_dict(self) -> Dict[str, Any]:
         """Return plain JSON values for `read_engine`."""
-        known = EngineSpec.__dataclass_fields__
-        return {name: value for name, value in asdict(self).items() if name in known}
+        fields = EngineSpec.__dataclass_fields__
+        return {name: value for name, value in asdict(self).items() if name in fields}
 
 
 def read_engine(values: Mapping[str, Any]) -> EngineSpec:
@@ -167,52 +167,60 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
     precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
     names = ("devices", "packages", "libraries", "platforms", "cpu_vendors", "simulated_on")
     lists = {name: tuple(values[name]) for name in names}
-    found: Dict[str, Any] = dict(values["direct"] or {})
-    found = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in found.items()}
-    direct = Direct(**found) if found else None
+    direct_values: Dict[str, Any] = dict(values["direct"] or {})
+    # JSON has lists where the dataclasses have tuples.
+    direct_values = {
+        key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in direct_values.items()
+    }
+    direct = Direct(**direct_values) if direct_values else None
     return EngineSpec(**{**values, **lists, "precisions": precisions, "direct": direct})
 
 
-def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
+def list_forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
     """Return the engine's plug-in form and, if there is one, the form that runs models without onnxruntime."""
     if engine.direct is None:
         return (engine,)
-    own = replace(engine, direct=None)
-    other: Dict[str, Any] = {"min_onnxruntime": "", "cpu_vendors": (), "cpu_vendors_until": "", "imported": False}
-    other.update(asdict(engine.direct))
-    return own, replace(own, **other)
+    plugin_form = replace(engine, direct=None)
+    direct_values: Dict[str, Any] = {
+        "min_onnxruntime": "",
+        "cpu_vendors": (),
+        "cpu_vendors_until": "",
+        "imported": False,
+    }
+    direct_values.update(asdict(engine.direct))
+    return plugin_form, replace(plugin_form, **direct_values)
 
 
-def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
+def choose_form(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
     """Return the first form of `engine` that supports the platform `place` and a CPU by `vendor`. If no form does,
     return the first one.
     """
 
-    def taken(form: EngineSpec) -> bool:
-        there = not form.platforms or place in form.platforms
-        return there and (not form.cpu_vendors or vendor in form.cpu_vendors)
+    def supports(form: EngineSpec) -> bool:
+        on_platform = not form.platforms or place in form.platforms
+        return on_platform and (not form.cpu_vendors or vendor in form.cpu_vendors)
 
-    return next(filter(taken, forms(engine)), forms(engine)[0])
+    return next(filter(supports, list_forms(engine)), list_forms(engine)[0])
 
 
-def serving(engine: EngineSpec) -> EngineSpec:
+def choose_installed_form(engine: EngineSpec) -> EngineSpec:
     """Return the form of `engine` to use on this machine. It is the form for this platform and CPU, or another
     installed form if that one cannot be used.
     """
     if engine.direct is None:
         return engine
-    best = form_for(engine, this_platform(), read_vendor())
-    found = [form for form in forms(engine) if _package_problem(form) is None]
-    return best if best in found or not found else found[0]
+    best = choose_form(engine, read_platform(), read_vendor())
+    usable = [form for form in list_forms(engine) if _find_package_problem(form) is None]
+    return best if best in usable or not usable else usable[0]
 
 
 @lru_cache(maxsize=1)
 def engines() -> Mapping[str, EngineSpec]:
     """Return the engines that travel with this code, by name."""
-    return {name: read_engine(values) for name, values in own_table("engines/engines.json").items()}
+    return {name: read_engine(values) for name, values in read_table("engines/engines.json").items()}
 
 
-def plugin_of(provider: str) -> Optional[EngineSpec]:
+def find_plugin(provider: str) -> Optional[EngineSpec]:
     """Return the plug-in engine whose execution provider is `provider`, or None if the provider is one of onnxruntime's
     own.
     """
@@ -224,11 +232,11 @@ def engine_of_file(name: str) -> Optional[EngineSpec]:
     """Return the engine whose own file format has the suffix of `name`. Return None for an ONNX file or an unknown
     suffix.
     """
-    own = (engine for engine in engines().values() if engine.suffix)
-    return next((engine for engine in own if name.endswith(engine.suffix)), None)
+    with_suffix = (engine for engine in engines().values() if engine.suffix)
+    return next((engine for engine in with_suffix if name.endswith(engine.suffix)), None)
 
 
-def stated_signature(model: Path) -> Optional[Dict[str, Any]]:
+def read_file_signature(model: Path) -> Optional[Dict[str, Any]]:
     """Return the "inputs" and "outputs" that an engine's own file states: lists of entries with "name", "type" and
     "shape". The file may contain anything there, so check the values. Return None if `model` is an ONNX file.
 
@@ -238,50 +246,50 @@ def stated_signature(model: Path) -> Optional[Dict[str, Any]]:
     engine = engine_of_file(model.name)
     if engine is None:
         return None
-    found = import_module(f"{__package__}.{engine.adapter}").read_signature(read_file(model), str(model))
-    return {key: found.get(key, []) for key in ("inputs", "outputs")}
+    signature = import_module(f"{__package__}.{engine.adapter}").read_signature(read_file(model), str(model))
+    return {key: signature.get(key, []) for key in ("inputs", "outputs")}
 
 
-def this_platform() -> str:
+def read_platform() -> str:
     """Return this machine's platform, as in `EngineSpec`: "linux x86_64", "windows arm64", "darwin arm64" ..."""
     return f"{platform.system().lower()} {normalise_architecture(platform.machine())}"
 
 
-def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
+def read_installed_versions(packages: Iterable[str]) -> Dict[str, str]:
     """Return the version of each installed package. The versions come from the packages' metadata, so nothing is
     imported.
     """
-    found = {}
+    versions = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
-def installed_version(engine: EngineSpec) -> str:
+def read_installed_version(engine: EngineSpec) -> str:
     """Return the version of the package that contains `engine`, or "" if it is not installed."""
-    form = serving(engine)
+    form = choose_installed_form(engine)
     if form.foreign:
-        return str(_adapter(form).package_version(form))
-    return next(iter(installed_versions(form.packages).values()), "")
+        return str(_import_adapter(form).package_version(form))
+    return next(iter(read_installed_versions(form.packages).values()), "")
 
 
-def _adapter(engine: EngineSpec) -> Any:
+def _import_adapter(engine: EngineSpec) -> Any:
     return import_module(f"{__package__}.{engine.adapter}")
 
 
-def installed_package(engine: EngineSpec) -> str:
+def describe_package(engine: EngineSpec) -> str:
     """Return the name and version of the package that contains `engine`."""
-    return f"{serving(engine).packages[0]} {installed_version(engine)}"
+    return f"{choose_installed_form(engine).packages[0]} {read_installed_version(engine)}"
 
 
-def install_command(engine: EngineSpec) -> str:
+def build_install_command(engine: EngineSpec) -> str:
     """Return the command that installs or updates `engine`."""
-    engine = serving(engine)
+    engine = choose_installed_form(engine)
     if engine.install:
         return engine.install
-    least = f">={engine.oldest}" if engine.oldest else ""
-    return f"python -m pip install --upgrade '{engine.packages[0]}{least}'" if engine.packages else ""
+    minimum = f">={engine.oldest}" if engine.oldest else ""
+    return f"python -m pip install --upgrade '{engine.packages[0]}{minimum}'" if engine.packages else ""
 
 
 def find_library(engine: EngineSpec, runtime: str) -> Path:
@@ -293,33 +301,35 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     Raises:
         RuntimeUnavailableError: the library cannot be used. The message gives the reason and a command that helps.
     """
-    engine = serving(engine)
-    error = _package_problem(engine)
+    engine = choose_installed_form(engine)
+    error = _find_package_problem(engine)
     if error is not None:
         raise error
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
         problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, but {runtime} is installed"
         raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
     if engine.foreign:
-        folders = [Path(_adapter(engine).package_folder(engine))]
+        folders = [Path(_import_adapter(engine).package_folder(engine))]
     else:
+        # This imports nothing: a package may be broken, or slow to import.
         spec = PathFinder.find_spec(engine.module)
         folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
-    if not found:
-        problem = f"{installed_package(engine)} does not contain any of {', '.join(engine.libraries)}"
-        raise RuntimeUnavailableError(problem, f"Install it: {install_command(engine)}")
-    return found[0]
+    libraries = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
+    if not libraries:
+        problem = f"{describe_package(engine)} does not contain any of {', '.join(engine.libraries)}"
+        raise RuntimeUnavailableError(problem, f"Install it: {build_install_command(engine)}")
+    return libraries[0]
 
 
-def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
+def _find_package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
     """Return why this form of the engine cannot be used here, or None if no problem is known."""
-    other = "Choose another engine"
-    if engine.platforms and this_platform() not in engine.platforms:
-        return RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", other)
-    fix = f"Install it: {install_command(engine)}"
-    version = installed_version(engine)
-    problem = _adapter(engine).package_problem(engine) if engine.foreign else ""
+    alternative = "Choose another engine"
+    # The platform comes first: where there is no package, no installation helps.
+    if engine.platforms and read_platform() not in engine.platforms:
+        return RuntimeUnavailableError(f"there is no {engine.name} for {read_platform()}", alternative)
+    fix = f"Install it: {build_install_command(engine)}"
+    version = read_installed_version(engine)
+    problem = _import_adapter(engine).package_problem(engine) if engine.foreign else ""
     if problem:
         return RuntimeUnavailableError(problem, fix)
     if not version:
@@ -327,26 +337,27 @@ def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
     if parse_version(version) < parse_version(engine.oldest):
         problem = f"{engine.packages[0]} {version} is older than {engine.oldest}, the oldest that is known to be right"
         return RuntimeUnavailableError(problem, fix)
-    problem = vendor_problem(engine, version, read_vendor() if engine.cpu_vendors else "")
-    return RuntimeUnavailableError(problem, other) if problem else None
+    problem = describe_vendor_problem(engine, version, read_vendor() if engine.cpu_vendors else "")
+    return RuntimeUnavailableError(problem, alternative) if problem else None
 
 
-def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
+def describe_vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
     """Return why `version` of a plug-in does not support CPUs by `vendor`. Return "" if it supports them, or if nothing
     is known.
     """
+    # Nothing is known of newer versions, so they are tried.
     unknown = not vendor or parse_version(version) > parse_version(engine.cpu_vendors_until)
     if not engine.cpu_vendors or vendor in engine.cpu_vendors or unknown:
         return ""
     return f"{engine.packages[0]} {version} takes only CPUs by {' or '.join(engine.cpu_vendors)}; this one is {vendor}"
 
 
-def problem_of(engine: EngineSpec, runtime: str) -> str:
+def describe_problem(engine: EngineSpec, runtime: str) -> str:
     """Return why a plug-in cannot be used here, and what to do about it, or "" if no problem is known. The answer comes
     from the metadata of the plug-in's package.
     """
     if engine.simulated:
-        return f"{engine.name} on {this_platform()} is a simulator, and devices do not run models in simulators"
+        return f"{engine.name} on {read_platform()} is a simulator, and devices do not run models in simulators"
     try:
         find_library(engine, runtime)
     except RuntimeUnavailableError as error:
@@ -361,8 +372,8 @@ def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0)
         UsageError: the engine does not have that precision.
     """
     if precision not in engine.precisions:
-        known = ", ".join(engine.precisions)
-        raise UsageError(f"{engine.name} has no precision {precision!r}", f"Choose from {known}")
+        names = ", ".join(engine.precisions)
+        raise UsageError(f"{engine.name} has no precision {precision!r}", f"Choose from {names}")
     filled = {_PRECISION: engine.precisions[precision].value, _THREADS: str(threads) if threads else None}
 
     def fill(value: Any) -> Any:
@@ -396,24 +407,25 @@ def open_engine(
         Exception: any error that onnxruntime raises for the model.
     """
     if not engine.module or engine.by_name:
-        given = engine_options(engine, precision, threads)
+        engine_settings = engine_options(engine, precision, threads)
 
         def open_with(providers: List[Any]) -> Any:
             return ort.InferenceSession(model, options, providers=providers)
 
         if not engine.module:
-            return open_with([(engine.provider, given)])
+            return open_with([(engine.provider, engine_settings)])
         # imported here, because `cuda` imports numpy, and nothing may load numpy before a bundle is checked
         from edgeq_device.engines.cuda import open_cuda
 
         find_library(engine, str(ort.__version__))
-        return open_cuda(ort, given, open_with)
-    form = serving(engine)
+        return open_cuda(ort, engine_settings, open_with)
+    form = choose_installed_form(engine)
     if form.adapter:
         find_library(form, str(ort.__version__))
-        return _adapter(form).open_model(ort, form, model, options, engine_options(form, precision, threads))
+        return _import_adapter(form).open_model(ort, form, model, options, engine_options(form, precision, threads))
     add_engine(ort, engine, options, precision=precision, threads=threads)
     session = ort.InferenceSession(model, options)
+    # onnxruntime falls back to the CPU without an error.
     if engine.provider not in session.get_providers():
         raise RuntimeUnavailableError(f"onnxruntime {ort.__version__} does not start {engine.provider} here")
     return session
@@ -421,19 +433,20 @@ def open_engine(
 
 def add_engine(ort: Any, engine: EngineSpec, options: Any, *, precision: str = FLOAT, threads: int = 0) -> None:
     """Add a plug-in to `onnxruntime.SessionOptions`. Arguments and errors are those of `open_engine`."""
-    options.add_provider_for_devices(_devices(ort, engine)[:1], engine_options(engine, precision, threads))
+    options.add_provider_for_devices(_find_devices(ort, engine)[:1], engine_options(engine, precision, threads))
 
 
-def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
+def _find_devices(ort: Any, engine: EngineSpec) -> List[Any]:
     """Return the devices of `engine`. The first call registers its library.
 
     Raises:
         RuntimeUnavailableError: the library cannot be registered, or this machine has no such device.
     """
-    engine = serving(engine)
+    engine = choose_installed_form(engine)
     library = find_library(engine, str(ort.__version__))
     if engine.adapter:
         raise RuntimeUnavailableError(f"{engine.packages[0]} is not a plug-in of onnxruntime", "Choose another engine")
+    # onnxruntime refuses to register a library twice.
     if not any(device.ep_name == engine.provider for device in ort.get_ep_devices()):
         try:
             if engine.imported:
@@ -442,14 +455,16 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
         except Exception as error:  # onnxruntime's exceptions have no common base, and a package may raise any
             text = " ".join(str(error).split())
             problem = f"onnxruntime {ort.__version__} cannot load {library}: {text}"
-            raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
-    own = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
-    found = [device for kind in engine.devices for device in own if device.device.type.name == kind]
-    found = found or (own if engine.simulated else [])  # a simulator is listed under the hardware that it runs on
-    if not found:
+            raise RuntimeUnavailableError(problem, f"Update it: {build_install_command(engine)}") from error
+    all_devices = [device for device in ort.get_ep_devices() if device.ep_name == engine.provider]
+    devices = [device for kind in engine.devices for device in all_devices if device.device.type.name == kind]
+    devices = devices or (
+        all_devices if engine.simulated else []
+    )  # a simulator is listed under the hardware that it runs on
+    if not devices:
         kinds = " or ".join(engine.devices)
         raise RuntimeUnavailableError(f"{engine.name} finds no {kinds} that it can use here", engine.driver)
-    return found
+    return devices
 
 
 @dataclass(frozen=True)
@@ -503,10 +518,13 @@ class WrongKernels:
 
 
 @lru_cache(maxsize=1)
-def known_wrong() -> Tuple[WrongKernels, ...]:
+def load_wrong_kernels() -> Tuple[WrongKernels, ...]:
     """Read known_wrong.json, which is next to this file. It is part of the code, never of a bundle."""
     lists = ("features", "without", "products")
     return tuple(
         WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}})
-        for row in own_table("engines/known_wrong.json")
+        for row in read_table("engines/known_wrong.json")
     )
+
+
+CPU = "CPUExecutionProvider"

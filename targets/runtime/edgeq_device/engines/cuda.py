@@ -8,14 +8,15 @@ plain session.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.bundle.onnxfile import DTYPES, is_name
+import numpy as np
+
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.model.tensors import DTYPES, is_name
 
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 
@@ -28,23 +29,21 @@ class _Bound:
     """Hold the buffers for one combination of input shapes.
 
     Attributes:
-        opened: outputs whose size may differ from run to run. Each run allocates new memory for them.
+        unsized: outputs whose size may differ from run to run. Each run allocates new memory for them.
     """
 
     binding: Any
     inputs: Dict[str, Any]
-    opened: Tuple[str, ...]
+    unsized: Tuple[str, ...]
 
 
-def shapes_of(feeds: Mapping[str, Any]) -> Key:
+def read_shapes(feeds: Mapping[str, Any]) -> Key:
     """Return the names, shapes and dtypes of inputs."""
     return tuple(sorted((name, value.shape, str(value.dtype)) for name, value in feeds.items()))
 
 
-def _in_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
+def _order_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the inputs as arrays in C order (row by row)."""
-    import numpy as np  # imported here, because `read_gpus` also runs on boards without numpy
-
     return {name: np.asarray(value, order="C") for name, value in feeds.items()}
 
 
@@ -70,25 +69,23 @@ class BoundSession:
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """Run like `InferenceSession.run`. Inputs are copied into the buffers of earlier runs with the same shapes."""
-        arrays = _in_rows(feeds)
-        key = shapes_of(arrays)
+        arrays = _order_rows(feeds)
+        key = read_shapes(arrays)
         bound = self._bindings.get(key) or self._bind(arrays)
         if len(self._bindings) < _MOST_SHAPES:
             self._bindings[key] = bound
         for name, array in arrays.items():
             bound.inputs[name].update_inplace(array)
-        for name in bound.opened:
+        for name in bound.unsized:
             bound.binding.bind_output(name, self._device, 0)
         self._session.run_with_iobinding(bound.binding, run_options)
-        made = dict(zip((spec.name for spec in self.get_outputs()), bound.binding.copy_outputs_to_cpu()))
-        results = [made[name] for name in names or made]
+        outputs = dict(zip((spec.name for spec in self.get_outputs()), bound.binding.copy_outputs_to_cpu()))
+        results = [outputs[name] for name in names or outputs]
         # On the CPU the results are views of the buffers that the next run writes to.
         return [result.copy() for result in results] if self._device == "cpu" else results
 
     def _bind(self, arrays: Mapping[str, Any]) -> _Bound:
-        import numpy as np
-
-        binding, values, opened = self._session.io_binding(), {}, []
+        binding, values, unsized = self._session.io_binding(), {}, []
         for name, array in arrays.items():
             # Copy: on the CPU the value would otherwise be the caller's array, and the next run would write into it.
             values[name] = self._ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, 0)
@@ -102,9 +99,9 @@ class BoundSession:
                 binding.bind_ortvalue_output(spec.name, value)
             else:
                 binding.bind_output(spec.name, self._device, 0)
-                opened.append(spec.name)
-        if self._fixed is None or not opened:
-            return _Bound(binding, values, tuple(opened))
+                unsized.append(spec.name)
+        if self._fixed is None or not unsized:
+            return _Bound(binding, values, tuple(unsized))
         self._session.run_with_iobinding(binding, self._fixed)
         for spec, value in zip(self.get_outputs(), binding.get_outputs()):
             binding.bind_ortvalue_output(spec.name, value)
@@ -127,46 +124,46 @@ class CapturedSession:
 
     Args:
         captured: a session that captures graphs.
-        plain: function that opens the same model without capture, for other shapes and for models that cannot be
-            captured.
+        open_uncaptured: function that opens the same model without capture, for other shapes and for models that cannot
+            be captured.
     """
 
-    def __init__(self, captured: Any, ort: Any, device: str, plain: Callable[[], BoundSession]) -> None:
+    def __init__(self, captured: Any, ort: Any, device: str, open_uncaptured: Callable[[], BoundSession]) -> None:
         uncaptured = ort.RunOptions()
         uncaptured.add_run_config_entry("gpu_graph_id", "-1")
         self.notes: Tuple[str, ...] = ()
         self._captured: Optional[BoundSession] = BoundSession(captured, ort, device, fixed=uncaptured)
-        self._opened: Optional[BoundSession] = None
-        self._open_plain = plain
+        self._uncaptured_session: Optional[BoundSession] = None
+        self._open_plain = open_uncaptured
         self._shapes: Optional[Key] = None
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """Run like `InferenceSession.run`."""
-        arrays = _in_rows(feeds)
-        shapes = shapes_of(arrays)
+        arrays = _order_rows(feeds)
+        shapes = read_shapes(arrays)
         if self._captured is None or self._shapes not in (None, shapes):
-            return self._plain.run(names, arrays, run_options)
+            return self._uncaptured.run(names, arrays, run_options)
         try:
-            found = self._captured.run(names, arrays, run_options)
+            results = self._captured.run(names, arrays, run_options)
         except Exception as error:  # onnxruntime's exceptions have no common base
             if self._shapes is not None:
                 raise
-            found = self._plain.run(names, arrays, run_options)  # raises if the inputs are wrong
+            results = self._uncaptured.run(names, arrays, run_options)  # raises if the inputs are wrong
             self.notes = (*self.notes, f"this model cannot be captured as a CUDA graph: {' '.join(str(error).split())}")
             self._captured = None
-            return found
+            return results
         self._shapes = shapes
-        return found
+        return results
 
     @property
-    def _plain(self) -> BoundSession:
-        if self._opened is None:
-            self._opened = self._open_plain()
-        return self._opened
+    def _uncaptured(self) -> BoundSession:
+        if self._uncaptured_session is None:
+            self._uncaptured_session = self._open_plain()
+        return self._uncaptured_session
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of the session in use."""
-        return getattr(self._captured or self._plain, name)
+        return getattr(self._captured or self._uncaptured, name)
 
 
 def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
@@ -181,30 +178,30 @@ def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Unio
     """
     load_libraries(ort)
 
-    def plain() -> BoundSession:
-        return BoundSession(started(ort, CUDA, open_with([(CUDA, dict(options)), _CPU])), ort, _MEMORY)
+    def open_uncaptured() -> BoundSession:
+        return BoundSession(check_started(ort, CUDA, open_with([(CUDA, dict(options)), _CPU])), ort, _MEMORY)
 
-    session = plain()
-    if not sizes_follow(session):
+    session = open_uncaptured()
+    if not has_known_sizes(session):
         return session
     try:
-        captured = started(ort, CUDA, open_with([(CUDA, {**options, **_GRAPHS}), _CPU]))
+        captured = check_started(ort, CUDA, open_with([(CUDA, {**options, **_GRAPHS}), _CPU]))
     # onnxruntime refuses graphs that are split between providers, and its exceptions have no common base
     except Exception:
         return session
-    return CapturedSession(captured, ort, _MEMORY, plain)
+    return CapturedSession(captured, ort, _MEMORY, open_uncaptured)
 
 
 def load_libraries(ort: Any) -> None:
     """Load CUDA and cuDNN from their wheels, if they are installed as wheels."""
-    _log(ort, _ERRORS)
+    _set_log_severity(ort, _ERRORS)
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
         with redirect_stdout(sys.stderr):  # the function prints the missing libraries, and stdout may be for JSON
             preload(directory="")
 
 
-def started(ort: Any, provider: str, session: Any) -> Any:
+def check_started(ort: Any, provider: str, session: Any) -> Any:
     """Return the session if `provider` is among its providers.
 
     Raises:
@@ -215,11 +212,11 @@ def started(ort: Any, provider: str, session: Any) -> Any:
             f"onnxruntime {ort.__version__} lists {provider}, but cannot start it here",
             "See its messages above: a library of CUDA, cuDNN or TensorRT is missing or of another version",
         )
-    _log(ort, _FATAL)
+    _set_log_severity(ort, _FATAL)
     return session
 
 
-def _log(ort: Any, severity: int) -> None:
+def _set_log_severity(ort: Any, severity: int) -> None:
     """Set the lowest severity that onnxruntime logs to stderr.
 
     Only the log contains the reason why a provider does not start. Once the provider runs, however, the log would also
@@ -230,130 +227,11 @@ def _log(ort: Any, severity: int) -> None:
         choose(severity)
 
 
-def sizes_follow(session: Any) -> bool:
+def has_known_sizes(session: Any) -> bool:
     """Return whether each size of the outputs is a number, or a name that also occurs in the inputs' shapes. Other
     sizes may depend on the input values, and a captured graph would repeat the sizes of its first run.
     """
-    given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)}
-    return all(isinstance(size, int) or size in given for spec in session.get_outputs() for size in spec.shape)
-
-
-_NVML = ("libnvidia-ml.so.1", "nvml.dll")
-_CUDA = ("libcuda.so.1", "nvcuda.dll")
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-_NAME = 96
-
-Load = Callable[[str], Any]
-
-
-def capability_text(capability: Tuple[int, int]) -> str:
-    """Return the compute capability (7, 5) as "7.5"."""
-    return "{}.{}".format(*capability)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Describe one GPU. `compute_capability` is (major, minor). An unknown `memory_bytes` is None, and an unknown
-    `driver` is "".
-    """
-
-    name: str
-    compute_capability: Tuple[int, int]
-    memory_bytes: Optional[int] = None
-    driver: str = ""
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Return plain JSON values. The compute capability is a text such as "8.7", and the memory is in bytes."""
-        return {
-            "name": self.name,
-            "compute_capability": capability_text(self.compute_capability),
-            "memory_bytes": self.memory_bytes,
-            "driver": self.driver,
-        }
-
-
-def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
-    """Return the GPUs in the driver's order, and the reason if there are none ("" if there are some)."""
-    problem = "this device has no NVIDIA driver"
-    for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
-        library = _first(load, names)
-        if library is None:
-            continue
-        found = query(library)
-        if found:
-            return found, ""
-        problem = "the NVIDIA driver finds no GPU"
-    return (), problem
-
-
-def _first(load: Load, names: Tuple[str, ...]) -> Optional[Any]:
-    for name in names:
-        try:
-            return load(name)
-        except OSError:
-            continue
-    return None
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-def _query_nvml(library: Any) -> Tuple[Gpu, ...]:
-    if library.nvmlInit_v2() != 0:
-        return ()
-    try:
-        driver = ctypes.create_string_buffer(_NAME)
-        known = library.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_NAME)) == 0
-        count = ctypes.c_uint(0)
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        found = []
-        for index in range(count.value):
-            handle = ctypes.c_void_p()
-            major, minor, name, memory = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME), _Memory()
-            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
-                continue
-            pair = (ctypes.byref(major), ctypes.byref(minor))
-            if library.nvmlDeviceGetCudaComputeCapability(handle, *pair) != 0:
-                continue
-            library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_NAME))
-            measured = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-            found.append(
-                Gpu(
-                    name.value.decode("utf-8", "replace"),
-                    (major.value, minor.value),
-                    memory.total if measured else None,
-                    driver.value.decode("utf-8", "replace") if known else "",
-                )
-            )
-        return tuple(found)
-    finally:
-        library.nvmlShutdown()
-
-
-def _query_cuda(library: Any) -> Tuple[Gpu, ...]:
-    count = ctypes.c_int(0)
-    if library.cuInit(ctypes.c_uint(0)) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return ()
-    found = []
-    for index in range(count.value):
-        device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(_NAME), ctypes.c_size_t()
-        if library.cuDeviceGet(ctypes.byref(device), ctypes.c_int(index)) != 0:
-            continue
-        version = []
-        for attribute in (_MAJOR, _MINOR):
-            value = ctypes.c_int()
-            if library.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), device) == 0:
-                version.append(value.value)
-        library.cuDeviceGetName(name, ctypes.c_int(_NAME), device)
-        measured = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
-        if len(version) == 2:
-            found.append(
-                Gpu(
-                    name.value.decode("utf-8", "replace"),
-                    (version[0], version[1]),
-                    memory.value if measured else None,
-                )
-            )
-    return tuple(found)
+    input_sizes = {
+        size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)
+    }
+    return all(isinstance(size, int) or size in input_sizes for spec in session.get_outputs() for size in spec.shape)

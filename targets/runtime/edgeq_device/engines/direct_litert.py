@@ -15,22 +15,26 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.bundle.onnxfile import DTYPES
 from edgeq_device.engines.catalog import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.model.tensors import DTYPES, TensorInfo
 from edgeq_device.system.files import read_file
 from edgeq_device.system.plainjson import parse_json
 
 SIGNATURE = "edgeq"
 """Name of the metadata entry that describes the model's inputs and outputs."""
 MOST_BYTES = 1 << 20
+# The FlatBuffer's file identifier.
 _IDENTIFIER = b"TFL3"
 _TYPES = {dtype: name for name, dtype in DTYPES.items()}
+# The metadata are untrusted; these limits bound the work that they can cause.
 _MOST_AXES = 64
 _MOST_ENTRIES = 64
 
 
-def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
+def open_model(
+    ort: Any, engine: EngineSpec, model: Any, options: Any, engine_settings: Mapping[str, str]
+) -> LiteRtSession:
     """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
 
     Raises:
@@ -48,14 +52,14 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         )
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.interpreter")
-    threads = int(given["num_threads"]) if "num_threads" in given else None
+    threads = int(engine_settings["num_threads"]) if "num_threads" in engine_settings else None
     interpreter = runtime.Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
     profile = options.profile_file_prefix if options.enable_profiling else ""
     return LiteRtSession(interpreter, stated, engine.provider, profile)
 
 
-def read_signature(content: bytes, where: str) -> Dict[str, Any]:
+def read_signature(content: bytes, context: str) -> Dict[str, Any]:
     """Return the description of the model's inputs and outputs in a .tflite file's metadata, or {} if there is no
     description.
 
@@ -63,14 +67,14 @@ def read_signature(content: bytes, where: str) -> Dict[str, Any]:
         BundleError: an offset leads out of the file, or the entry is too large or is not JSON.
     """
     try:
-        found = _FlatTable.root(content).metadata(SIGNATURE)
+        entry = _FlatTable.root(content).metadata(SIGNATURE)
     except (struct.error, IndexError, ValueError) as error:
-        raise BundleError(f"{where} is damaged: an offset of its metadata leads out of the file") from error
-    if found is None:
+        raise BundleError(f"{context} is damaged: an offset of its metadata leads out of the file") from error
+    if entry is None:
         return {}
-    if len(found) > MOST_BYTES:
-        raise BundleError(f"{where}: {SIGNATURE} in its metadata is larger than {MOST_BYTES} bytes")
-    return parse_json(found, f"{where}: {SIGNATURE} in its metadata")
+    if len(entry) > MOST_BYTES:
+        raise BundleError(f"{context}: {SIGNATURE} in its metadata is larger than {MOST_BYTES} bytes")
+    return parse_json(entry, f"{context}: {SIGNATURE} in its metadata")
 
 
 class _FlatTable:
@@ -97,14 +101,16 @@ class _FlatTable:
         return None
 
     def _number(self, place: int) -> int:
-        found: int = struct.unpack_from("<I", self._content, place)[0]
-        return found
+        number: int = struct.unpack_from("<I", self._content, place)[0]
+        return number
 
     def _field(self, number: int) -> int:
         """Return the position of a field, or 0 if the table does not have it."""
+        # A table begins with the distance back to its vtable, which has the offsets of its fields.
         layout = self._place - struct.unpack_from("<i", self._content, self._place)[0]
         if layout < 0:
             raise ValueError(layout)
+        # Two sizes of two bytes come before the offsets.
         slot = 4 + 2 * number
         if slot + 2 > struct.unpack_from("<H", self._content, layout)[0]:
             return 0
@@ -120,6 +126,7 @@ class _FlatTable:
             return 0, 0
         place = field + self._number(field)
         length = self._number(place)
+        # A damaged length must not lead out of the file.
         if place + 4 + length * size > len(self._content):
             raise ValueError(length)
         return place + 4, length
@@ -146,53 +153,51 @@ class _Port:
             axis in the model. If `stated` is empty, the input or output is the tensor itself.
     """
 
-    def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, where: str) -> None:
-        from edgeq_device.engines.serve import (
-            TensorInfo,  # imported here, because that module imports the caller of this one
-        )
-
+    def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, context: str) -> None:
         self.index: int = detail["index"]
         self.dtype = np.dtype(detail["dtype"])
         if self.dtype.name not in _TYPES:
             raise RuntimeUnavailableError(f"{provider} does not support {self.dtype.name}")
         shape = [int(size) for size in detail["shape"]]
-        self.axes = _axes(stated, len(shape), where)
-        self.own = self.axes == tuple(range(len(shape)))
-        self.back = tuple(int(axis) for axis in np.argsort(self.axes))
-        self.fixed = tuple(shape[axis] for axis in self.back)
+        self.axes = _parse_axes(stated, len(shape), context)
+        self.in_place = self.axes == tuple(range(len(shape)))
+        # argsort inverts a permutation.
+        self.inverse_axes = tuple(int(axis) for axis in np.argsort(self.axes))
+        self.fixed = tuple(shape[axis] for axis in self.inverse_axes)
         scale, self.zero_point = detail["quantization"]
         self.scale = np.float32(scale)
         numbers = _TYPES["float32"] if stated and scale and self.dtype.kind in "iu" else _TYPES[self.dtype.name]
         name, kind = stated.get("name", detail["name"]), stated.get("type", numbers)
         sizes = stated.get("shape", list(self.fixed))
         if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
-            raise BundleError(f"{where}: name, type or shape does not match the tensor {detail['name']!r}")
+            raise BundleError(f"{context}: name, type or shape does not match the tensor {detail['name']!r}")
         self.info = TensorInfo(name, kind, sizes)
-        self.taken = np.dtype(DTYPES[kind])
+        self.model_dtype = np.dtype(DTYPES[kind])
         integers = self.dtype.kind in "iu"
-        self.scaled = bool(scale) and integers and self.taken.kind == "f"
-        if self.taken != self.dtype and not self.scaled and not (integers and self.taken.kind in "iu"):
-            raise BundleError(f"{where}: {self.dtype.name} cannot be converted to {self.taken.name}")
+        self.scaled = bool(scale) and integers and self.model_dtype.kind == "f"
+        if self.model_dtype != self.dtype and not self.scaled and not (integers and self.model_dtype.kind in "iu"):
+            raise BundleError(f"{context}: {self.dtype.name} cannot be converted to {self.model_dtype.name}")
 
     @property
     def batched(self) -> bool:
         """Return whether the model accepts any number of samples, although the file's tensor has room for only one."""
         return bool(self.fixed) and self.fixed[0] == 1 and not isinstance(self.info.shape[0], int)
 
-    def encoded(self, array: Any) -> Any:
+    def encode(self, array: Any) -> Any:
         """Convert an array of the model to the file's tensor."""
         if self.scaled:
             limits = np.iinfo(self.dtype)
+            # Values beyond the range saturate; a cast alone would wrap them around.
             array = np.clip(np.rint(array / self.scale) + self.zero_point, limits.min, limits.max)
         array = array.astype(self.dtype, copy=False)
-        return array if self.own else np.ascontiguousarray(array.transpose(self.axes))
+        return array if self.in_place else np.ascontiguousarray(array.transpose(self.axes))
 
-    def decoded(self, array: Any) -> Any:
+    def decode(self, array: Any) -> Any:
         """Convert a tensor of the file to the model's array."""
-        array = array if self.own else np.ascontiguousarray(array.transpose(self.back))
+        array = array if self.in_place else np.ascontiguousarray(array.transpose(self.inverse_axes))
         if self.scaled:
             array = (array.astype(np.float32) - self.zero_point) * self.scale
-        return array.astype(self.taken, copy=False)
+        return array.astype(self.model_dtype, copy=False)
 
     def check(self, feed: Mapping[str, Any]) -> Any:
         """Return the array of this input in `feed`.
@@ -205,16 +210,16 @@ class _Port:
         array = np.asarray(feed[self.info.name], order="C")
         open_axis = 1 if self.batched else 0
         fits = len(array.shape) == len(self.fixed) and array.shape[open_axis:] == self.fixed[open_axis:]
-        if array.dtype != self.taken or not fits:
-            have, wanted = f"{array.dtype} {list(array.shape)}", f"{self.taken} {self.info.shape}"
-            raise ValueError(f"input {self.info.name!r} is {have}, the model takes {wanted}")
+        if array.dtype != self.model_dtype or not fits:
+            actual, expected = f"{array.dtype} {list(array.shape)}", f"{self.model_dtype} {self.info.shape}"
+            raise ValueError(f"input {self.info.name!r} is {actual}, the model takes {expected}")
         return array
 
 
-def _axes(stated: Mapping[str, Any], rank: int, where: str) -> Tuple[int, ...]:
+def _parse_axes(stated: Mapping[str, Any], rank: int, context: str) -> Tuple[int, ...]:
     axes = stated.get("order", list(range(rank)))
     if not isinstance(axes, list) or sorted(map(str, axes)) != sorted(map(str, range(rank))) or rank > _MOST_AXES:
-        raise BundleError(f"{where}: its order does not list the tensor's {rank} axes")
+        raise BundleError(f"{context}: its order does not list the tensor's {rank} axes")
     return tuple(int(axis) for axis in axes)
 
 
@@ -222,7 +227,7 @@ def _fits(sizes: Any, fixed: Sequence[int]) -> bool:
     """Return whether `sizes` match those of the tensor. Some of `sizes` may be open and match any number."""
     if not isinstance(sizes, list) or len(sizes) != len(fixed):
         return False
-    return all(size is None or isinstance(size, str) or size == own for size, own in zip(sizes, fixed))
+    return all(size is None or isinstance(size, str) or size == length for size, length in zip(sizes, fixed))
 
 
 class LiteRtSession:
@@ -236,7 +241,7 @@ class LiteRtSession:
     def __init__(self, interpreter: Any, stated: Mapping[str, Any], provider: str, profile: str) -> None:
         self._interpreter, self._provider, self._profile = interpreter, provider, profile
         self._inputs, self._outputs = (
-            _ports(details, stated.get(key), provider, key)
+            _build_ports(details, stated.get(key), provider, key)
             for key, details in (
                 ("inputs", interpreter.get_input_details()),
                 ("outputs", interpreter.get_output_details()),
@@ -270,19 +275,19 @@ class LiteRtSession:
             raise ValueError(f"the model takes only {', '.join(port.info.name for port in self._inputs)}")
         count = len(arrays[0]) if self._one_by_one else 1
         if count == 1:
-            found = self._run(arrays)
+            outputs = self._run(arrays)
         else:
             if count == 0 or any(len(array) != count for array in arrays):
                 raise ValueError("the inputs have different numbers of samples, or none")
-            each = [self._run([array[at : at + 1] for array in arrays]) for at in range(count)]
-            found = [np.concatenate(parts) for parts in zip(*each)]
-        return found if output_names is None else [found[self._places[name]] for name in output_names]
+            samples = [self._run([array[at : at + 1] for array in arrays]) for at in range(count)]
+            outputs = [np.concatenate(parts) for parts in zip(*samples)]
+        return outputs if output_names is None else [outputs[self._places[name]] for name in output_names]
 
     def _run(self, arrays: Sequence[Any]) -> List[Any]:
         for port, array in zip(self._inputs, arrays):
-            self._interpreter.set_tensor(port.index, port.encoded(array))
+            self._interpreter.set_tensor(port.index, port.encode(array))
         self._interpreter.invoke()
-        return [port.decoded(self._interpreter.get_tensor(port.index)) for port in self._outputs]
+        return [port.decode(self._interpreter.get_tensor(port.index)) for port in self._outputs]
 
     def end_profiling(self) -> str:
         """Write the file's operators as events of a profile, and return the path of the profile.
@@ -304,6 +309,7 @@ class LiteRtSession:
                 },
             }
             for place, operator in enumerate(self._interpreter._get_ops_details())
+            # A delegate is listed next to the operators that it runs; it is none of the file's.
             if operator["op_name"] != "DELEGATE" and len(operator["inputs"]) and len(operator["outputs"])
         ]
         file = Path(f"{self._profile}.json")
@@ -311,9 +317,13 @@ class LiteRtSession:
         return str(file)
 
 
-def _ports(details: Sequence[Mapping[str, Any]], stated: Any, provider: str, key: str) -> Tuple[_Port, ...]:
-    where = f"{SIGNATURE} in the file's metadata, {key}"
+def _build_ports(details: Sequence[Mapping[str, Any]], stated: Any, provider: str, key: str) -> Tuple[_Port, ...]:
+    context = f"{SIGNATURE} in the file's metadata, {key}"
     stated = [{}] * len(details) if stated is None else stated
-    if not isinstance(stated, list) or len(stated) != len(details) or not all(isinstance(one, dict) for one in stated):
-        raise BundleError(f"{where}: there is not one entry for each of the {len(details)} tensors")
-    return tuple(_Port(detail, one, provider, where) for detail, one in zip(details, stated))
+    if (
+        not isinstance(stated, list)
+        or len(stated) != len(details)
+        or not all(isinstance(entry, dict) for entry in stated)
+    ):
+        raise BundleError(f"{context}: there is not one entry for each of the {len(details)} tensors")
+    return tuple(_Port(detail, entry, provider, context) for detail, entry in zip(details, stated))

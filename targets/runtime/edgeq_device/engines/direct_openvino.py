@@ -14,10 +14,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.bundle.onnxfile import DTYPES
-from edgeq_device.bundle.options import session_options
-from edgeq_device.engines.catalog import EngineSpec, install_command, installed_package
+from edgeq_device.engines.catalog import EngineSpec, build_install_command, describe_package
+from edgeq_device.engines.session_options import session_options
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.model.tensors import DTYPES, TensorInfo
 
 _CONFIG = "load_config"
 """Option of the plug-in that contains the properties of each device. The package accepts the same properties."""
@@ -28,38 +28,37 @@ Described = Tuple[Tuple[Any, ...], ...]
 _PLAIN = {"session.disable_prepacking": "1"}
 
 
-def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> OpenVinoSession:
+def open_model(
+    ort: Any, engine: EngineSpec, model: Any, options: Any, engine_settings: Mapping[str, str]
+) -> OpenVinoSession:
     """Open the model at the path `model`; see `edgeq_device.engines.catalog.open_engine`.
 
     Args:
-        given: the provider options of the engine's plug-in.
+        engine_settings: the provider options of the engine's plug-in.
 
     Raises:
         Exception: any error that onnxruntime or openvino raises for the model.
     """
     if not isinstance(model, str):
         raise RuntimeUnavailableError(f"{engine.name} opens models only from files", "Write the model to a file")
-    ((device, properties),) = json.loads(given[_CONFIG]).items()
-    plain = session_options(ort, config=_PLAIN, threads=1, optimization="none")
-    described = _described(ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"]))
+    ((device, properties),) = json.loads(engine_settings[_CONFIG]).items()
+    # This session only reads the inputs and outputs, so it optimises and prepacks nothing.
+    reader_options = session_options(ort, config=_PLAIN, threads=1, optimization="none")
+    described = _describe_tensors(ort.InferenceSession(model, reader_options, providers=["CPUExecutionProvider"]))
     profile = options.profile_file_prefix if options.enable_profiling else ""
-    core = _imported(engine).Core()
+    core = _import_package(engine).Core()
     return OpenVinoSession(core, model, (device, properties), described, engine.provider, profile)
 
 
-def _described(session: Any) -> Described:
+def _describe_tensors(session: Any) -> Described:
     """Return descriptions of a session's inputs and outputs. The session can then be freed."""
-    from edgeq_device.engines.serve import (
-        TensorInfo,  # imported here, because that module imports the caller of this one
-    )
-
     return tuple(
         tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
         for specs in (session.get_inputs(), session.get_outputs())
     )
 
 
-def _imported(engine: EngineSpec) -> Any:
+def _import_package(engine: EngineSpec) -> Any:
     """Import the package without its telemetry, and return the package.
 
     Once imported, the telemetry would send events and leave files in the home directory. The package does not need it.
@@ -68,8 +67,8 @@ def _imported(engine: EngineSpec) -> Any:
     try:
         return import_module(engine.module)
     except Exception as error:  # an import may raise any exception
-        problem = f"{installed_package(engine)} cannot be imported: {' '.join(str(error).split())}"
-        raise RuntimeUnavailableError(problem, f"Update it: {install_command(engine)}") from error
+        problem = f"{describe_package(engine)} cannot be imported: {' '.join(str(error).split())}"
+        raise RuntimeUnavailableError(problem, f"Update it: {build_install_command(engine)}") from error
 
 
 class OpenVinoSession:
@@ -90,12 +89,13 @@ class OpenVinoSession:
         self, core: Any, model: str, compile_for: Tuple[str, Any], described: Described, provider: str, profile: str
     ) -> None:
         self._inputs, self._outputs = described
-        other = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
-        if other is not None:
-            raise RuntimeUnavailableError(f"{provider} does not support {other}")
+        unsupported = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
+        if unsupported is not None:
+            raise RuntimeUnavailableError(f"{provider} does not support {unsupported}")
         self._provider, self._profile = provider, profile
         self._core, self._compile_for = core, compile_for
         self._model = core.read_model(model)
+        # Values are passed by position, so both runtimes must have them in one order.
         ports = zip((*self._inputs, *self._outputs), (*self._model.inputs, *self._model.outputs))
         if not all(info.name in port.get_names() for info, port in ports):
             raise RuntimeUnavailableError(f"{provider} has other inputs or outputs than the file, or in another order")
@@ -103,7 +103,7 @@ class OpenVinoSession:
         self._open = {place: port.get_partial_shape() for place, port in enumerate(self._model.inputs)}
         self._any_sizes = None if self._model.is_dynamic() else self._compile()
         self._sized: Optional[Tuple[Sizes, Any]] = None
-        self._last: Any = self._any_sizes
+        self._last_request: Any = self._any_sizes
 
     def _compile(self) -> Any:
         """Compile the model for its present sizes, and return an inference request that runs it."""
@@ -131,14 +131,15 @@ class OpenVinoSession:
         Raises:
             ValueError: an input is missing or unknown, or its type or shape differs from the model's.
         """
-        arrays = [self._checked(info, input_feed) for info in self._inputs]
+        arrays = [self._check_input(info, input_feed) for info in self._inputs]
         if len(input_feed) > len(arrays):
             raise ValueError(f"the model takes only {', '.join(info.name for info in self._inputs)}")
-        self._last = self._request(tuple(array.shape for array in arrays))
-        found = self._last.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
-        return list(found) if output_names is None else [found[self._places[name]] for name in output_names]
+        # Keep the request, because `end_profiling` reports on its last run.
+        self._last_request = self._choose_request(tuple(array.shape for array in arrays))
+        outputs = self._last_request.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
+        return list(outputs) if output_names is None else [outputs[self._places[name]] for name in output_names]
 
-    def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
+    def _check_input(self, info: Any, feed: Mapping[str, Any]) -> Any:
         """Return the array of one input. Refuse an array of another type, because openvino would convert it."""
         if info.name not in feed:
             raise ValueError(f"input {info.name!r} is missing")
@@ -148,12 +149,13 @@ class OpenVinoSession:
         )
         # An input of unknown rank looks like a scalar.
         if array.dtype != np.dtype(DTYPES[info.type]) or not (fits or not info.shape):
-            wanted = f"{DTYPES[info.type]} {list(info.shape)}"
-            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {wanted}")
+            expected = f"{DTYPES[info.type]} {list(info.shape)}"
+            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {expected}")
         return array
 
-    def _request(self, sizes: Sizes) -> Any:
+    def _choose_request(self, sizes: Sizes) -> Any:
         """Return an inference request for inputs of these sizes."""
+        # Most programs never change the sizes, and fixed sizes run faster.
         if self._any_sizes is None and self._sized is None:
             self._sized = self._compile_sized(sizes)
         if self._sized is not None and self._sized[0] == sizes:
@@ -177,9 +179,9 @@ class OpenVinoSession:
         """Write the layers of the last run in the form that the engine's plug-in uses, and return the path of the file.
         Each layer lists the nodes that it was made from, if openvino keeps their names.
         """
-        executed = self._last.get_compiled_model().get_runtime_model().get_ordered_ops()
+        executed = self._last_request.get_compiled_model().get_runtime_model().get_ordered_ops()
         described = {operation.get_friendly_name(): operation.get_rt_info() for operation in executed}
-        merged = {name: str(found[_MERGED].value) for name, found in described.items() if _MERGED in found}
+        merged = {name: str(info[_MERGED].value) for name, info in described.items() if _MERGED in info}
         events: List[Dict[str, Any]] = [
             {
                 "cat": "Kernel",
@@ -192,7 +194,7 @@ class OpenVinoSession:
                     _MERGED: merged.get(layer.node_name, ""),
                 },
             }
-            for layer in self._last.get_profiling_info()
+            for layer in self._last_request.get_profiling_info()
             if layer.status == layer.Status.EXECUTED
         ]
         file = Path(f"{self._profile}.json")

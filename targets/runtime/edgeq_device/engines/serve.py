@@ -1,303 +1,28 @@
-"""Run sessions in a separate process, and use them like onnxruntime's own.
+"""Answer the requests of a `Guest`, which runs sessions in this process as if they were its own.
 
-A `Guest` sends requests to the standard input of the process, and `serve` answers on its standard output. `main` serves
-a plug-in engine on a device. edgeq_guest.py adds the requests that the workstation needs.
-
-`python -m` and PYTHONPATH would put folders with downloaded files first on the search path, so a `numpy.py` next to the
-model would run. The child is therefore isolated (-I). It uses the search path of this process, without the working
-directory, and takes edgeq_device from the same place as this process. If this process has read edgeq_device from a
-bundle's zip, it writes a copy for the child.
+`main` serves a plug-in engine on a device. edgeq_guest.py adds the requests that the workstation needs.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.bundle.select import precision_of
-from edgeq_device.bundle.variants import Variant
-from edgeq_device.engines.catalog import FLOAT, EngineSpec, plugin_of, read_engine
-from edgeq_device.engines.sessions import best_threads, open_session
-from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.measure.environment import MachineWatch
-from edgeq_device.measure.latency import Burst, Bursts, burst, quiet_collector
-from edgeq_device.measure.scenarios import query_runner
-from edgeq_device.prepare.arrays import one_array, read_frame, write_frame
-from edgeq_device.system.budget import lift_seconds, lifted_seconds
-from edgeq_device.system.places import temporary_folder
-from edgeq_device.system.programs import child_environment
-from edgeq_device.system.relay import Tail
-
-# This code runs before edgeq_device can be imported. Until it has set the search path, it imports only `sys`. An import
-# statement works with every kind of loader; the loader of zips has no exec_module before Python 3.10.
-_BOOT = """
-import sys
-root, module, *path = sys.argv[1:]
-sys.path = [root, *path]
-import edgeq_device
-del sys.path[0]
-from importlib import import_module
-sys.exit(import_module(module).main())
-"""
-
-
-def python_command(module: str) -> List[str]:
-    """Return the command line that runs `main()` of a module of edgeq_device in a fresh isolated interpreter."""
-    # Use -B, because a compiled file in a bundle would not be in the bundle's manifest.
-    return [sys.executable, "-I", "-B", "-c", _BOOT, str(_root()), module, *import_path()]
-
-
-@lru_cache(maxsize=1)
-def _root() -> Path:
-    """Return the folder or zip that contains edgeq_device. If the code came from a bundle's zip, return a copy of that
-    zip.
-    """
-    content = getattr(getattr(__spec__, "loader", None), "content", None)
-    if content is None:
-        return Path(__file__).absolute().parents[2]
-    folder, _ = temporary_folder("edgeq-runner-", "another process cannot be started")
-    place = folder / "edgeq_device.zip"
-    place.write_bytes(content)
-    return place
-
-
-def describe_exit(code: int) -> str:
-    """Return a description of how a child ended, such as "exit code 3" or "signal SIGSEGV"."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
-
-
-def import_path() -> List[str]:
-    """Return the search path of this process for modules, without the working directory.
-
-    The exception is a working directory from which numpy or onnxruntime was loaded: it is kept, because they are
-    installed there.
-    """
-    try:
-        here: Optional[str] = os.path.realpath(Path.cwd())
-    except OSError:  # the directory was removed, so nothing can be imported from it
-        here = None
-    kept = {_folder_of("numpy"), _folder_of("onnxruntime")}
-    entries = [str(entry) for entry in sys.path]
-    return [e for e in entries if Path(e).is_absolute() and (os.path.realpath(e) != here or here in kept)]
-
-
-def _folder_of(package: str) -> Optional[str]:
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return os.path.realpath(str(Path(file).parent.parent)) if file else None
-
-
-Arrays = Dict[str, "np.ndarray[Any, Any]"]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Describe an input or output like onnxruntime's NodeArg."""
-
-    name: str
-    type: str
-    shape: List[Union[int, str, None]]
-
-
-class Guest:
-    """Start a program that answers requests, and send it requests. Call `end` when the program is no longer needed.
-
-    Args:
-        title: name of the program in messages.
-        request_s: seconds to wait for an answer. After that, the program is ended.
-        failure: exception for errors of the program and of the runtime in it.
-
-    Raises:
-        RuntimeUnavailableError: the program cannot be started.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        title: str,
-        *,
-        request_s: float,
-        failure: Type[Exception] = RuntimeUnavailableError,
-    ) -> None:
-        self.title = title
-        self.request_s = request_s
-        self._failure = failure
-        self._late = False
-        pipe = subprocess.PIPE
-        try:
-            with lifted_seconds():  # each answer has its own limit
-                self._process = subprocess.Popen(
-                    list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(environment)
-                )
-        except OSError as error:
-            raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
-        self._errors = Tail(self._process)
-
-    @property
-    def process(self) -> int:
-        """Return the process id of the program."""
-        return self._process.pid
-
-    def finish(self, within_s: float) -> None:
-        """Close the input of the program and wait for it to end, so that it can write its files. Kill it after
-        `within_s` seconds.
-        """
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        watchdog = threading.Timer(within_s, self._process.kill)
-        watchdog.start()
-        try:
-            self._process.wait()
-        finally:
-            watchdog.cancel()
-
-    def end(self) -> None:
-        """Kill the program. A second call does nothing."""
-        self._process.kill()
-        with suppress(BrokenPipeError), self._process:  # input that the program has not read is lost
-            pass
-
-    def exchange(
-        self, request: Mapping[str, Any], arrays: Optional[Mapping[str, "np.ndarray[Any, Any]"]] = None
-    ) -> Tuple[Dict[str, Any], Arrays]:
-        """Send one request. Return the values and the arrays of the reply.
-
-        Raises:
-            RuntimeUnavailableError: the program has ended or does not answer, or the runtime in it refuses the request.
-            ValueError: the runtime refuses the inputs, as it would in this process.
-        """
-        assert self._process.stdin is not None
-        watchdog = threading.Timer(self.request_s, self._give_up)
-        watchdog.start()
-        try:
-            write_frame(self._process.stdin, request, arrays or {})
-            frame = self._receive(request)
-        except (OSError, ValueError, EOFError) as error:  # the pipe is closed, or a frame is cut off
-            raise self._failure(f"{self.title} {self._last_error()}") from error
-        finally:
-            watchdog.cancel()
-        if frame is None:
-            raise self._failure(f"{self.title} {self._last_error()}")
-        reply, results = frame
-        if "error" in reply:
-            if reply["kind"] in ("InvalidArgument", "ValueError"):
-                raise ValueError(reply["error"])
-            raise self._failure(f"{self.title}: {reply['error']}")
-        return reply, results
-
-    def opened(self, request: Mapping[str, Any]) -> GuestSession:
-        """Open the session that a request describes."""
-        reply, _ = self.exchange({"do": "open", **request})
-        inputs, outputs = (tuple(TensorInfo(*spec) for spec in reply[key]) for key in ("inputs", "outputs"))
-        return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))
-
-    def _receive(self, request: Mapping[str, Any]) -> Optional[Tuple[Dict[str, Any], Arrays]]:
-        """Return the answer to `request`, or None if the program has ended."""
-        del request
-        assert self._process.stdout is not None
-        return read_frame(self._process.stdout)
-
-    def _give_up(self) -> None:
-        self._late = True
-        self._process.kill()
-
-    def _last_error(self) -> str:
-        if self._late:
-            return f"does not answer within {self.request_s:g} s"
-        self._process.kill()
-        code = self._process.wait()
-        text = self._errors.read().decode("utf-8", "replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        # After a crash, the last line may have nothing to do with it. A process that was killed, perhaps by this one,
-        # writes no last line.
-        crashed = code < 0 and code != -signal.SIGKILL
-        return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
-
-
-@dataclass(frozen=True, eq=False)
-class GuestSession:
-    """Provide the part of `onnxruntime.InferenceSession` that measurements need. Like an `InferenceSession`, the object
-    is equal only to itself.
-    """
-
-    guest: Guest
-    number: int
-    inputs: Tuple[TensorInfo, ...]
-    outputs: Tuple[TensorInfo, ...]
-    providers: Tuple[str, ...] = ()
-
-    def get_inputs(self) -> Sequence[TensorInfo]:
-        """Return the inputs in the same form as onnxruntime's session."""
-        return self.inputs
-
-    def get_outputs(self) -> Sequence[TensorInfo]:
-        """Return the outputs in the same form as onnxruntime's session."""
-        return self.outputs
-
-    def get_providers(self) -> Sequence[str]:
-        """Return the providers that have really started, in the same form as onnxruntime's session."""
-        return self.providers
-
-    def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """Run the model like onnxruntime's session. An output that is not an array is None."""
-        names = list(output_names or [output.name for output in self.outputs])
-        feeds = {name: np.asarray(value) for name, value in input_feed.items()}
-        _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
-        return [results.get(name) for name in names]
-
-    def end_profiling(self) -> str:
-        """Return the path of the profile, like onnxruntime's session. The session must have been opened with a
-        profile.
-        """
-        return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
-
-    def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:
-        """Return a runner that runs queries in the guest. `edgeq_device.measure.scenarios.query_runner` calls this. The
-        samples are sent only once.
-        """
-        arrays = {f"{i} {name}": np.asarray(value) for i, feed in enumerate(feeds) for name, value in feed.items()}
-        request = {"do": "prepare", "session": self.number, "samples": len(feeds), "queries": queries}
-        reply, _ = self.guest.exchange(request, arrays)
-        return GuestRunner(self, reply["runner"])
-
-    def close(self) -> None:
-        """Free the session's memory."""
-        self.guest.exchange({"do": "close", "session": self.number})
-
-
-@dataclass(frozen=True)
-class GuestRunner:
-    """Run queries in the guest: see `edgeq_device.measure.latency.Runner`."""
-
-    session: GuestSession
-    number: int
-
-    def __call__(self) -> object:
-        return self.burst(Bursts(0.0, 0.0), slow=True)
-
-    def burst(self, bursts: Bursts, slow: bool) -> Burst:
-        """Run a burst like `edgeq_device.measure.latency.burst`, but time it with the guest's clock."""
-        turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
-        request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
-        reply, results = self.session.guest.exchange(request)
-        return Burst(results["samples"].tolist(), reply["busy_s"], results["disturbed"], reply["cpu_s"])
-
+from edgeq_device.engines.catalog import FLOAT, EngineSpec, find_plugin, read_engine
+from edgeq_device.engines.frames import read_frame, write_frame
+from edgeq_device.engines.guest import Arrays
+from edgeq_device.engines.sessions import open_session, read_best_threads
+from edgeq_device.engines.variant import Variant, read_precision
+from edgeq_device.measure.latency import Bursts, quiet_collector, run_burst
+from edgeq_device.measure.scenarios import make_runner
+from edgeq_device.measure.watch import MachineWatch
+from edgeq_device.prepare.arrays import to_array
+from edgeq_device.system.budget import lift_seconds
 
 Request = Dict[str, Any]
 
@@ -328,18 +53,18 @@ def serve(
         request, arrays = frame
         try:
             if more and request["do"] in more:
-                found = more[request["do"]](request)
-                arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
-                write_frame(answers, {name: value for name, value in found.items() if name not in arrays}, arrays)
+                reply = more[request["do"]](request)
+                arrays = {name: value for name, value in reply.items() if isinstance(value, np.ndarray)}
+                write_frame(answers, {name: value for name, value in reply.items() if name not in arrays}, arrays)
             else:
                 write_frame(answers, *_answer(request, arrays, sessions, open_it))
         except Exception as error:  # every error is reported to the other side
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
-def open_request(variant: Variant, threads: int) -> Request:
+def build_open_request(variant: Variant, threads: int) -> Request:
     """Return the request with which another process opens `variant`."""
-    engine = plugin_of(variant.ep)
+    engine = find_plugin(variant.ep)
     return {
         "name": variant.name,
         "model": str(variant.model),
@@ -347,9 +72,9 @@ def open_request(variant: Variant, threads: int) -> Request:
         "session_options": dict(variant.session_options),
         "provider_options": dict(variant.provider_options),
         "optimization": variant.info.get("optimization", "all"),
-        "threads": threads or best_threads(variant),
+        "threads": threads or read_best_threads(variant),
         "engine": engine.to_dict() if engine is not None else None,
-        "precision": precision_of(variant, engine) if engine is not None else FLOAT,
+        "precision": read_precision(variant, engine) if engine is not None else FLOAT,
         "manifest": variant.bundle,
     }
 
@@ -358,16 +83,16 @@ def open_requested(request: Request) -> Any:
     """Return the session that a request describes, opened by the same code as a bundle's variant. If the request has a
     "profile", the profiler is on.
     """
-    variant, engine = requested_variant(request), requested_engine(request)
+    variant, engine = parse_variant(request), parse_engine(request)
     return open_session(variant, request["threads"], engine, profile=request.get("profile", ()))
 
 
-def requested_engine(request: Request) -> Optional[EngineSpec]:
+def parse_engine(request: Request) -> Optional[EngineSpec]:
     """Return the engine in a request to open a session, or None if the request does not name one."""
     return read_engine(request["engine"]) if request["engine"] is not None else None
 
 
-def requested_variant(request: Request) -> Variant:
+def parse_variant(request: Request) -> Variant:
     """Return the variant that a request to open a session describes."""
     return Variant(
         name=request["name"],
@@ -398,24 +123,26 @@ def _answer(
             [[spec.name, spec.type, list(spec.shape)] for spec in specs]
             for specs in (session.get_inputs(), session.get_outputs())
         )
-        made = {"inputs": inputs, "outputs": outputs, "providers": list(session.get_providers())}
-        return {"session": len(sessions) - 1, **made}, {}
+        description = {"inputs": inputs, "outputs": outputs, "providers": list(session.get_providers())}
+        return {"session": len(sessions) - 1, **description}, {}
     session, runners = sessions[request["session"]]
     if request["do"] == "run":
-        results = dict(zip(request["outputs"], map(one_array, session.run(request["outputs"], arrays))))
+        results = dict(zip(request["outputs"], map(to_array, session.run(request["outputs"], arrays))))
         return {}, {name: value for name, value in results.items() if not value.dtype.hasobject}
     if request["do"] == "end profiling":
         return {"profile": session.end_profiling()}, {}
     if request["do"] == "prepare":
         feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
         for key, value in arrays.items():  # keys are "0 name", "1 name" ...
+            # An input's name may contain spaces; the index does not.
             index, _, name = key.partition(" ")
             feeds[int(index)][name] = value
-        runners.append(query_runner(session, feeds, **request["queries"]))
+        runners.append(make_runner(session, feeds, **request["queries"]))
         return {"runner": len(runners) - 1}, {}
     if request["do"] == "burst":
-        return _burst(request, runners[request["runner"]])
+        return _run_burst(request, runners[request["runner"]])
     if request["do"] == "close":
+        # Keep the place, because the numbers of other sessions are places in this list.
         sessions[request["session"]] = None
         if hasattr(session, "close"):  # such a session itself runs in another process
             session.close()
@@ -423,11 +150,11 @@ def _answer(
     raise ValueError("unknown request %r" % request["do"])
 
 
-def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
+def _run_burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
     spent = time.process_time()
     turn = Bursts(request["length_s"], request["lead_in_s"]), request["slow"]
     with quiet_collector(), MachineWatch(time.perf_counter) as watch:
         # A runner in another process is timed by that process.
-        taken = runner.burst(*turn) if hasattr(runner, "burst") else burst(runner, *turn, watch)
-    arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}
-    return {"busy_s": taken.busy_s, "cpu_s": taken.cpu_s or time.process_time() - spent}, arrays
+        turn_record = runner.burst(*turn) if hasattr(runner, "burst") else run_burst(runner, *turn, watch)
+    arrays = {"samples": np.array(turn_record.samples, np.float64), "disturbed": turn_record.disturbed}
+    return {"busy_s": turn_record.busy_s, "cpu_s": turn_record.cpu_s or time.process_time() - spent}, arrays

@@ -1,339 +1,39 @@
-"""Open sessions of onnxruntime with a bundle's options, and cache TensorRT's engines.
-
-An engine is code that no hash of a bundle covers. It is kept in the user's cache, where nobody else can write, in a
-folder under the hash of the bundle that it was built from. It fits only one GPU, one version of TensorRT and one model.
-The name of its folder contains all three.
-"""
+"""Open sessions of onnxruntime, of its providers and of other engines with the options of a variant."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import importlib.util
-import os
-import re
-import shlex
 import shutil
-import sys
-import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
-from edgeq_device.bundle.options import (
+from edgeq_device.engines.catalog import (
+    CPU,
+    EngineSpec,
+    choose_installed_form,
+    describe_package,
+    find_plugin,
+    open_engine,
+    parse_version,
+)
+from edgeq_device.engines.options import check_names
+from edgeq_device.engines.runtime import onnxruntime
+from edgeq_device.engines.session_options import (
     BRIEF_SPIN,
     LEVELS,
     MOST_THREADS,
-    check_names,
     ignore_options_in_models,
     session_options,
 )
-from edgeq_device.bundle.select import CPU, Device, precision_of
-from edgeq_device.bundle.variants import EXTERNAL_FOLDER, Variant
-from edgeq_device.engines import cuda
-from edgeq_device.engines.catalog import (
-    EngineSpec,
-    engine_options,
-    engines,
-    installed_package,
-    open_engine,
-    parse_version,
-    plugin_of,
-    problem_of,
-    serving,
-)
-from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUnavailableError
-from edgeq_device.measure.features import read_features
-from edgeq_device.prepare.arrays import one_array, read_arrays
+from edgeq_device.engines.tensorrt import GPU_PROVIDERS, open_on_gpu
+from edgeq_device.engines.variant import EXTERNAL_FOLDER, Variant, read_precision
+from edgeq_device.errors import BudgetError, BundleError, RuntimeUnavailableError
 from edgeq_device.system.files import read_file
-from edgeq_device.system.places import draft_of, private_cache, temporary_folder
-from edgeq_device.system.relay import printable
-
-PROVIDER = "TensorrtExecutionProvider"
-# From this version on, TensorRT builds an engine by the types in the file, not by flags.
-STRONGLY_TYPED = (11,)
-_LINKED = re.compile(rb"libnvinfer\.so\.(\d+)|nvinfer_(\d+)\.dll")
-
-Load = Callable[[str], Any]
-
-
-def linked_version(ort: Any) -> Optional[int]:
-    """Return the major version of TensorRT that onnxruntime's provider is linked against, or None if there is no such
-    provider.
-    """
-    folder = Path(str(ort.__file__)).parent / "capi"
-    for library in sorted(folder.glob("*onnxruntime_providers_tensorrt*")):
-        found = _LINKED.search(library.read_bytes())
-        if found is not None:
-            return int(found.group(1) or found.group(2))
-    return None
-
-
-def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
-    """Return (version, "") of the TensorRT that onnxruntime would load, or ("", reason) if it would not load any."""
-    major = linked_version(ort)
-    if major is None:
-        return "", f"onnxruntime {ort.__version__} here has no {PROVIDER}"
-    names = (f"libnvinfer.so.{major}", f"nvinfer_{major}.dll")
-    for name in (*names, *_packaged(names)):
-        try:
-            library = load(name)
-        except OSError:
-            continue
-        return version_text(int(library.getInferLibVersion())), ""
-    return "", f"TensorRT {major} is not installed: onnxruntime {ort.__version__} needs {names[0]}"
-
-
-def version_text(number: int) -> str:
-    """Return TensorRT's version number as text: 8601 is 8.6.1, 100300 is 10.3.0."""
-    wide = number >= 100000
-    major, remaining = divmod(number, 10000 if wide else 1000)
-    minor, patch = divmod(remaining, 100)
-    return f"{major}.{minor}.{patch}"
-
-
-def _packaged(names: Tuple[str, ...]) -> List[str]:
-    """Return the paths of the libraries in TensorRT's wheel. onnxruntime's provider finds them once they are loaded by
-    path.
-    """
-    try:
-        spec = importlib.util.find_spec("tensorrt_libs")
-    except (ImportError, ValueError):
-        return []
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return [str(Path(place) / name) for place in places for name in names if (Path(place) / name).is_file()]
-
-
-TABLE = "table"
-_FLAGS = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
-# All of edgeq's tables begin with the same bytes: the header of the flatbuffer, up to the number of its entries.
-_FORM = slice(0, 20)
-
-
-@dataclass(frozen=True)
-class EngineCache:
-    """Describe the place of an engine, which may not be built yet, and the provider's options.
-
-    Attributes:
-        folder: folder of the engine; it exists and is writable.
-        cached: True if the folder contains an engine already.
-        options: provider options.
-        note: remark for the user about where engines are kept; "" if there is none.
-    """
-
-    folder: Path
-    cached: bool
-    options: Dict[str, str]
-    note: str = ""
-
-
-def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> EngineCache:
-    """Plan the engine of `variant` for this version of TensorRT and for the GPU with the highest compute capability.
-    Create the engine's folder.
-    """
-    gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=cuda.Gpu("", (0, 0)))
-    folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
-    options = typed_options(variant, tensorrt)
-    options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
-    table = variant.info.get(TABLE)
-    if isinstance(table, str) and variant.table is not None:
-        # The provider searches for the table by its name, in the folder of the engines.
-        _put_table(variant.table, folder / table)
-    cached = any(folder.glob("*.engine"))
-    notes = [note] if note else []
-    if not cached and variant.beside is not None and os.path.lexists(variant.beside):
-        # Engines there come from an earlier version of edgeq, or from the sender of the bundle.
-        why = "is not used, because no hash covers it; engines are kept in the user's cache. Remove it"
-        notes.append(f"{variant.beside} {why}")
-    return EngineCache(folder, cached, options, "; ".join(notes))
-
-
-def _put_table(table: Path, place: Path) -> None:
-    """Copy the calibration table to `place`. Replace an earlier table there, but refuse to replace any other file.
-
-    Raises:
-        OutputError: `place` exists and is not a calibration table.
-    """
-    content = read_file(table)
-    if place.is_symlink() or place.exists():
-        # The file may be the same table, or a table of an earlier bundle of this model.
-        if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
-            raise OutputError(f"{place} is not one of edgeq's calibration tables", "Move it")
-        if place.read_bytes() == content:
-            return
-    with draft_of(place) as draft:
-        shutil.copyfile(table, draft)
-        draft.replace(place)
-
-
-def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
-    """Return a folder name made of the GPU, its compute capability, TensorRT's version and the model's hash."""
-    assert variant.model is not None
-    digest = hashlib.sha256(read_file(variant.model)).hexdigest()
-    name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
-    return f"{name}-sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}-trt{tensorrt}-{digest}"
-
-
-def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
-    """Return the variant's provider options. Precision flags are left out for versions of TensorRT that follow the
-    types in the file.
-    """
-    dropped = _FLAGS if parse_version(tensorrt) >= STRONGLY_TYPED else ()
-    return {key: value for key, value in variant.provider_options.items() if key not in dropped}
-
-
-def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
-    """Return the command that builds and times the same engine with TensorRT's own tool. The user runs it in the
-    bundle's folder.
-
-    Args:
-        shapes: shapes of inputs with open sizes, such as those of the self-test.
-    """
-    assert variant.model is not None
-    words = ["trtexec", f"--onnx={variant.model}", f"--saveEngine={variant.name}.engine"]
-    if isinstance(variant.info.get(TABLE), str):
-        words += ["--int8", "--fp16", "--calib=calibration.tensorrt"]
-    elif tensorrt and parse_version(tensorrt) < STRONGLY_TYPED:
-        words.append("--stronglyTyped")
-    if shapes:
-        listed = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in sorted(shapes.items()))
-        words.append(f"--shapes={listed}")
-    return " ".join(shlex.quote(word) for word in [*words, "--useCudaGraph", "--noDataTransfers"])
-
-
-def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
-    """Return a folder for `key` that nobody else can write to, and a note. Usually the folder is in the user's cache,
-    and the note is "". If it cannot be there, the folder is temporary, and the note gives the reason.
-    """
-    try:
-        return private_cache("edgeq", "tensorrt", variant.bundle or "models", key), ""
-    except OutputError as error:
-        note = f"engines are lost after this run: {error}"
-    parent, _ = temporary_folder("edgeq-engines-", "engines cannot be kept")
-    folder = parent / key
-    folder.mkdir()
-    return folder, note
-
-
-def static_shapes(specs: Any) -> bool:
-    """Return whether every size of these inputs or outputs is a number."""
-    return all(isinstance(size, int) for spec in specs for size in spec.shape)
-
-
-GPU_PROVIDERS = (PROVIDER, cuda.CUDA)
-_GRAPHS = "trt_cuda_graph_enable"
-_CUDA_ENGINE = "cuda"
-
-
-def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[cuda.BoundSession, cuda.CapturedSession]:
-    """Open `variant`, build its engine if there is none yet, and run it once. The caller's first run is then as fast as
-    the later ones.
-
-    Args:
-        open_with: function that takes a list of providers and returns an open session.
-
-    Raises:
-        RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would continue on the CPU.
-    """
-    if variant.ep != PROVIDER:
-        return cuda.open_cuda(ort, variant.provider_options, open_with)
-    cuda.load_libraries(ort)
-    tensorrt, problem = read_tensorrt(ort)
-    if problem:
-        raise RuntimeUnavailableError(f"variant {variant.name}: {problem}")
-    gpus, _ = cuda.read_gpus()
-    engine = plan_engine(variant, gpus, tensorrt)
-    if not engine.cached:
-        print(
-            f"building a TensorRT engine for {gpus[0].name if gpus else 'this GPU'}: this takes minutes, once",
-            file=sys.stderr,
-            flush=True,
-        )
-    start = time.perf_counter()
-    session = cuda.started(ort, PROVIDER, open_with(_providers(engine.options)))
-    session = _with_graphs(open_with, session, engine.options)
-    # Use one BoundSession from now on, because a captured CUDA graph keeps using its buffers.
-    bound = cuda.BoundSession(session, ort, "cuda")
-    shapes: Dict[str, Tuple[int, ...]] = {}
-    if variant.cases:  # if sizes are open, the first run builds the engine
-        feeds = read_arrays(variant.cases[0].inputs)
-        infer(bound, feeds)
-        if not static_shapes(bound.get_inputs()):
-            shapes = {name: value.shape for name, value in feeds.items()}
-    did = "loaded from" if engine.cached else "built and kept in"
-    seconds = time.perf_counter() - start
-    took = f"TensorRT engine {did} {engine.folder} in {seconds:.1f} s; this is not part of any latency"
-    own = [engine.note] if engine.note else []
-    if not engine.cached:
-        print(*map(printable, (took, *own)), sep="\n", file=sys.stderr, flush=True)
-    bound.notes = (took, f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}", *own)
-    return bound
-
-
-def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]) -> Any:
-    """Return a session with CUDA graphs if all sizes are fixed. One launch then replays the whole model.
-
-    The engine is already in its cache, so it is not built again. If the provider refuses, because the graph is split
-    between providers, return `session`.
-    """
-    if not (static_shapes(session.get_inputs()) and static_shapes(session.get_outputs())):
-        return session
-    try:
-        captured = open_with(_providers({**options, _GRAPHS: "1"}))
-    except RuntimeUnavailableError:
-        return session
-    return captured if PROVIDER in captured.get_providers() else session
-
-
-def _providers(options: Dict[str, str]) -> List[Any]:
-    """Return the list of providers: TensorRT with `options`, then CUDA, then the CPU. CUDA is set to compute the file's
-    float32 operators in float32.
-    """
-    return [(PROVIDER, options), (cuda.CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
-
-
-def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
-    """Run the session and return all outputs by name.
-
-    Raises:
-        RuntimeUnavailableError: onnxruntime fails on these inputs.
-    """
-    names = [spec.name for spec in session.get_outputs()]
-    try:
-        results = session.run(names, dict(feeds))
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        raise RuntimeUnavailableError(f"onnxruntime fails on this input ({' '.join(str(error).split())})") from error
-    return {name: one_array(result) for name, result in zip(names, results)}
-
+from edgeq_device.system.places import make_temporary_folder
 
 # Measured behaviour of the option for the folder of external data: up to onnxruntime 1.20 it has no effect, from 1.21
 # to 1.24 it works only if the model is opened from bytes, and in 1.28 it always works.
 _FOLDER_FROM_BYTES = (1, 21)
-
-
-def onnxruntime() -> ModuleType:
-    """Return the onnxruntime module.
-
-    Raises:
-        RuntimeUnavailableError: the module is not installed, or cannot be loaded here.
-    """
-    try:
-        import onnxruntime as module
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"onnxruntime cannot be imported ({error})", "Install it: python -m pip install onnxruntime"
-        ) from error
-    return module  # type: ignore[no-any-return]
-
-
-def read_device() -> Device:
-    """Return a description of this device, read from the operating system and from onnxruntime."""
-    ort = onnxruntime()
-    version, providers = str(ort.__version__), tuple(ort.get_available_providers())
-    plugins = {engine.provider: problem_of(engine, version) for engine in engines().values() if engine.module}
-    return Device(*read_features(), version, providers, *cuda.read_gpus(), *read_tensorrt(ort), plugins)
 
 
 def open_session(
@@ -373,20 +73,21 @@ def open_unchecked(
     if not isinstance(level, str) or level not in LEVELS:
         raise BundleError(f"variant {variant.name}: optimization is {level!r}; it can be {', '.join(LEVELS)}")
     config = {**BRIEF_SPIN, **variant.session_options}
-    threads = threads or best_threads(variant)
+    # The caller decides; otherwise the number that was best when the variant was made.
+    threads = threads or read_best_threads(variant)
     options = session_options(ort, config=config, threads=threads, optimization=level)
-    plugin = engine or plugin_of(variant.ep)
+    plugin = engine or find_plugin(variant.ep)
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile[0]
         if plugin is None or not plugin.module:
             options.optimized_model_filepath = profile[1]
     if plugin is not None:
-        precision = precision_of(variant, plugin)
+        precision = read_precision(variant, plugin)
         return _open(
             variant,
             ort,
             lambda model: open_engine(ort, plugin, model, options, precision=precision, threads=threads),
-            package=installed_package(plugin) if serving(plugin).adapter else "",
+            package=describe_package(plugin) if choose_installed_form(plugin).adapter else "",
         )
 
     def open_with(providers: List[Any]) -> Any:
@@ -394,8 +95,9 @@ def open_unchecked(
 
     if variant.ep in GPU_PROVIDERS:
         return open_on_gpu(variant, ort, open_with)
-    first = (variant.ep, dict(variant.provider_options))
-    return open_with([first] if variant.ep == CPU else [first, CPU])
+    provider = (variant.ep, dict(variant.provider_options))
+    # Operators that the provider lacks run on the CPU.
+    return open_with([provider] if variant.ep == CPU else [provider, CPU])
 
 
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package: str = "") -> Any:
@@ -409,7 +111,9 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
         elif not package and parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
             session = open_it(read_file(variant.model))
         else:
-            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not package) as model:
+            with _gather_files(
+                variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not package
+            ) as model:
                 session = open_it(str(model))
         variant.check_unchanged()
         return session
@@ -417,6 +121,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
+        # The model is not to blame, so name the real cause.
         if "pthread_create" in text:
             fix = "End some processes, or raise the limit (ulimit -u)"
             raise BudgetError("the system starts no more threads for this user", fix) from error
@@ -426,7 +131,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
         ) from error
 
 
-def best_threads(variant: Variant) -> int:
+def read_best_threads(variant: Variant) -> int:
     """Return the number of threads with which the variant ran best, or 0 if the variant does not record it."""
     threads = variant.info.get("threads", 0)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
@@ -435,7 +140,7 @@ def best_threads(variant: Variant) -> int:
 
 
 @contextmanager
-def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
+def _gather_files(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
     """Put `model` next to its external weights, in a folder that is removed after the block. Runtimes that do not know
     the folder option need this.
 
@@ -443,7 +148,7 @@ def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path
     copies, because they refuse links that lead out of the folder. Hard links would change the times that
     `Variant.check_unchanged` compares.
     """
-    folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
+    folder, remove = make_temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:
         for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file() and file != model)]:
             target = folder / (file.name if file == model else file.relative_to(weights))

@@ -1,4 +1,5 @@
-"""Measure on the device: the CPU's features and state, latencies, what may be claimed about them, and paired outputs.
+"""Time functions side by side, compare outputs, and say only what the measurements support.
 
-In: functions to time, or outputs to compare. Out: distributions, claims and reports.
+In: functions that run one query, and pairs of outputs. Out: distributions, claims and reports. Nothing here opens a
+model.
 """

@@ -14,7 +14,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.measure.environment import MachineWatch
 from edgeq_device.measure.latency import (
     Bursts,
     Clock,
@@ -22,10 +21,11 @@ from edgeq_device.measure.latency import (
     Recorder,
     Runners,
     WarmUp,
-    out_of_reach,
+    is_out_of_reach,
     quiet_collector,
     warm_up_all,
 )
+from edgeq_device.measure.watch import MachineWatch
 
 FEWEST_SESSIONS = 3
 """Minimum number of sessions for an interval over sessions. With fewer sessions, the interval is over rounds."""
@@ -60,7 +60,7 @@ class Ratio:
     b_ms: Optional[float] = None
 
 
-def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
+def compute_ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
     """Return how many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
 
     Each round gives the ratio of the median latencies of two bursts. The bursts are adjacent in time, so drift of the
@@ -71,37 +71,41 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
 
     If `by_session` is set and both ran in at least `FEWEST_SESSIONS` sessions, each session instead gives one ratio:
     the median of its rounds' ratios. All rounds of a session share the session's place in memory and its process, so
-    more rounds do not predict the next session better. The interval is then that of `_next_measurement`.
+    more rounds do not predict the next session better. The interval is then that of `_predict_next`.
 
     If one runner was measured for longer and has more rounds than the other, the surplus rounds are left out.
     """
     rounds = min(len(a.rounds), len(b.rounds))
-    times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
-    known = ~np.isnan(times).any(axis=0)
-    times, session = times[:, known], np.flatnonzero(known) % a.sessions
+    times = np.stack([a.compute_round_medians()[:rounds], b.compute_round_medians()[:rounds]])
+    measured = ~np.isnan(times).any(axis=0)
+    # Round i ran in session i modulo their number.
+    times, session = times[:, measured], np.flatnonzero(measured) % a.sessions
+    # A coarse clock may measure 0.
     quotients = np.divide(*np.maximum(times, 1e-12))
     if quotients.size == 0:
         return Ratio(float("nan"), 0.0, float("inf"), 0.0, 0)
     if by_session and a.sessions == b.sessions >= FEWEST_SESSIONS:
-        medians = np.array([np.median(np.log(quotients[session == each])) for each in np.unique(session)])
+        medians = np.array([np.median(np.log(quotients[session == number])) for number in np.unique(session)])
         pairs = len(medians)
         # The estimate is the ratio of two latencies that were observed together, so take the round next to the mean.
         centre = int(np.abs(np.log(quotients) - medians.mean()).argmin())
         if pairs >= FEWEST_SESSIONS:
-            low, high = _next_measurement(medians, confidence)
+            low, high = _predict_next(medians, confidence)
         else:
+            # Too few sessions had an undisturbed round, so the next one is unknown.
             low, high, confidence = float(quotients.min()), float(quotients.max()), 0.0
     else:
         pairs, ordered = len(quotients), np.sort(quotients)
         centre = int(np.argsort(quotients, kind="stable")[pairs // 2])
-        k, confidence = _interval_rank(pairs, confidence)
+        k, confidence = _find_interval_rank(pairs, confidence)
         low, high = float(ordered[k]), float(ordered[-1 - k])
     estimate = float(quotients[centre])
     latencies = float(times[0][centre]), float(times[1][centre])
+    # The estimate is a round that was observed, which may lie outside an interval of means.
     return Ratio(estimate, min(low, estimate), max(high, estimate), confidence, pairs, *latencies)
 
 
-def _next_measurement(logs: np.ndarray, confidence: float) -> Tuple[float, float]:
+def _predict_next(logs: np.ndarray, confidence: float) -> Tuple[float, float]:
     """Return the interval in which the mean ratio of as many new sessions lies with probability `confidence`.
 
     The logarithm of a session's ratio is the sum of the models' true ratio, a deviation of the session, and the noise
@@ -114,11 +118,11 @@ def _next_measurement(logs: np.ndarray, confidence: float) -> Tuple[float, float
         logs: float64[n], n >= 2: logarithm of each session's ratio.
     """
     count = len(logs)
-    reach = student_t(confidence, count - 1) * float(logs.std(ddof=1)) * math.sqrt(2 / count)
+    reach = find_student_t(confidence, count - 1) * float(logs.std(ddof=1)) * math.sqrt(2 / count)
     return math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
 
 
-def student_t(confidence: float, freedom: int) -> float:
+def find_student_t(confidence: float, freedom: int) -> float:
     """Return the t for which Student's t distribution is between -t and t with probability `confidence`.
 
     The probability is a finite sum for a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
@@ -143,19 +147,21 @@ def student_t(confidence: float, freedom: int) -> float:
     low, high = 0.0, 1.0
     while between(high) < confidence:
         high *= 2
+    # Sixty halvings reach the precision of a double.
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if between(middle) < confidence else (low, middle)
     return high
 
 
-def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
+def _find_interval_rank(n: int, confidence: float) -> Tuple[int, float]:
     """Return k and the coverage of the interval that remains when k of n values are dropped at each end. k is the
     largest number for which that interval still covers the median with probability `confidence`.
     """
     tail = 0.0
     best = (0, max(0.0, 1 - 2 * 0.5**n))
     for k in range((n + 1) // 2):
+        # In logarithms, because the coefficients of hundreds of rounds overflow.
         log_share = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
         tail += math.exp(log_share)
         if 1 - 2 * tail < confidence:
@@ -192,13 +198,13 @@ class RaceRules:
     Attributes:
         sessions: number of sessions of each model.
         warmup, bursts: arguments of `rank_until_settled`.
-        how: other arguments of `rank_until_settled`, by name.
+        arguments: other arguments of `rank_until_settled`, by name.
     """
 
     sessions: int
     warmup: WarmUp
     bursts: Bursts
-    how: Mapping[str, Any]
+    arguments: Mapping[str, Any]
 
 
 def rank_until_settled(
@@ -238,7 +244,7 @@ def rank_until_settled(
             within the tolerance, however wide its interval is. A narrower interval would take many times as long, and
             gain less than the tolerance. The rule does not apply to `keep`. None: the rule never applies.
         max_rounds, max_duration_s: limits after which the measurement stops, with `settled` False. It also stops if the
-            machine is too busy for a claim within these limits (`out_of_reach`).
+            machine is too busy for a claim within these limits (`is_out_of_reach`).
         warmup: settings of the warm-up; None if the caller has warmed up the runners.
         on_round: function that is called after each round.
     """
@@ -251,82 +257,83 @@ def rank_until_settled(
     allowance = (1 - confidence) / max(1, math.comb(len(runners), 2))
     random_order = random.Random(seed)
 
-    def harmless(first: str, second: str, between: Ratio) -> bool:
-        """Return whether choosing `first` costs no more than the tolerance, according to the interval of the ratio or
+    def harmless(winner: str, rival: str, between: Ratio) -> bool:
+        """Return whether choosing `winner` costs no more than the tolerance, according to the interval of the ratio or
         to `enough`.
         """
         if between.confidence >= sure and between.low >= 1 / (1 + tie):
             return True
-        if enough is None or between.pairs < enough or keep in (first, second):
+        if enough is None or between.pairs < enough or keep in (winner, rival):
             return False
         return 1 / (1 + tie) <= between.estimate <= 1 + tie
 
     rounds, looks, next_look, undisturbed = 0, 0, min_rounds, 0.0
-    beside = keep if keep in runners else next(iter(runners))
+    reference = keep if keep in runners else next(iter(runners))
     with MachineWatch(clock) as watch:
         recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
         while True:
             turn = list(active)
             random_order.shuffle(turn)
             with quiet_collector():
-                quiet = {name: recorders[name].turn() for name in turn}
+                quiet = {name: recorders[name].run_turn() for name in turn}
             rounds += 1
             on_round()
-            if quiet.get(beside, True):
+            if quiet.get(reference, True):
                 undisturbed += sum(quiet.values()) / len(quiet)
             spent = clock() - start
-            hopeless = out_of_reach(undisturbed, spent, max_duration_s - spent)
+            hopeless = is_out_of_reach(undisturbed, spent, max_duration_s - spent)
             out_of_time = rounds >= max_rounds or spent >= max_duration_s or hopeless
             if rounds < next_look and not out_of_time:
                 continue
             looks += 1
             next_look = rounds + max(1, rounds // 4)
-            measured = {name: recorders[name].distribution() for name in recorders}
+            measured = {name: recorders[name].build_distribution() for name in recorders}
             sure = 1 - allowance / (looks * (looks + 1))
-            ranking = _look(measured, active, places, rounds, sure, harmless)
-            if out_of_time or (ranking.settled and _in_each_session(measured, active, keep)):
+            ranking = _check_order(measured, active, places, rounds, sure, harmless)
+            if out_of_time or (ranking.settled and _has_each_session(measured, active, keep)):
                 return ranking
-            last = ranking.order[places - 1]
+            slowest = ranking.order[places - 1]
             remaining = {*ranking.order[:places], keep}
-            active = [n for n in active if n in remaining or not _slower(measured[n], measured[last], sure)]
+            active = [n for n in active if n in remaining or not _is_slower(measured[n], measured[slowest], sure)]
 
 
 _Harmless = Callable[[str, str, Ratio], bool]
 
 
-def _look(
+def _check_order(
     measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, harmless: _Harmless
 ) -> SpeedRanking:
-    speed = {name: d.undisturbed().p50 for name, d in measured.items()}
+    speed = {name: d.drop_disturbed().p50 for name, d in measured.items()}
     order = sorted(measured, key=lambda name: (name not in active, speed[name]))
     contest = order[: len(active)]
     neighbours = [(contest[i], contest[i + 1]) for i in range(places - 1)]
+    # The runners behind need no order among them.
     neighbours += [(contest[places - 1], name) for name in contest[places:]]
     settled = True
     ties = []
-    for first, second in neighbours:
-        between = ratio(measured[second], measured[first], confidence=sure)
-        if harmless(first, second, between):
-            ties += [(first, second)] if between.low <= 1 else []
+    for winner, rival in neighbours:
+        between = compute_ratio(measured[rival], measured[winner], confidence=sure)
+        if harmless(winner, rival, between):
+            ties += [(winner, rival)] if between.low <= 1 else []
         else:
             settled = False
     return SpeedRanking(tuple(order), settled, tuple(ties), rounds, measured)
 
 
-def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
+def _has_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
     """Return whether each runner shares an undisturbed round with `keep` in each session. Return True if claims do not
     use sessions.
     """
     sessions = {measured[name].sessions for name in active}
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
-    others = [measured[name] for name in active if name != keep]
-    return all(ratio(measured[keep], other, by_session=True).pairs >= max(sessions) for other in others)
+    rivals = [measured[name] for name in active if name != keep]
+    return all(compute_ratio(measured[keep], rival, by_session=True).pairs >= max(sessions) for rival in rivals)
 
 
-def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
+def _is_slower(a: Distribution, b: Distribution, sure: float) -> bool:
     """Return whether `a` is certain to be slower than `b`. If `a` is far slower, fewer rounds suffice."""
-    between = ratio(a, b, confidence=sure)
+    between = compute_ratio(a, b, confidence=sure)
     return between.low > (1 if between.confidence >= sure else _FAR) and between.confidence >= _FEWEST
 
 
@@ -398,24 +405,24 @@ class Claim:
         """
         if self.reason or self.estimate is None or self.low is None or self.high is None:
             return None
-        enough = self.pairs >= FEWEST_SESSIONS and self.confidence >= CONFIDENCE
+        is_sure = self.pairs >= FEWEST_SESSIONS and self.confidence >= CONFIDENCE
         ordered = 0 < self.low <= self.estimate <= self.high < math.inf
-        return (self.estimate, self.low, self.high) if enough and ordered else None
+        return (self.estimate, self.low, self.high) if is_sure and ordered else None
 
     @property
     def verdict(self) -> str:
         """Return `FASTER` or `SLOWER` if the whole interval is on that side of 1, `UNSETTLED` if it includes 1, and
         `UNKNOWN` if there is no interval.
         """
-        found = self.interval
-        if found is None:
+        interval = self.interval
+        if interval is None:
             return UNKNOWN
-        return FASTER if found[1] > 1 else SLOWER if found[2] < 1 else UNSETTLED
+        return FASTER if interval[1] > 1 else SLOWER if interval[2] < 1 else UNSETTLED
 
     def sentence(self, model: str, baseline: str) -> str:
         """Return the claim as a sentence for people."""
-        found, about = self.interval, self.estimated
-        if found is None:
+        interval, about = self.interval, self.estimated
+        if interval is None:
             why = self.reason or f"{self.pairs} pair{'' if self.pairs == 1 else 's'} of runs are too few to be sure"
             if about is None:
                 return f"{model} against {baseline}: the speed is not measurable here: {why}"
@@ -424,51 +431,53 @@ class Claim:
         if self.verdict == UNSETTLED:
             return f"{model} against {baseline}: no difference in speed is settled ({self.figures()})"
         if self.verdict == SLOWER:
-            return f"{model} is SLOWER than {baseline}: {found[0]:.2f} times its speed ({self.figures()})"
-        return f"{model} runs at {found[0]:.2f} times {baseline}'s speed ({self.figures()})"
+            return f"{model} is SLOWER than {baseline}: {interval[0]:.2f} times its speed ({self.figures()})"
+        return f"{model} runs at {interval[0]:.2f} times {baseline}'s speed ({self.figures()})"
 
     def figures(self) -> str:
         """Return the interval and the milliseconds as text, such as "1.90 to 2.30; 12.9 → 6.2 ms". For an estimate,
         return its spread, such as "estimated, 1.80 to 2.40". Return "" if nothing is known.
         """
-        found, about = self.interval, self.estimated
-        if found is None:
+        interval, about = self.interval, self.estimated
+        if interval is None:
             return f"estimated, {about[1]:.2f} to {about[2]:.2f}" if about else ""
         timed = self.baseline_ms is not None and self.ms is not None
         spent = f"; {self.baseline_ms:.3g} → {self.ms:.3g} ms" if timed else ""
-        return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
+        return f"{interval[1]:.2f} to {interval[2]:.2f}{spent}"
 
     def to_dict(self) -> Dict[str, Any]:
         """Return all fields and the verdict, keyed by their names."""
         return {**asdict(self), "verdict": self.verdict}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "Claim":
+    def from_record(cls, record: Mapping[str, Any]) -> "Claim":
         """Return the claim that a record of `to_dict` describes."""
-        known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
-        likely = known.get("likely")
-        return cls(**{**known, "likely": None if likely is None else tuple(likely)})
+        fields = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
+        likely = fields.get("likely")
+        return cls(**{**fields, "likely": None if likely is None else tuple(likely)})
 
 
-def claim(baseline: Distribution, model: Distribution) -> Claim:
+def make_claim(baseline: Distribution, model: Distribution) -> Claim:
     """Return what can be claimed about `model` against `baseline`. The two must have been measured together.
 
-    Only undisturbed runs count, and only rounds (or sessions, see `ratio`) in which both models have undisturbed runs.
-    If there are too few for an interval, if they contradict each other, or if the machine was busy, nothing is claimed.
-    An estimate is then given instead.
+    Only undisturbed runs count, and only rounds (or sessions, see `compute_ratio`) in which both models have
+    undisturbed runs. If there are too few for an interval, if they contradict each other, or if the machine was busy,
+    nothing is claimed. An estimate is then given instead.
     """
-    found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
-    reason = _reason(found, baseline, model)
+    speedup = compute_ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
+    reason = _describe_doubt(speedup, baseline, model)
     if reason:
-        rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
-        return Claim(None, None, None, *rests_on, reason, _estimate(found, baseline, model))
-    return Claim(found.estimate, found.low, found.high, found.confidence, found.pairs, found.a_ms, found.b_ms)
+        rests_on = speedup.confidence, speedup.pairs, speedup.a_ms, speedup.b_ms
+        return Claim(None, None, None, *rests_on, reason, _estimate(speedup, baseline, model))
+    return Claim(
+        speedup.estimate, speedup.low, speedup.high, speedup.confidence, speedup.pairs, speedup.a_ms, speedup.b_ms
+    )
 
 
-def _estimate(found: Ratio, baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
+def _estimate(speedup: Ratio, baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
     """Return an estimate and the ends of its spread, or None if there are too few runs.
 
-    If enough runs were undisturbed for an interval, it is their ratio `found`. Otherwise, compute the ratio of mean
+    If enough runs were undisturbed for an interval, it is their ratio `speedup`. Otherwise, compute the ratio of mean
     latencies in each session (or round), and return the geometric mean of these ratios. Both spreads are the interval,
     extended by `ESTIMATE_ALLOWANCE`.
 
@@ -477,36 +486,39 @@ def _estimate(found: Ratio, baseline: Distribution, model: Distribution) -> Opti
     mostly end before another process gets the core, so their median contains no waits, but the median of longer runs
     does. `benchmarks/busy.py` compares means with medians, low percentiles, minima and processor time.
     """
-    if found.confidence >= CONFIDENCE:
-        return found.estimate, found.low / ESTIMATE_ALLOWANCE, found.high * ESTIMATE_ALLOWANCE
+    if speedup.confidence >= CONFIDENCE:
+        return speedup.estimate, speedup.low / ESTIMATE_ALLOWANCE, speedup.high * ESTIMATE_ALLOWANCE
     count = min(len(baseline.rounds), len(model.rounds))
-    shared = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count
+    group_count = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count
     means = []
     for side in (baseline, model):
         rounds = np.split(side.samples_ms, side.rounds[1:])[:count]
-        groups = [rounds[first::shared] for first in range(min(shared, count))]
+        groups = [rounds[offset::group_count] for offset in range(min(group_count, count))]
         means.append(np.maximum([np.concatenate(group).mean() for group in groups], 1e-12))
     logs = np.log(means[0] / means[1])
     if len(logs) < FEWEST_ESTIMATED:
         return None
-    low, high = _next_measurement(logs, CONFIDENCE)
+    low, high = _predict_next(logs, CONFIDENCE)
     return math.exp(logs.mean()), low / ESTIMATE_ALLOWANCE, high * ESTIMATE_ALLOWANCE
 
 
-def _reason(found: Ratio, baseline: Distribution, model: Distribution) -> str:
+def _describe_doubt(speedup: Ratio, baseline: Distribution, model: Distribution) -> str:
     """Return why nothing can be claimed, or "" if something can."""
     busy, stolen = max(baseline.busy, model.busy), max(baseline.stolen, model.stolen)
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
-    taken = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
-    seen = [f"{who} {share:.0%} of it" for who, share in taken.items() if busy > BUSY and share > BUSY / 2]
+    shares = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}
+    causes = [f"{who} {share:.0%} of it" for who, share in shares.items() if busy > BUSY and share > BUSY / 2]
     waited = max(baseline.waiting_share, model.waiting_share)
-    seen += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
-    seen += [f"waits for a core took {waited:.0%} of the runs' time"] if waited > BUSY >= disturbed else []
-    cause = f"the machine was busy ({' and '.join(seen)})" if seen else ""
-    if found.confidence < CONFIDENCE:
-        needed = FEWEST_SESSIONS if baseline.sessions == model.sessions >= FEWEST_SESSIONS else FEWEST_PAIRS
-        few = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of undisturbed runs, at least {needed} needed"
-        return f"{cause}; {few}" if cause else f"{few}: measure longer"
-    if not found.high <= found.low * WIDEST:
-        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {found.low:.2f} to {found.high:.2f}"
+    causes += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
+    causes += [f"waits for a core took {waited:.0%} of the runs' time"] if waited > BUSY >= disturbed else []
+    cause = f"the machine was busy ({' and '.join(causes)})" if causes else ""
+    if speedup.confidence < CONFIDENCE:
+        minimum = FEWEST_SESSIONS if baseline.sessions == model.sessions >= FEWEST_SESSIONS else FEWEST_PAIRS
+        shortage = (
+            f"{speedup.pairs} pair{'' if speedup.pairs == 1 else 's'} of undisturbed runs, at least {minimum} needed"
+        )
+        return f"{cause}; {shortage}" if cause else f"{shortage}: measure longer"
+    # A NaN must fail this comparison, too.
+    if not speedup.high <= speedup.low * WIDEST:
+        return f"{cause or 'the runs disagree'}; the ratio was anywhere from {speedup.low:.2f} to {speedup.high:.2f}"
     return cause if max(busy, waited) > BUSY else ""

@@ -1,42 +1,24 @@
-"""Read the conditions of a measurement: clock, temperature, load, memory, and the cores that may be used.
+"""Read the conditions of a measurement: clock, temperature, throttling, load and memory.
 
 All readings come from the files in which Linux shows them. On other systems, and in containers that hide these files, a
 reading is absent; it is never guessed. All functions that read take the root of the file system as an argument, so
 recorded machines can be replayed.
-
-`Precedence` gives this process precedence over others during a timing, if the user asks for it and the system permits
-it. On Linux, a ready thread of niceness -20 gets a core before ordinary threads do, nearly always immediately. Such a
-niceness needs root, CAP_SYS_NICE or a limit that permits it; otherwise nothing changes. Other processes wait while the
-timing lasts, so the figures of another measurement next to this one would be wrong: that is not the default.
-
-`Waits` finds the runs that other processes disturbed, and `Others` measures how busy these processes kept the machine.
-For every thread, Linux counts how long it was ready to run but had no core (/proc/PID/task/TID/schedstat). A run in
-which no thread of this process waited takes as long as on a quiet machine, apart from effects of shared caches and the
-shared clock. So the median of such runs is correct even if a competitor takes every second time slice. The shortest run
-is not reliable: it may be the only one during which the core's other hyperthread was idle.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 import sys
-import threading
-import time
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Optional, Tuple
 
-from edgeq_device.errors import UsageError
-from edgeq_device.measure.features import ROOT, allowed_cores, read_text
+from edgeq_device.system.features import ROOT, read_text
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
-def _number(text: Optional[str]) -> Optional[float]:
+def _parse_number(text: Optional[str]) -> Optional[float]:
     try:
         return float(text) if text is not None else None
     except ValueError:
@@ -47,13 +29,14 @@ def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
     """Return the present clock of each logical core in MHz, keyed by core number. The values come from cpufreq, or else
     from /proc/cpuinfo.
     """
-    found = {}
+    mhz_by_core = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
-        khz = _number(read_text(path))
+        khz = _parse_number(read_text(path))
+        # 0 means that the driver does not know the clock.
         if khz:
-            found[int(path.parent.parent.name[3:])] = khz / 1e3
-    if found:
-        return dict(sorted(found.items()))
+            mhz_by_core[int(path.parent.parent.name[3:])] = khz / 1e3
+    if mhz_by_core:
+        return dict(sorted(mhz_by_core.items()))
     info = read_text(root / "proc/cpuinfo") or ""
     return {i: float(mhz) for i, mhz in enumerate(re.findall(r"^cpu MHz\s*:\s*([0-9.]+)", info, re.M)) if float(mhz)}
 
@@ -67,14 +50,15 @@ def read_governors(root: Path = ROOT) -> Tuple[str, ...]:
 
 def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
     """Return degrees Celsius, keyed by thermal zone. A zone is named like "zone0 (cpu-thermal)"."""
-    found = {}
+    celsius_by_zone = {}
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone[0-9]*")):
-        millidegrees = _number(read_text(path / "temp"))
+        millidegrees = _parse_number(read_text(path / "temp"))
+        # Sensors that are switched off report temperatures that no machine survives.
         if millidegrees is None or not -50e3 < millidegrees < 250e3:
             continue
         kind = (read_text(path / "type") or "").strip()
-        found[f"{path.name[len('thermal_') :]}{f' ({kind})' if kind else ''}"] = millidegrees / 1e3
-    return found
+        celsius_by_zone[f"{path.name[len('thermal_') :]}{f' ({kind})' if kind else ''}"] = millidegrees / 1e3
+    return celsius_by_zone
 
 
 def read_throttle_count(root: Path = ROOT) -> Optional[int]:
@@ -82,7 +66,7 @@ def read_throttle_count(root: Path = ROOT) -> Optional[int]:
     the system does not count this.
     """
     paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
-    counts = [n for n in (_number(read_text(path)) for path in paths) if n is not None]
+    counts = [n for n in (_parse_number(read_text(path)) for path in paths) if n is not None]
     return int(sum(counts)) if counts else None
 
 
@@ -90,6 +74,7 @@ def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
     """Return the number of periods in which the container's CPU quota throttled its processes. Return None if the
     system does not count them.
     """
+    # The first is cgroup v2, the second v1.
     for place in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         match = re.search(r"^nr_throttled (\d+)", read_text(root / place) or "", re.M)
         if match:
@@ -100,36 +85,7 @@ def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
 def read_load(root: Path = ROOT) -> Optional[float]:
     """Return the load average of the last minute: the number of processes that run or wait for a core."""
     text = read_text(root / "proc/loadavg")
-    return _number(text.split()[0]) if text and text.split() else None
-
-
-@dataclass(frozen=True)
-class CpuTimes:
-    """Count clock ticks of all cores since the system started: all ticks, the ticks spent on work (neither idle nor
-    stolen), and the ticks that the host stole.
-    """
-
-    total: int
-    work: int
-    stolen: int
-
-
-def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
-    """Return clock ticks of all cores since the system started, from /proc/stat, or None if that file is missing."""
-    match = re.match(r"cpu +([0-9 ]+)\n", read_text(root / "proc/stat") or "")
-    if not match:
-        return None
-    # The columns are user nice system idle iowait irq softirq steal. The guest times that follow are already counted in
-    # user.
-    ticks = [int(t) for t in match.group(1).split()[:8]]
-    ticks += [0] * (8 - len(ticks))
-    return CpuTimes(sum(ticks), sum(ticks) - ticks[3] - ticks[4] - ticks[7], ticks[7])
-
-
-def read_runnable(root: Path = ROOT) -> Optional[int]:
-    """Return how many threads of the whole machine run or wait for a core now, including this one, from /proc/stat."""
-    match = re.search(r"^procs_running (\d+)$", read_text(root / "proc/stat") or "", re.M)
-    return int(match.group(1)) if match else None
+    return _parse_number(text.split()[0]) if text and text.split() else None
 
 
 def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int], Optional[int]]:
@@ -146,380 +102,5 @@ def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int]
     import resource
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts in bytes, other systems in kilobytes.
     return None, usage if sys.platform == "darwin" else usage * 1024
-
-
-def cpu_name(root: Path = ROOT) -> str:
-    """Return the processor's name from /proc/cpuinfo or from Windows, or else the name of its architecture."""
-    info = read_text(root / "proc/cpuinfo") or ""
-    match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
-    return match.group(1).strip() if match else os.environ.get("PROCESSOR_IDENTIFIER") or platform.machine()
-
-
-def parse_cores(text: str) -> Tuple[int, ...]:
-    """Return core numbers from a text such as "0,2,4-7".
-
-    Raises:
-        UsageError: the text has another form.
-    """
-    cores: List[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
-        if not match or (match.group(2) and int(match.group(2)) < int(match.group(1))):
-            raise UsageError(f"{text!r} does not name cores", "Write them like 0,2,4-7")
-        cores += range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)
-    return tuple(sorted(set(cores)))
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep this thread, and the threads that start in the block, on these cores. Open sessions in the block too,
-    because they start threads. An empty list changes nothing.
-
-    Raises:
-        UsageError: the system cannot pin threads, or the process may not use one of the cores.
-    """
-    if not cores:
-        yield
-        return
-    if not hasattr(os, "sched_setaffinity"):
-        raise UsageError(f"{platform.system()} does not let a process choose its cores", "Leave out --pin")
-    before = os.sched_getaffinity(0)
-    missing = sorted(set(cores) - before)
-    if missing:
-        may = ",".join(map(str, sorted(before)))
-        raise UsageError(f"core {missing[0]} is not available to this process", f"Choose from {may}")
-    os.sched_setaffinity(0, set(cores))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
-    """Return a description of the machine under stable names, for a report."""
-    return {
-        "cpu_name": cpu_name(root),
-        "architecture": platform.machine(),
-        "os": platform.system(),
-        "threads": os.cpu_count(),
-        "allowed_cores": list(allowed_cores()),
-        "governors": list(read_governors(root)),
-    }
-
-
-SETTING = "EDGEQ_NICE"
-"""Environment variable that sets the niceness during a timing. Without it, or with 0, the niceness does not change."""
-_MOST = -20
-
-
-class Precedence:
-    """Set the niceness of this process's threads. Threads to which the user gave a positive niceness keep it.
-
-    Args:
-        root: root of the file system, for tests.
-
-    Raises:
-        UsageError: `EDGEQ_NICE` is not a whole number from -20 to 0.
-    """
-
-    def __init__(self, *, root: Path = ROOT) -> None:
-        self._tasks = root / "proc/self/task"
-        self._nice = wanted_niceness()
-        self._before: Dict[int, int] = {}
-        self._possible = self._nice != 0 and hasattr(os, "setpriority")
-
-    def take(self) -> None:
-        """Set the niceness of all present threads that have not been changed yet."""
-        if not self._possible:
-            return
-        try:
-            threads = sorted(int(task.name) for task in self._tasks.iterdir())
-        except OSError:
-            self._possible = False  # the system is not Linux, or hides the file
-            return
-        first = next(iter(self._before.values()), None)
-        for thread in threads:
-            if thread in self._before:
-                continue
-            try:
-                before = os.getpriority(os.PRIO_PROCESS, thread)
-                # the thread started after an earlier call, and inherited precedence
-                if first is not None and before == self._nice:
-                    before = first
-                if before <= 0:
-                    os.setpriority(os.PRIO_PROCESS, thread, self._nice)
-                    self._before[thread] = before
-            except ProcessLookupError:
-                continue  # the thread has ended
-            except PermissionError:
-                self._possible = False
-                return
-
-    def release(self) -> None:
-        """Restore the former niceness of every thread."""
-        for thread, before in self._before.items():
-            try:
-                os.setpriority(os.PRIO_PROCESS, thread, before)
-            except ProcessLookupError:
-                continue
-        self._before.clear()
-
-
-def wanted_niceness() -> int:
-    """Return the niceness in `EDGEQ_NICE`, or 0 if the variable is not set.
-
-    Raises:
-        UsageError: the value is not a whole number from -20 to 0.
-    """
-    text = os.environ.get(SETTING, "").strip()
-    try:
-        nice = int(text or 0)
-    except ValueError:
-        nice = 1
-    # Refuse a positive niceness: a process that may not take precedence could not undo it.
-    if _MOST <= nice <= 0:
-        return nice
-    raise UsageError(f"{SETTING}={text} gives no precedence", f"Give a whole number from {_MOST} to 0, 0 for none")
-
-
-_SHARE = 0.02
-"""Shortest wait that counts, as a share of the time between two looks. Shorter waits do not disturb the runs."""
-_OVERHEAD = 0.05
-"""Share of the time that `look` may take. `look` interrupts no run, but displaces the model's data in the caches."""
-_FEW_THREADS = 8
-_ANSWERED_S = 0.002
-"""Seconds after which a process that has answered is asleep. It stays on its core for up to 1 ms."""
-_PAUSE_S, _PATIENCE = 0.002, 15
-"""Seconds of one pause, and maximum number of pauses. Workers spin for a millisecond before they sleep."""
-
-
-class Waits:
-    """Record the times at which threads of this process waited for a core.
-
-    Args:
-        root: root of the file system, for tests.
-        clock: function that returns seconds.
-        sleep: function that sleeps for a number of seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        root: Path = ROOT,
-        clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._tasks = root / "proc/self/task"
-        self._clock = clock
-        self._sleep = sleep
-        self._own = str(threading.get_native_id())
-        self._files: Dict[str, int] = {}
-        self._waited: Dict[str, int] = {}
-        self._looked = self._next = 0.0
-        self._stretches: List[Tuple[float, float]] = []
-        self.known = False
-
-    def start(self) -> None:
-        """Start a new record, which includes threads that have started since the last one."""
-        self.known = self._open()
-        self._stretches = []
-        self._read()
-        self._looked = self._next = self._clock()
-
-    def look(self, now: float) -> None:
-        """Record the waits that ended since the last look. Call this after each run; the method itself limits how often
-        it reads.
-        """
-        if not self.known or now < self._next:
-            return
-        before, self._looked = self._looked, now
-        own, workers = self._read()
-        if max(own, workers) > _SHARE * (now - before):
-            # This thread had a core at the last look, but a worker may have been waiting. The wait is counted only when
-            # the worker gets its core, and it disturbed all runs in between.
-            self._stretches.append((before - workers, now))
-        self._next = now + (self._clock() - now) / _OVERHEAD if len(self._files) > _FEW_THREADS else now
-
-    def disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return bool[n], which is True for each run since `start` that overlaps with a wait. Return an empty array if
-        waits are not known.
-
-        Args:
-            starts, ends: float64[n], start and end of each run in seconds of the clock.
-        """
-        import numpy as np  # imported here, because boards are described without numpy
-
-        if not self.known:
-            return np.empty(0, bool)
-        if not self._all_asleep():
-            return np.ones(len(starts), bool)
-        self._next = 0.0
-        self.look(self._clock())
-        found = np.zeros(len(starts), bool)
-        for first, last in self._stretches:
-            found |= (starts < last) & (ends > first)
-        return found
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
-
-    def _open(self) -> bool:
-        try:
-            names = {task.name for task in self._tasks.iterdir()}
-        except OSError:
-            return False  # the system is not Linux, or hides the folder
-        for name in names - set(self._files):
-            try:
-                self._files[name] = os.open(self._tasks / name / "schedstat", os.O_RDONLY)
-            except OSError:
-                continue  # the thread has ended
-        for name in set(self._files) - names:
-            os.close(self._files.pop(name))
-            self._waited.pop(name, None)
-        return any(self._figures(file)[0] > 0 for file in self._files.values())
-
-    def _read(self) -> Tuple[float, float]:
-        """Return the seconds that this thread has waited since the last reading, and the seconds of whichever other
-        thread waited longest.
-        """
-        own = workers = 0
-        for name, file in self._files.items():
-            total = self._figures(file)[1]
-            waited = total - self._waited.get(name, total)
-            self._waited[name] = total
-            if name == self._own:
-                own = waited
-            else:
-                workers = max(workers, waited)
-        return own / 1e9, workers / 1e9
-
-    def _all_asleep(self) -> bool:
-        """Pause until no other thread of this process is ready to run, because the kernel counts a wait only after it
-        has ended. Return False if a thread stays ready to run without getting a core.
-        """
-        ran = {name: self._figures(file)[0] for name, file in self._files.items() if name != self._own}
-        for _ in range(_PATIENCE):
-            self._sleep(_PAUSE_S)
-            # The state comes after the program's name, which may contain any character, even brackets.
-            stats = {name: (read_text(self._tasks / name / "stat") or "").rpartition(")")[2] for name in ran}
-            ran = {name: before for name, before in ran.items() if stats[name].split()[:1] == ["R"]}
-            if not ran:
-                return True
-        spun_ns = _PATIENCE * _PAUSE_S * 1e9 / 2
-        return all(self._figures(self._files[name])[0] - before > spun_ns for name, before in ran.items())
-
-    @staticmethod
-    def _figures(file: int) -> Tuple[int, int]:
-        """Return how many nanoseconds a thread spent on a core, and how many it waited for one. Both are 0 if the
-        kernel does not count them or the thread has ended.
-        """
-        try:
-            figures = os.pread(file, 64, 0).split()
-        except OSError:
-            return 0, 0
-        return (int(figures[0]), int(figures[1])) if len(figures) >= 2 else (0, 0)
-
-
-class Others:
-    """Measure how much of the machine's time other processes use from now on, and how much they would like to use."""
-
-    def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
-        self._root = root
-        self._cores = os.cpu_count() or 1
-        self._wanted: List[float] = []
-        self._own_cpu_s = own_cpu_s
-        self._own_first = own_cpu_s()
-        self._first = read_cpu_times(root)
-
-    def share(self) -> Optional[float]:
-        """Return the share of the machine's time that other processes used, 0 to 1, or None if the system does not
-        report it.
-        """
-        ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        found = self._share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
-        return None if found is None else min(1.0, max(0.0, found))
-
-    def stolen_share(self) -> Optional[float]:
-        """Return the share of the machine's time that a virtual machine's host took, or None if the system does not
-        report it.
-        """
-        return self._share_of("stolen")
-
-    def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
-        """Return the share of one kind of ticks among all ticks since the start. Subtract `without` ticks from the
-        count of that kind.
-        """
-        last = read_cpu_times(self._root)
-        if self._first is None or last is None or last.total <= self._first.total:
-            return None
-        ticks = getattr(last, kind) - getattr(self._first, kind) - without
-        return float(ticks / (last.total - self._first.total))
-
-    def look(self) -> None:
-        """Count the threads that want a core now. Call this while no other thread of this process wants one."""
-        runnable = read_runnable(self._root)
-        if runnable is not None:
-            self._wanted.append(min(1.0, max(0, runnable - 1) / self._cores))
-
-    def busy(self) -> float:
-        """Return the share of the machine's time that others used or wanted, plus the share that a virtual machine's
-        host took. Others may want a core and not get it, because this process has precedence. Return 0 if the system
-        does not report it.
-        """
-        wanted = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
-        return min(1.0, max(self.share() or 0.0, wanted) + (self.stolen_share() or 0.0))
-
-
-class MachineWatch:
-    """Record waits and the activity of other processes during one measurement. Take precedence over those processes
-    meanwhile if `EDGEQ_NICE` is set. Do nothing if the clock is not the machine's, as in tests.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self._real = clock is time.perf_counter
-        self._elsewhere_s = 0.0
-        self._answered = False
-        self.waits = Waits()
-        self._precedence = Precedence()
-        self._others = Others(own_cpu_s=lambda: time.process_time() + self._elsewhere_s)
-
-    def __enter__(self) -> MachineWatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._precedence.release()
-        self.waits.close()
-
-    def look_around(self) -> None:
-        """See `Others.look`."""
-        if self._real:
-            if self._answered:
-                time.sleep(_ANSWERED_S)
-                self._answered = False
-            self._others.look()
-
-    def start(self) -> None:
-        """Begin a turn."""
-        if self._real:
-            self._precedence.take()
-            self.waits.start()
-
-    def used_elsewhere(self, cpu_s: float) -> None:
-        """Count processor time of a runner in another process as time of this process. Call this just after the other
-        process has answered.
-        """
-        self._elsewhere_s += cpu_s
-        self._answered = cpu_s > 0
-
-    def busy(self) -> float:
-        """See `Others.busy`."""
-        return self._others.busy() if self._real else 0.0
-
-    def stolen(self) -> float:
-        """Return the part of `busy` that a virtual machine's host took."""
-        return min(self.busy(), self._others.stolen_share() or 0.0)

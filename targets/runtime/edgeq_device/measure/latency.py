@@ -23,9 +23,10 @@ from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple
 
 import numpy as np
 
-from edgeq_device.measure.environment import MachineWatch
+from edgeq_device.measure.watch import MachineWatch
 
 _BARS = " ▁▂▃▄▅▆▇█"
+# One character each, so that a histogram fits into a line of a terminal.
 _BINS = 40
 
 
@@ -86,8 +87,8 @@ class Distribution:
         if disturbed.size not in (0, samples.size):
             raise ValueError("there must be as many marks of disturbance as latencies")
         elapsed_s = self.elapsed_s or float(samples.sum()) / 1e3
-        made = {"samples_ms": samples, "rounds": rounds, "elapsed_s": elapsed_s, "disturbed": disturbed}
-        for name, value in {**made, "_ordered": np.sort(samples)}.items():
+        fields = {"samples_ms": samples, "rounds": rounds, "elapsed_s": elapsed_s, "disturbed": disturbed}
+        for name, value in {**fields, "_ordered": np.sort(samples)}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -127,19 +128,19 @@ class Distribution:
         """
         if not self.disturbed_share:
             return 0.0
-        excess = np.maximum(self.samples_ms[self.disturbed] - self.undisturbed().p50, 0.0)
+        excess = np.maximum(self.samples_ms[self.disturbed] - self.drop_disturbed().p50, 0.0)
         return float(excess.sum() / max(self.samples_ms.sum(), 1e-12))
 
-    def undisturbed(self) -> Distribution:
+    def drop_disturbed(self) -> Distribution:
         """Return only the queries that were not disturbed. Return all queries if all were disturbed, or if it is
         unknown which ones were.
         """
         if not 0 < self.disturbed_share < 1:
             return self
-        left = self.samples_ms[~self.disturbed]
-        return Distribution(left, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
+        samples = self.samples_ms[~self.disturbed]
+        return Distribution(samples, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
 
-    def round_medians(self) -> np.ndarray:
+    def compute_round_medians(self) -> np.ndarray:
         """Return float64[r]: the median latency of each round in milliseconds, without disturbed queries. The median is
         NaN if all queries of the round were disturbed.
         """
@@ -147,8 +148,8 @@ class Distribution:
         ends = np.append(self.rounds[1:], self.count)
         if np.all(ends - self.rounds == 1):
             return samples
-        known = [samples[a:b][~np.isnan(samples[a:b])] for a, b in zip(self.rounds, ends)]
-        return np.array([np.median(kept) if kept.size else np.nan for kept in known])
+        rounds = [samples[a:b][~np.isnan(samples[a:b])] for a, b in zip(self.rounds, ends)]
+        return np.array([np.median(latencies) if latencies.size else np.nan for latencies in rounds])
 
     def to_dict(self) -> Dict[str, float]:
         """Return the figures under stable names: latencies in milliseconds, throughput in model samples a second.
@@ -170,16 +171,17 @@ class Distribution:
         }
 
 
-def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
+def compute_shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
     """Return float64[41]: histogram edges, evenly spaced in log(milliseconds), from the smallest latency to the largest
     p99.9.
     """
     low = max(min(d.minimum for d in distributions), 1e-6)
+    # Up to p99.9, because one stray latency would squeeze all others into a few bins.
     high = max(max(d.p999 for d in distributions), low * 1.01)
     return np.geomspace(low, high, _BINS + 1)
 
 
-def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:
+def count_bins(distribution: Distribution, edges: np.ndarray) -> List[int]:
     """Return how many latencies are between successive `edges`. Latencies outside the edges count in the first or last
     bin.
     """
@@ -187,7 +189,7 @@ def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:
     return [int(c) for c in counts]
 
 
-def sparkline(counts: Sequence[int]) -> str:
+def draw_sparkline(counts: Sequence[int]) -> str:
     """Return one character for each bin. Its height shows the bin's share of the fullest bin. A bin that is not empty
     is never blank.
     """
@@ -200,7 +202,7 @@ Clock = Callable[[], float]
 
 Runner = Callable[[], object]
 """Function that runs one query. A runner in another process also has a method `burst`, which leaves out the time of
-communication. The method works like the function `burst`, but lacks the first and the last argument."""
+communication. The method works like the function `run_burst`, but lacks the first and the last argument."""
 Runners = Union[Runner, Sequence[Runner]]
 """One runner, or several runners of the same model, which take turns. Each has its own session, because the place of a
 session in memory changes the speed of a small model by up to a fifth."""
@@ -234,7 +236,7 @@ class WarmedUp:
     stable: bool
 
 
-def _each(runners: Runners) -> Sequence[Runner]:
+def _as_sequence(runners: Runners) -> Sequence[Runner]:
     return (runners,) if callable(runners) else runners
 
 
@@ -243,10 +245,10 @@ def warm_up_all(runners: Iterable[Runners], settings: Optional[WarmUp], clock: C
     if settings is None:
         return
     for run in runners:
-        sessions = _each(run)
-        least, most = settings.min_s / len(sessions), settings.max_s / len(sessions)
+        sessions = _as_sequence(run)
+        min_s, max_s = settings.min_s / len(sessions), settings.max_s / len(sessions)
         for session in sessions:
-            warm_up(session, replace(settings, min_s=least, max_s=most), clock=clock)
+            warm_up(session, replace(settings, min_s=min_s, max_s=max_s), clock=clock)
 
 
 def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = time.perf_counter) -> WarmedUp:
@@ -256,27 +258,28 @@ def warm_up(run: Runner, settings: Optional[WarmUp] = None, *, clock: Clock = ti
     start = now = clock()
     with quiet_collector():
         while True:
-            before = now
+            started = now
             run()
             now = clock()
-            latencies.append(now - before)
+            latencies.append(now - started)
             spent = now - start
             window = settings.window
+            # Medians cost more than a fast run, so compare them once every half window.
             full = len(latencies) >= 2 * window and len(latencies) % max(1, window // 2) == 0
-            if full and spent >= settings.min_s and _steady(latencies, window, settings.tolerance):
+            if full and spent >= settings.min_s and _is_steady(latencies, window, settings.tolerance):
                 stable = True
                 break
             if len(latencies) >= 2 and (spent >= settings.max_s or len(latencies) >= settings.max_runs):
                 window = min(window, len(latencies) // 2)
-                stable = len(latencies) >= 4 and _steady(latencies, window, settings.tolerance)
+                stable = len(latencies) >= 4 and _is_steady(latencies, window, settings.tolerance)
                 break
     return WarmedUp(len(latencies), spent, stable)
 
 
-def _steady(latencies: List[float], window: int, tolerance: float) -> bool:
-    last = float(np.median(latencies[-window:]))
-    before = float(np.median(latencies[-2 * window : -window]))
-    return abs(last - before) <= tolerance * before
+def _is_steady(latencies: List[float], window: int, tolerance: float) -> bool:
+    latest = float(np.median(latencies[-window:]))
+    previous = float(np.median(latencies[-2 * window : -window]))
+    return abs(latest - previous) <= tolerance * previous
 
 
 @dataclass(frozen=True)
@@ -299,7 +302,7 @@ class Burst(NamedTuple):
     Attributes:
         samples: seconds of each run.
         busy_s: seconds of all runs together.
-        disturbed: bool[n], True for each disturbed run, from `Waits.disturbed`.
+        disturbed: bool[n], True for each disturbed run, from `Waits.find_disturbed`.
         cpu_s: processor time in seconds that another process used for the runs; 0 if this process did them.
     """
 
@@ -309,8 +312,9 @@ class Burst(NamedTuple):
     cpu_s: float = 0.0
 
 
-def burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst:
+def run_burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst:
     """Run and return one turn. Skip the lead-in if `slow` is set."""
+    # Local names: looking up attributes would be part of the timed runs.
     clock, look = watch.clock, watch.waits.look
     samples, ends = array("d"), array("d")  # an array takes only 8 bytes a query, even in a ten-minute run
     now = clock()
@@ -323,14 +327,14 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: MachineWatch) -> Burst
     begin = now = clock()
     end = begin + bursts.length_s
     while now < end or not samples:
-        before = clock()
+        started = clock()
         run()
         now = clock()
-        samples.append(now - before)
+        samples.append(now - started)
         ends.append(now)
         look(now)
     finished = np.array(ends)
-    return Burst(samples, now - begin, watch.waits.disturbed(finished - np.array(samples), finished))
+    return Burst(samples, now - begin, watch.waits.find_disturbed(finished - np.array(samples), finished))
 
 
 UNDISTURBED_ROUNDS = 24
@@ -341,7 +345,7 @@ ESTIMATE_S = 2.0
 """Seconds of timing that suffice for an estimate if a machine is too busy for a claim."""
 
 
-def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
+def is_out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
     """Return whether a machine is too busy for a claim in the time that is left.
 
     This is so if `ESTIMATE_S` seconds have passed and, at the present rate, not even half of `UNDISTURBED_ROUNDS` will
@@ -354,8 +358,9 @@ class Recorder:
     """Record the latencies of one runner, turn by turn."""
 
     def __init__(self, run: Runners, bursts: Bursts, watch: MachineWatch) -> None:
-        here = [partial(burst, one, watch=watch) for one in _each(run)]
-        self._turns = [getattr(one, "burst", turn) for one, turn in zip(_each(run), here)]
+        local_turns = [partial(run_burst, runner, watch=watch) for runner in _as_sequence(run)]
+        # A runner in another process times its bursts there.
+        self._turns = [getattr(runner, "burst", turn) for runner, turn in zip(_as_sequence(run), local_turns)]
         self._bursts = bursts
         self._watch = watch
         self._samples = array("d")  # seconds
@@ -373,19 +378,19 @@ class Recorder:
         """Return the number of turns taken."""
         return len(self._starts)
 
-    def turn(self) -> bool:
+    def run_turn(self) -> bool:
         """Run one burst, and return whether at least one of its runs was not disturbed."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
         self._watch.look_around()
-        taken = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
+        record = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
         self._starts.append(self.count)
-        self._samples.extend(taken.samples)
-        self._disturbed.append(taken.disturbed)
-        self._watch.used_elsewhere(taken.cpu_s)
-        self.busy_s += taken.busy_s
-        return not taken.disturbed.size or not taken.disturbed.all()
+        self._samples.extend(record.samples)
+        self._disturbed.append(record.disturbed)
+        self._watch.add_outside_time(record.cpu_s)
+        self.busy_s += record.busy_s
+        return not record.disturbed.size or not record.disturbed.all()
 
-    def distribution(self, samples_per_query: int = 1) -> Distribution:
+    def build_distribution(self, samples_per_query: int = 1) -> Distribution:
         """Return the latencies recorded so far, in milliseconds. Each turn is a round, and the throughput refers to the
         recorded time.
         """
@@ -397,9 +402,9 @@ class Recorder:
             self.busy_s,
             # Disturbances are known either for every run or for none.
             disturbed if len(disturbed) == self.count else np.empty(0, bool),
-            self._watch.busy(),
+            self._watch.measure_busy(),
             len(self._turns),
-            self._watch.stolen(),
+            self._watch.measure_stolen(),
         )
 
 
@@ -446,23 +451,25 @@ def measure_interleaved(
         shuffle = random.Random(seed).shuffle
         given_up: Optional[float] = None
         # number of undisturbed rounds in each session
-        together = [0] * max(len(_each(run)) for run in runners.values())
+        together = [0] * max(len(_as_sequence(run)) for run in runners.values())
         while True:
             shuffle(order)
             session = order[0].rounds % len(together)
             with quiet_collector():
-                turns = [recorder.turn() for recorder in order]
+                turns = [recorder.run_turn() for recorder in order]
+            # A claim rests on rounds in which every runner was undisturbed.
             together[session] += all(turns)
-            share = min(min(_share(r.busy_s, min_duration_s), _share(r.count, min_runs)) for r in order)
+            share = min(min(_compute_share(r.busy_s, min_duration_s), _compute_share(r.count, min_runs)) for r in order)
             on_progress(share)
             if share < 1:
                 continue
+            # Patience begins when both minimums are reached.
             given_up = clock() + patience_s if given_up is None else given_up
-            enough = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
+            rounds_needed = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
             now = clock()
-            hopeless = out_of_reach(sum(together), now - start, given_up - now)
-            if now >= given_up or hopeless or min(together) >= enough:
-                return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
+            hopeless = is_out_of_reach(sum(together), now - start, given_up - now)
+            if now >= given_up or hopeless or min(together) >= rounds_needed:
+                return {name: r.build_distribution(samples_per_query) for name, r in recorders.items()}
 
 
 def check_limits(min_duration_s: float, min_queries: int) -> None:
@@ -473,7 +480,7 @@ def check_limits(min_duration_s: float, min_queries: int) -> None:
         raise ValueError(f"the minimum number of queries must be at least 1, not {min_queries}")
 
 
-def _share(value: float, goal: float) -> float:
+def _compute_share(value: float, goal: float) -> float:
     return min(1.0, value / goal) if goal > 0 else 1.0
 
 

@@ -24,7 +24,7 @@ class OutputPair:
 
     Attributes:
         reference, candidate: arrays; of one shape if rows were matched.
-        counted: which elements count, in the arrays' shape; None if all do.
+        mask: which elements count, in the arrays' shape; None if all do.
         hidden: number of elements at padded positions.
         nothing: number of elements that mean nothing in both models.
         strays: number of elements that mean nothing in one model alone.
@@ -37,7 +37,7 @@ class OutputPair:
     name: str
     reference: Array
     candidate: Array
-    counted: Optional[Array] = None
+    mask: Optional[Array] = None
     hidden: int = 0
     nothing: int = 0
     strays: int = 0
@@ -46,12 +46,12 @@ class OutputPair:
     rows_found: int = 0
     ranked: Optional[int] = None
 
-    def numbers(self) -> Tuple[Array, Array]:
+    def to_numbers(self) -> Tuple[Array, Array]:
         """Return the reference and the candidate as float64, with zeros in place of the elements that do not count."""
         arrays = np.asarray(self.reference, np.float64), np.asarray(self.candidate, np.float64)
-        if self.counted is None:
+        if self.mask is None:
             return arrays
-        r, c = (np.where(self.counted, array, 0.0) for array in arrays)
+        r, c = (np.where(self.mask, array, 0.0) for array in arrays)
         return r, c
 
 
@@ -70,19 +70,22 @@ def pair_outputs(basis: Basis, reference: Arrays, candidate: Arrays, inputs: Arr
     for name in common:
         axis = basis.ranked.get(name)
         if axis is not None and min(reference[name].ndim, candidate[name].ndim) > axis.place:
+            # Outputs of one TopK share its order, so they are matched together.
             groups.setdefault(axis.origin, []).append(name)
-    matched = {pair.name: pair for names in groups.values() for pair in _matched(basis, names, reference, candidate)}
+    matched = {
+        pair.name: pair for names in groups.values() for pair in _match_group(basis, names, reference, candidate)
+    }
     for name in common:
         pair = matched.get(name) or OutputPair(name, reference[name], candidate[name])
-        yield _counted(basis, pair, inputs)
+        yield _mark_counted(basis, pair, inputs)
 
 
 def pair_tensor(basis: Basis, name: str, reference: Array, candidate: Array, inputs: Arrays) -> OutputPair:
     """Return one tensor of two models, with the elements that count. Rows are not matched."""
-    return _counted(basis, OutputPair(name, reference, candidate), inputs)
+    return _mark_counted(basis, OutputPair(name, reference, candidate), inputs)
 
 
-def visible_elements(padding: Padding, tensor: str, shape: Sequence[int], inputs: Arrays) -> Optional[Array]:
+def find_visible(padding: Padding, tensor: str, shape: Sequence[int], inputs: Arrays) -> Optional[Array]:
     """Return which elements of a tensor are at real positions, in a shape that broadcasts to `shape`. Return None
     if no mask hides any of them.
 
@@ -96,37 +99,43 @@ def visible_elements(padding: Padding, tensor: str, shape: Sequence[int], inputs
     real: Array = mask.astype(bool) != padding.masks[axis.origin]
     if real.all() or not real.any() or shape[axis.place] != real.shape[1]:
         return None
-    after = (1,) * (len(shape) - axis.place - 1)
+    trailing = (1,) * (len(shape) - axis.place - 1)
     if axis.place and shape[0] == len(real):
-        return real.reshape(len(real), *(1,) * (axis.place - 1), real.shape[1], *after)
+        return real.reshape(len(real), *(1,) * (axis.place - 1), real.shape[1], *trailing)
     # Without a batch axis, the positions are those of a batch of one.
-    return real.reshape(-1, *after) if len(real) == 1 else None
+    return real.reshape(-1, *trailing) if len(real) == 1 else None
 
 
-def _matched(basis: Basis, names: Sequence[str], reference: Arrays, candidate: Arrays) -> Iterator[OutputPair]:
+def _match_group(basis: Basis, names: Sequence[str], reference: Arrays, candidate: Arrays) -> Iterator[OutputPair]:
     """Yield the outputs whose rows have one order, with only the rows that both models found, in one order."""
-    before, after = ([_rows(o[n], basis.ranked[n].place) for n in names] for o in (reference, candidate))
-    counts = {array.shape[:2] for array in before}, {array.shape[:2] for array in after}
+    reference_rows, candidate_rows = (
+        [_to_rows(o[n], basis.ranked[n].place) for n in names] for o in (reference, candidate)
+    )
+    counts = {array.shape[:2] for array in reference_rows}, {array.shape[:2] for array in candidate_rows}
     batches = {shape[0] for shapes in counts for shape in shapes}
     if any(len(shapes) > 1 for shapes in counts) or len(batches) > 1:
         return  # The outputs do not share rows after all.
-    pairs = [match_rows([a[item] for a in before], [a[item] for a in after]) for item in range(batches.pop())]
-    rows = sum(max(len(before[0][item]), len(after[0][item])) for item in range(len(pairs)))
+    # Each item of a batch has an order of its own.
+    pairs = [
+        match_rows([a[item] for a in reference_rows], [a[item] for a in candidate_rows])
+        for item in range(batches.pop())
+    ]
+    rows = sum(max(len(reference_rows[0][item]), len(candidate_rows[0][item])) for item in range(len(pairs)))
     for name in names:
         place, arrays = basis.ranked[name].place, (reference[name], candidate[name])
-        r, c = (_chosen(array, place, [pair[side] for pair in pairs]) for side, array in enumerate(arrays))
+        r, c = (_pick_rows(array, place, [pair[side] for pair in pairs]) for side, array in enumerate(arrays))
         yield OutputPair(name, r, c, rows=rows, rows_found=r.shape[place], ranked=place)
 
 
-def _counted(basis: Basis, pair: OutputPair, inputs: Arrays) -> OutputPair:
+def _mark_counted(basis: Basis, pair: OutputPair, inputs: Arrays) -> OutputPair:
     reference, candidate = pair.reference, pair.candidate
     if reference.shape != candidate.shape or not reference.size:
         return pair
-    visible = visible_elements(basis.padding, pair.name, reference.shape, inputs) if pair.ranked is None else None
+    visible = find_visible(basis.padding, pair.name, reference.shape, inputs) if pair.ranked is None else None
     real = None if visible is None else np.broadcast_to(visible, reference.shape)
     hidden = 0 if real is None else int((~real).sum())
     if "f" not in (reference.dtype.kind, candidate.dtype.kind):
-        return replace(pair, counted=real, hidden=hidden)
+        return replace(pair, mask=real, hidden=hidden)
     limit = basis.limits.get(pair.name, math.inf)
     r, c = (np.asarray(array, np.float64) for array in (reference, candidate))
     empty_r, empty_c = ~(np.abs(r) < limit), ~(np.abs(c) < limit)
@@ -134,28 +143,28 @@ def _counted(basis: Basis, pair: OutputPair, inputs: Arrays) -> OutputPair:
         return pair
     real = np.ones(reference.shape, bool) if real is None else real
     both = real & empty_r & empty_c & ((np.sign(r) == np.sign(c)) | (np.isnan(r) & np.isnan(c)))
-    counted = real & ~empty_r & ~empty_c
-    apart = real & ~both & ~counted
+    mask = real & ~empty_r & ~empty_c
+    one_sided = real & ~both & ~mask
     # Without a limit, no number means nothing: a NaN or an infinity in one model alone is an error of that model.
-    wrong = apart & ((~np.isfinite(c) & ~empty_r) | np.isnan(c)) if limit < math.inf else apart
+    wrong = one_sided & ((~np.isfinite(c) & ~empty_r) | np.isnan(c)) if limit < math.inf else one_sided
     return replace(
         pair,
-        counted=counted,
+        mask=mask,
         hidden=hidden,
         nothing=int(both.sum()),
-        strays=int((apart & ~wrong).sum()),
+        strays=int((one_sided & ~wrong).sum()),
         nonfinite=int(wrong.sum()),
     )
 
 
-def _rows(array: Array, place: int) -> Array:
+def _to_rows(array: Array, place: int) -> Array:
     """Return an array as [batch, rows, columns], where the rows are those along axis `place`."""
     batch, columns = math.prod(array.shape[:place]), math.prod(array.shape[place + 1 :])
     return array.reshape(batch, array.shape[place], columns)
 
 
-def _chosen(array: Array, place: int, rows: Sequence[Array]) -> Array:
+def _pick_rows(array: Array, place: int, rows: Sequence[Array]) -> Array:
     """Return the chosen rows of all items of the batch, joined along axis `place`. The axes before it have length 1."""
     items = array.reshape(len(rows), array.shape[place], *array.shape[place + 1 :])
-    chosen = np.concatenate([item[places] for item, places in zip(items, rows)])
-    return chosen.reshape((1,) * place + chosen.shape)
+    picked = np.concatenate([item[places] for item, places in zip(items, rows)])
+    return picked.reshape((1,) * place + picked.shape)

@@ -47,7 +47,7 @@ _CYCLE = 1024  # number of queries after which the drawn order repeats
 _PROBE_S, _TRIALS, _WITHIN = 2.0, 8, 1.1
 
 
-def sample_order(samples: int, draws: int, seed: int) -> List[int]:
+def draw_order(samples: int, draws: int, seed: int) -> List[int]:
     """Return `draws` indices of samples, each below `samples`. The result consists of complete shuffles one after
     another, so all indices occur equally often.
     """
@@ -58,7 +58,7 @@ def sample_order(samples: int, draws: int, seed: int) -> List[int]:
     return [int(i) for i in np.concatenate(shuffles)[:draws]]
 
 
-def query_runner(
+def make_runner(
     session: Any, feeds: Sequence[Feed], *, samples_per_query: int = 1, batch: int = 1, seed: int = 0
 ) -> Runner:
     """Return a function that runs the next query on `session`. The session is an `onnxruntime.InferenceSession`, or any
@@ -77,7 +77,7 @@ def query_runner(
     if elsewhere is not None:
         runner: Runner = elsewhere(feeds, samples_per_query=samples_per_query, batch=batch, seed=seed)
         return runner
-    order = cycle(sample_order(len(feeds), max(_CYCLE, len(feeds)) // samples_per_query * samples_per_query, seed))
+    order = cycle(draw_order(len(feeds), max(_CYCLE, len(feeds)) // samples_per_query * samples_per_query, seed))
     run = session.run
     if samples_per_query == 1:
         single = cycle([dict(feeds[next(order)]) for _ in range(max(_CYCLE, len(feeds)))])
@@ -129,7 +129,7 @@ class ServerResult:
         return self.complete and self.latency.p99 <= self.latency_bound_ms
 
 
-def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int) -> np.ndarray:
+def draw_arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int) -> np.ndarray:
     """Return float64[n]: ascending arrival times of a Poisson process, in seconds.
 
     The gaps are exponential with mean 1 / rate. They continue until both limits are met, so n >= `min_queries` and the
@@ -142,11 +142,11 @@ def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int
     while times[-1] < min_duration_s:
         more = random.exponential(1 / rate_qps, max(16, min(1 << 20, int(rate_qps * min_duration_s))))
         times = np.concatenate([times, times[-1] + np.cumsum(more)])
-    enough = max(min_queries, int(np.searchsorted(times, min_duration_s)) + 1)
-    return times[:enough]
+    count = max(min_queries, int(np.searchsorted(times, min_duration_s)) + 1)
+    return times[:count]
 
 
-def serve(
+def run_server(
     run: Runner,
     *,
     rate_qps: float,
@@ -164,11 +164,11 @@ def serve(
     overloaded server would take many times the duration for the same result.
     """
     check_limits(min_duration_s, min_queries)
-    due = arrivals(rate_qps, min_duration_s, min_queries, seed)
+    due = draw_arrivals(rate_qps, min_duration_s, min_queries, seed)
     fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many queries over the bound, p99 is over it too
     latencies = np.empty(len(due))
     over = 0
-    done = 0
+    completed = 0
     reported = time_zero = clock()
     finished = time_zero
     with quiet_collector():
@@ -178,19 +178,19 @@ def serve(
                 sleep(remaining - 5e-4 if remaining > 1e-3 else 0.0)
             run()
             finished = clock()
-            latencies[done] = finished - arrival
-            over += latencies[done] * 1e3 > latency_bound_ms
-            done += 1
+            latencies[completed] = finished - arrival
+            over += latencies[completed] * 1e3 > latency_bound_ms
+            completed += 1
             if over >= fatal:
                 break
             if finished - reported > 0.2:
-                on_progress(done / len(due))
+                on_progress(completed / len(due))
                 reported = finished
     on_progress(1.0)
     elapsed = finished - time_zero
-    latency = Distribution(latencies[:done] * 1e3, elapsed_s=elapsed)
-    achieved = done / elapsed if elapsed > 0 else 0.0
-    return ServerResult(latency, rate_qps, achieved, latency_bound_ms, over / done, done == len(due))
+    latency = Distribution(latencies[:completed] * 1e3, elapsed_s=elapsed)
+    achieved = completed / elapsed if elapsed > 0 else 0.0
+    return ServerResult(latency, rate_qps, achieved, latency_bound_ms, over / completed, completed == len(due))
 
 
 def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int = 0, queries: int = 20_000) -> float:
@@ -206,12 +206,12 @@ def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int 
     service = random.choice(np.asarray(service_s, np.float64), queries)
     gaps = np.cumsum(random.exponential(1.0, queries))
     total = np.cumsum(service)
-    before = total - service
+    waited_from = total - service
 
     def p99_ms(rate: float) -> float:
         """Return the 99th percentile of the simulated latencies at `rate` queries a second, in milliseconds."""
         arrival = gaps / rate
-        completion = total + np.maximum.accumulate(arrival - before)
+        completion = total + np.maximum.accumulate(arrival - waited_from)
         return float(np.sort(completion - arrival)[int(0.99 * queries)]) * 1e3
 
     low, high = 0.0, 1 / float(service.mean())

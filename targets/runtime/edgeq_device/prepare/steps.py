@@ -17,8 +17,11 @@ from edgeq_device.errors import BundleError, DataError, RuntimeUnavailableError
 from edgeq_device.system.files import check_file
 
 Array = Any
+# Larger images are refused before they are decoded.
 MOST_PIXELS = 1 << 26
+# Pillow's other decoders are code that an untrusted file could attack.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+# Pillow's own numbers.
 _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 _ROUNDINGS: Dict[str, Callable[[float], int]] = {"floor": math.floor, "round": round, "ceil": math.ceil}
 _ARITHMETIC = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide}
@@ -53,12 +56,14 @@ class Prepare:
             RuntimeUnavailableError: Pillow is needed and is not installed.
         """
         if isinstance(item, np.ndarray):
+            # Without a recorded layout, an array is taken for an image.
             axes = self._layout or {2: "HW", 3: "HWC"}.get(item.ndim, "")
             state = _State(item, axes if len(axes) == item.ndim else "", self._channels)
         else:
             state = _State(read_image(item), "HWC", "RGB")
         for step in self._steps:
             state = self._apply(state, step)
+        # The steps prepare one sample; the model also has a batch axis.
         if len(self._shape) == state.array.ndim + 1:
             state.array = state.array[None]
         return np.ascontiguousarray(state.array)
@@ -67,11 +72,11 @@ class Prepare:
         name = step.get("op") if isinstance(step, dict) else None
         try:
             if name in _ARITHMETIC:
-                return _arithmetic(state, name, step["value"])
+                return _apply_arithmetic(state, name, step["value"])
             if name in ("resize", "crop", "letterbox"):
-                return self._on_pixels(state, name, step)
+                return self._apply_to_pixels(state, name, step)
             if name == "layout":
-                return self._ordered(state, step["axes"])
+                return self._order_axes(state, step["axes"])
             if name in _OTHER:
                 return _OTHER[name](state, step)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -81,35 +86,36 @@ class Prepare:
             ) from error
         raise BundleError(f"this runner does not know the preprocessing step {name!r}", "Give tensors by input name")
 
-    def _on_pixels(self, state: "_State", name: str, step: Mapping[str, Any]) -> "_State":
-        size = self._size() if step["size"] == "model" else (int(step["size"][0]), int(step["size"][1]))
+    def _apply_to_pixels(self, state: "_State", name: str, step: Mapping[str, Any]) -> "_State":
+        size = self._find_size() if step["size"] == "model" else (int(step["size"][0]), int(step["size"][1]))
         if size is None:
             if name == "letterbox":
                 raise DataError("letterbox needs the model's width and height, which are open", "Give tensors")
             return state
         if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
             raise BundleError(f"the preprocessing makes an image of {size[0]}x{size[1]} pixels", "Give tensors")
-        pixels = state.pixels()
+        pixels = state.to_pixels()
         rounding = _ROUNDINGS[step.get("rounding", "floor")]
         height, width = pixels.shape[:2]
         if name == "crop":
-            left, top = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
-            if left < 0 or top < 0:
+            x_offset, y_offset = rounding((width - size[0]) / 2), rounding((height - size[1]) / 2)
+            if x_offset < 0 or y_offset < 0:
                 raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}")
-            return state.with_pixels(pixels[top : top + size[1], left : left + size[0]])
+            return state.replace_pixels(pixels[y_offset : y_offset + size[1], x_offset : x_offset + size[0]])
         rule = "fit" if name == "letterbox" else step.get("rule", "exact")
-        pixels = _resized(pixels, _planned(width, height, size, rule, rounding), step.get("filter", "bilinear"))
+        pixels = _resize(pixels, _plan_size(width, height, size, rule, rounding), step.get("filter", "bilinear"))
         if name == "resize":
-            return state.with_pixels(pixels)
+            return state.replace_pixels(pixels)
         height, width = pixels.shape[:2]
         centred = step.get("position", "top-left") == "center"
-        left, top = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
+        x_offset, y_offset = ((size[0] - width) // 2, (size[1] - height) // 2) if centred else (0, 0)
         canvas = np.empty((size[1], size[0], pixels.shape[2]), pixels.dtype)
+        # 114 is the grey around the images that YOLO models are trained with.
         canvas[:] = step.get("value", [114])
-        canvas[top : top + height, left : left + width] = pixels
-        return state.with_pixels(canvas)
+        canvas[y_offset : y_offset + height, x_offset : x_offset + width] = pixels
+        return state.replace_pixels(canvas)
 
-    def _axes(self, have: str) -> str:
+    def _find_axes(self, have: str) -> str:
         """Return the axes of the model's input. A size of 1 or 3 may be the number of channels. Channels come last if
         the last size is 1 or 3 and the size in the channels-first position is not. Otherwise they come first.
         """
@@ -122,16 +128,16 @@ class Prepare:
             return "N" + have
         return have if len(shape) == len(have) else ""
 
-    def _size(self) -> Optional[Tuple[int, int]]:
+    def _find_size(self) -> Optional[Tuple[int, int]]:
         """Return the width and height of the model's input, or None if they are open."""
-        axes = self._axes("HWC")
+        axes = self._find_axes("HWC")
         if "H" not in axes or len(axes) != len(self._shape):
             return None
         height, width = self._shape[axes.index("H")], self._shape[axes.index("W")]
         return (width, height) if isinstance(height, int) and isinstance(width, int) else None
 
-    def _ordered(self, state: "_State", axes: str) -> "_State":
-        want = self._axes(state.axes.replace("N", "")) if axes == "model" else axes
+    def _order_axes(self, state: "_State", axes: str) -> "_State":
+        want = self._find_axes(state.axes.replace("N", "")) if axes == "model" else axes
         if axes == "model" and not (want and state.axes):
             return state
         if not state.axes or set(state.axes) - set(want):
@@ -147,25 +153,26 @@ class _State:
     def __init__(self, array: Array, axes: str, channels: str) -> None:
         self.array, self.axes, self.channels = array, axes, channels
 
-    def pixels(self) -> Array:
+    def to_pixels(self) -> Array:
         """Return the array as [H, W, C]."""
         if not set("HW") <= set(self.axes):
             raise DataError(f"shape {list(self.array.shape)} is not known to be an image", "Give uint8 [H, W, 3]")
         array = self.array.squeeze(tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC"))
-        kept = "".join(axis for axis in self.axes if axis in "HWC")
-        if "C" not in kept:
-            return array.transpose([kept.index(axis) for axis in "HW"])[:, :, None]
-        return array.transpose([kept.index(axis) for axis in "HWC"])
+        pixel_axes = "".join(axis for axis in self.axes if axis in "HWC")
+        if "C" not in pixel_axes:
+            return array.transpose([pixel_axes.index(axis) for axis in "HW"])[:, :, None]
+        return array.transpose([pixel_axes.index(axis) for axis in "HWC"])
 
-    def with_pixels(self, pixels: Array) -> "_State":
+    def replace_pixels(self, pixels: Array) -> "_State":
         """Return an item with the same axes and other pixels, given as [H, W, C]."""
-        kept = "".join(axis for axis in self.axes if axis in "HWC")
-        order = kept if "C" in kept else kept + "C"
+        pixel_axes = "".join(axis for axis in self.axes if axis in "HWC")
+        # Pixels always have channels, the item need not.
+        order = pixel_axes if "C" in pixel_axes else pixel_axes + "C"
         array = pixels.transpose(["HWC".index(axis) for axis in order])
-        if "C" not in kept:
+        if "C" not in pixel_axes:
             array = array[..., 0]
-        others = tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC")
-        return _State(np.expand_dims(array, others) if others else array, self.axes, self.channels)
+        leading = tuple(i for i, axis in enumerate(self.axes) if axis not in "HWC")
+        return _State(np.expand_dims(array, leading) if leading else array, self.axes, self.channels)
 
 
 def read_image(item: Any) -> Array:
@@ -176,12 +183,13 @@ def read_image(item: Any) -> Array:
         DataError: the item is not a readable image, or has too many pixels.
         RuntimeUnavailableError: Pillow is not installed.
     """
-    pillow = _pillow()
+    pillow = _import_pillow()
     try:
         if not isinstance(item, pillow.Image):
             check_file(Path(item))
         image = item if isinstance(item, pillow.Image) else pillow.open(Path(item), formats=_FORMATS)
         with image:
+            # The header states the size, so a decompression bomb is not decoded.
             if image.width * image.height > MOST_PIXELS:
                 raise DataError(f"{item} is an image of {image.width}x{image.height} pixels", "Give fewer pixels")
             return np.asarray(image.convert("RGB"))
@@ -189,7 +197,7 @@ def read_image(item: Any) -> Array:
         raise DataError(f"{item} cannot be read as an image ({error})", "Give a .jpg or .png, or tensors") from error
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
@@ -199,7 +207,7 @@ def _pillow() -> Any:
     return Image
 
 
-def _planned(
+def _plan_size(
     width: int, height: int, size: Tuple[int, int], rule: str, rounding: Callable[[float], int]
 ) -> Tuple[int, int]:
     """Return the new width and height of an image."""
@@ -208,67 +216,72 @@ def _planned(
     if rule == "fit":
         scale = min(size[0] / width, size[1] / height)
         return rounding(width * scale), rounding(height * scale)
-    known = min(width, height) if rule == "short" else max(width, height)
-    return rounding(size[0] * width / known), rounding(size[0] * height / known)
+    short_or_long = min(width, height) if rule == "short" else max(width, height)
+    return rounding(size[0] * width / short_or_long), rounding(size[0] * height / short_or_long)
 
 
-def _resized(pixels: Array, size: Tuple[int, int], name: str) -> Array:
+def _resize(pixels: Array, size: Tuple[int, int], name: str) -> Array:
     if size == (pixels.shape[1], pixels.shape[0]):
         return pixels
     if min(size) < 1 or size[0] * size[1] > MOST_PIXELS:
         raise DataError(f"an image of {pixels.shape[1]}x{pixels.shape[0]} would become {size[0]}x{size[1]}")
     if pixels.dtype != np.uint8 or pixels.shape[2] not in (1, 3):
         raise DataError(f"resize takes uint8 of 1 or 3 channels, not {pixels.dtype}{list(pixels.shape)}")
+    # Pillow has no third axis for a single channel.
     single = pixels.shape[2] == 1
-    image = _pillow().fromarray(np.ascontiguousarray(pixels[:, :, 0] if single else pixels))
+    image = _import_pillow().fromarray(np.ascontiguousarray(pixels[:, :, 0] if single else pixels))
     array = np.asarray(image.resize(size, _FILTERS[name]))
     return array[:, :, None] if single else array
 
 
-def _floating(array: Array) -> Array:
+def _to_float(array: Array) -> Array:
     return array if array.dtype.kind == "f" else array.astype(np.float32)
 
 
-def _arithmetic(state: _State, name: str, value: Any) -> _State:
-    array = _floating(state.array)
+def _apply_arithmetic(state: _State, name: str, value: Any) -> _State:
+    array = _to_float(state.array)
     constant = np.asarray(value, array.dtype)
     if constant.ndim:
         shape = [1] * array.ndim
         shape[state.axes.index("C") if "C" in state.axes else array.ndim - 1] = constant.size
         constant = constant.reshape(shape)
+    # Divisions by zero give infinities, without a warning on the user's terminal.
     with np.errstate(all="ignore"):
         return _State(np.asarray(_ARITHMETIC[name](array, constant), array.dtype), state.axes, state.channels)
 
 
 def _center(state: _State, step: Mapping[str, Any]) -> _State:
-    array = _floating(state.array)
+    array = _to_float(state.array)
+    # In float64, because a float32 sum over an image loses digits.
     mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
     return _State(np.asarray(array - mean, array.dtype), state.axes, state.channels)
 
 
-def _dtype(state: _State, step: Mapping[str, Any]) -> _State:
+def _cast(state: _State, step: Mapping[str, Any]) -> _State:
     if step["dtype"] not in _DTYPES:
         raise ValueError(f"dtype {step['dtype']!r}")
     return _State(state.array.astype(step["dtype"]), state.axes, state.channels)
 
 
-def _channels(state: _State, step: Mapping[str, Any]) -> _State:
+def _order_channels(state: _State, step: Mapping[str, Any]) -> _State:
     order = step["order"]
     if order == "L":
         if "C" not in state.axes:
             return state
-        pixels = state.pixels()
+        pixels = state.to_pixels()
+        # The weights of the grey are in the order RGB.
         pixels = pixels[:, :, ::-1] if state.channels == "BGR" else pixels
-        grey = pixels if pixels.shape[2] == 1 else _grey(pixels)
-        return state.with_pixels(grey)
+        grey = pixels if pixels.shape[2] == 1 else _to_grey(pixels)
+        return state.replace_pixels(grey)
     if state.channels == order:
         return state
     return _State(np.flip(state.array, state.axes.index("C")), state.axes, order)
 
 
-def _grey(pixels: Array) -> Array:
+def _to_grey(pixels: Array) -> Array:
     """Return the grey values that Pillow computes."""
     red, green, blue = (pixels[:, :, i].astype(np.uint32) for i in range(3))
+    # The weights of ITU-R 601 in 16-bit fixed point.
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).astype(np.uint8)[:, :, None]
 
 
@@ -282,8 +295,8 @@ def _reshape(state: _State, step: Mapping[str, Any]) -> _State:
 
 _OTHER: Dict[str, Callable[[_State, Mapping[str, Any]], _State]] = {
     "center": _center,
-    "channels": _channels,
-    "dtype": _dtype,
+    "channels": _order_channels,
+    "dtype": _cast,
     "expand": _expand,
     "reshape": _reshape,
 }

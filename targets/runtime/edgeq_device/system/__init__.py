@@ -1,4 +1,4 @@
-"""Use the device's system safely: files, temporary folders, programs, output of libraries, JSON, and limits.
+"""Deal with the operating system: files, folders, processes, limits, printing, and what the machine has.
 
-Everything here treats what it reads as untrusted.
+In: paths and environment variables. Out: checked files, private folders, text that is safe to print, CPU and GPUs.
 """

@@ -23,6 +23,7 @@ from edgeq_device.errors import BudgetError, UsageError
 from edgeq_device.system.relay import divert, open_pipe, prepare_output, relay
 
 VARIABLE = "EDGEQ_BUDGET"
+# Shifts to bytes.
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off keeps only sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")
@@ -57,23 +58,23 @@ def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
     Raises:
         UsageError: the variable has another form.
     """
-    found = Budget()
+    budget = Budget()
     for part in filter(None, environment.get(VARIABLE, "").split(",")):
         name, _, text = part.strip().partition("=")
         if part.strip() == "off":
-            found = replace(found, confined=False)
+            budget = replace(budget, confined=False)
         elif name == "seconds" and text.isdecimal() and len(text) < 10:
-            found = replace(found, seconds=int(text))
-        elif name == "memory" and (size := _bytes(text)) is not None:
-            found = replace(found, memory=size)
-        elif name == "sample" and (size := _bytes(text)):
-            found = replace(found, sample=size)
+            budget = replace(budget, seconds=int(text))
+        elif name == "memory" and (size := _parse_bytes(text)) is not None:
+            budget = replace(budget, memory=size)
+        elif name == "sample" and (size := _parse_bytes(text)):
+            budget = replace(budget, sample=size)
         else:
             raise UsageError(f"{VARIABLE} has {part[:60]!r}", _FIX)
-    return found
+    return budget
 
 
-def largest_sample() -> int:
+def read_largest_sample() -> int:
     """Return how many bytes one sample, table or text may take in addition to the bytes in its file.
 
     Raises:
@@ -107,11 +108,11 @@ def confine(program: str) -> Optional[Budget]:
     pipe = open_pipe()
     unwound = mmap.mmap(-1, 1)
     # Block signals until the parent can forward them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in (*_ENDS, "SIGCHLD")])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in (*_ENDS, "SIGCHLD")])
     child = os.fork()
     if child:
-        _wait(child, program, budget, before, pipe, unwound)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _wait(child, program, budget, mask, pipe, unwound)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _die_with(parent)
     atexit.register(unwound.write, b"1")  # Python does not run this if a library ends the process, as OpenBLAS does
     divert(*pipe)
@@ -122,7 +123,7 @@ def enforce(budget: Budget) -> Budget:
     """Set the limits of `budget` for this process and its children. Return the budget with its memory in bytes."""
     import resource
 
-    memory = _three_quarters() if budget.memory is None else budget.memory
+    memory = _compute_three_quarters() if budget.memory is None else budget.memory
     if memory:
         _lower(resource.RLIMIT_DATA, memory)
     _lower(resource.RLIMIT_CORE, 0)
@@ -142,7 +143,7 @@ def renew(budget: Budget) -> None:
 
 
 @contextmanager
-def allowance(memory: int) -> Iterator[None]:
+def limit_step(memory: int) -> Iterator[None]:
     """Run the block under stricter limits: the process may take `memory` bytes more than it has now, and use a tenth of
     the seconds.
 
@@ -162,10 +163,11 @@ def allowance(memory: int) -> Iterator[None]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     share = int(usage.ru_utime + usage.ru_stime) + read_budget().seconds // 10 + 1
     _lower(resource.RLIMIT_CPU, min(processor, share))
-    held = _private_bytes()
-    if held:
+    private_now = _read_private_bytes()
+    if private_now:
         _lower(
-            resource.RLIMIT_DATA, held + memory if private == resource.RLIM_INFINITY else min(private, held + memory)
+            resource.RLIMIT_DATA,
+            private_now + memory if private == resource.RLIM_INFINITY else min(private, private_now + memory),
         )
     try:
         yield
@@ -174,7 +176,7 @@ def allowance(memory: int) -> Iterator[None]:
             resource.setrlimit(kind, limits)
 
 
-def _private_bytes() -> int:
+def _read_private_bytes() -> int:
     """Return the bytes of this process that RLIMIT_DATA counts, or 0 if the system does not report them."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as stream:  # noqa: PTH123  # as below
@@ -196,7 +198,7 @@ def lift_seconds() -> None:
 
 
 @contextmanager
-def lifted_seconds() -> Iterator[None]:
+def without_seconds() -> Iterator[None]:
     """Start child processes without the limit on processor time. The caller limits how long it waits for them."""
     if not hasattr(os, "fork"):
         yield
@@ -228,11 +230,11 @@ class Endings:
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Raise KeyboardInterrupt."""
-        self._arrived(number, frame)
+        self._handle_signal(number, frame)
 
     def terminate(self, number: int, frame: Any) -> None:
         """End with the exit code that shells use for the signal."""
-        self._arrived(number, frame)
+        self._handle_signal(number, frame)
 
     def step(self) -> None:
         """Raise the exception of the signal that arrived, if one did. Call this between two steps of the work."""
@@ -242,7 +244,7 @@ class Endings:
             sys.exit(128 + self.number)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def delay(self) -> Iterator[None]:
         """Delay signals until the end of the block, so that the result of a call, such as a started process, is not
         lost. The call must be short.
         """
@@ -267,10 +269,10 @@ class Endings:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self.terminate)
-        if sys.unraisablehook != self._discarded:
-            self._report, sys.unraisablehook = sys.unraisablehook, self._discarded
+        if sys.unraisablehook != self._handle_discarded:
+            self._report, sys.unraisablehook = sys.unraisablehook, self._handle_discarded
 
-    def _arrived(self, number: int, frame: Any) -> None:
+    def _handle_signal(self, number: int, frame: Any) -> None:
         if self._closing:
             signal.signal(number, signal.SIG_DFL)
             return
@@ -282,13 +284,13 @@ class Endings:
         if monotonic() < self._unwinding_until:
             return
         self.number, self._unwinding_until = number, monotonic() + _UNWINDING_S
-        caller = _caller_of_tempfile(frame)
+        caller = _find_caller_of_tempfile(frame)
         if caller is not None:
             self._raise_in(caller)
         else:
             self.step()
 
-    def _discarded(self, unraisable: Any) -> None:
+    def _handle_discarded(self, unraisable: Any) -> None:
         """Raise the exception of the signal again if Python has discarded it. Report any other exception as before."""
         if not self.number or not isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
             self._report(unraisable)
@@ -300,17 +302,17 @@ class Endings:
     def _raise_in(self, frame: Any) -> None:
         """Raise the exception of the signal at the next line of the function that runs in `frame`."""
         if frame is not None:
-            frame.f_trace = self._again
+            frame.f_trace = self._raise_on_line
             sys.settrace(lambda *event: None)
 
-    def _again(self, frame: Any, event: str, argument: Any) -> None:
+    def _raise_on_line(self, frame: Any, event: str, argument: Any) -> None:
         del event, argument
         frame.f_trace = None
         sys.settrace(None)
         self.step()
 
 
-def _caller_of_tempfile(frame: Any) -> Any:
+def _find_caller_of_tempfile(frame: Any) -> Any:
     """Return the frame that called a function of `tempfile`, or None if none of them runs. If a signal interrupted such
     a function, a new file or folder would stay, because its owner would not know its name.
     """
@@ -351,12 +353,12 @@ def _wait(
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     try:
-        print(f"{program}: {_reason(number, budget)}", file=sys.stderr, flush=True)
+        print(f"{program}: {_describe_end(number, budget)}", file=sys.stderr, flush=True)
     finally:
         os._exit(BudgetError.exit_code)
 
 
-def _reason(number: int, budget: Budget) -> str:
+def _describe_end(number: int, budget: Budget) -> str:
     """Return why the signal `number` ended the child. 0 means that a library ended it."""
     if number == getattr(signal, "SIGXCPU", None):
         spent = (
@@ -366,8 +368,8 @@ def _reason(number: int, budget: Budget) -> str:
         return str(BudgetError(f"{spent}; a file may be made to cause this", fix))
     name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
     cause = f"signal {name}" if number else "a library"
-    what = f"ended by {cause}: a file crashed a library, or needs more memory than there is"
-    return str(BudgetError(what, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
+    problem = f"ended by {cause}: a file crashed a library, or needs more memory than there is"
+    return str(BudgetError(problem, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
 
 
 def _die_with(parent: int) -> None:
@@ -381,7 +383,7 @@ def _die_with(parent: int) -> None:
         os._exit(BudgetError.exit_code)
 
 
-def _three_quarters() -> int:
+def _compute_three_quarters() -> int:
     """Return three quarters of the memory of the machine or the container, or 0 if neither can be read."""
     sizes = []
     with suppress(ValueError, OSError):
@@ -389,11 +391,11 @@ def _three_quarters() -> int:
     # "max" means no limit. This uses `open`, because pathlib is imported later.
     with suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123
         sizes.append(int(stream.read(32)))
-    known = [size for size in sizes if size > 0]
-    return min(known) // 4 * 3 if known else 0
+    positive = [size for size in sizes if size > 0]
+    return min(positive) // 4 * 3 if positive else 0
 
 
-def _bytes(text: str) -> Optional[int]:
+def _parse_bytes(text: str) -> Optional[int]:
     """Return a size such as "512MiB" in bytes, or None if the text is not a size."""
     number = text.rstrip("KMGTiB")
     unit = text[len(number) :]

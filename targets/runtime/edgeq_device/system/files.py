@@ -52,8 +52,8 @@ def check_file(path: Path) -> None:
     _check_regular(path.stat(), path)
 
 
-def _check_regular(found: os.stat_result, path: Path) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _check_regular(state: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(state.st_mode):
         raise OSError(errno.EINVAL, NOT_REGULAR, str(path))

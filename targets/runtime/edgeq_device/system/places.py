@@ -1,5 +1,4 @@
-"""Find places for the runner's files: tables next to its code, drafts that are renamed when complete, and private
-folders.
+"""Make private folders, and drafts in them that are renamed when they are complete.
 
 A private folder has a lock: a file next to it with the suffix LOCK. The process that made the folder holds the lock
 until it ends, even if it is killed. So a later process can tell whether a folder is still in use. It removes folders of
@@ -10,18 +9,15 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import os
-import pkgutil
 import re
 import shutil
 import signal
 import stat
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 from edgeq_device.errors import OutputError
 
@@ -34,17 +30,16 @@ LOCK, STEM = ".edgeq-lock", 100
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 """Errors of file systems without locks."""
 SET_TMPDIR = "Free some space, or set TMPDIR to a larger place that can be written"
-_SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 
 @contextmanager
-def draft_of(place: Path) -> Iterator[Path]:
+def make_draft(place: Path) -> Iterator[Path]:
     """Return an empty file in a private folder next to `place`. The caller writes the file and renames it to `place`.
 
     The mode of the file follows the umask, unlike the mode of tempfile's files (0600).
     """
     remove_ended(place)
-    folder = PrivateFolder(place.absolute().with_name(stage_name(place)))
+    folder = PrivateFolder(place.absolute().with_name(name_stage(place)))
     try:
         folder.create()
         draft = folder.path / place.name
@@ -54,7 +49,7 @@ def draft_of(place: Path) -> Iterator[Path]:
         folder.remove()
 
 
-def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
+def make_temporary_folder(name: str, purpose: str) -> Tuple[Path, Callable[[], None]]:
     """Create a folder whose name begins with `name` and which only the user can read. Return the folder and a function
     that removes it.
 
@@ -63,7 +58,7 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     maps cannot be removed; the system's clean-up removes it later.
 
     Args:
-        what: beginning of the error message, which names the work that needs the folder.
+        purpose: beginning of the error message, which names the work that needs the folder.
 
     Raises:
         OutputError: no folder can be made.
@@ -72,7 +67,9 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     try:
         return make_scratch(name)
     except OSError as error:
-        raise OutputError(f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR) from error
+        raise OutputError(
+            f"{purpose}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR
+        ) from error
 
 
 @contextmanager
@@ -100,9 +97,10 @@ def make_scratch(name: str, parent: Optional[Path] = None) -> Tuple[Path, Callab
         OSError: no folder can be made.
     """
     parent = parent or Path(tempfile.gettempdir())
-    for other in _locked_in(parent):
-        remove_left(other)
-    with _signals_wait():
+    # Nobody else removes what a killed process left.
+    for abandoned in _find_locked(parent):
+        remove_abandoned(abandoned)
+    with _delay_signals():
         folder = PrivateFolder(parent / f"{name}{os.urandom(4).hex()}")
         try:
             folder.create()
@@ -127,8 +125,8 @@ class PrivateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._owner, self._lock = os.getpid(), _lock_of(path)
-        self._held: Optional[int] = None
+        self._owner, self._lock = os.getpid(), _lock_path(path)
+        self._descriptor: Optional[int] = None
 
     def create(self) -> None:
         """Create the folder.
@@ -137,7 +135,7 @@ class PrivateFolder:
             OSError: the folder cannot be created.
         """
         # The lock comes first, so no kill can leave a folder without a lock.
-        self._held = _new_lock(self._lock)
+        self._descriptor = _new_lock(self._lock)
         self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
@@ -149,28 +147,28 @@ class PrivateFolder:
 
     def release(self) -> None:
         """Release the lock. Remove it if there is no folder."""
-        held, self._held = self._held, None
-        if held is not None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             if not os.path.lexists(self.path):
                 self._lock.unlink(missing_ok=True)
-            os.close(held)
+            os.close(descriptor)
 
 
-def remove_left(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Remove a private folder and its lock if the process that made the folder has ended.
 
     Nothing is removed if the process still runs, or if the folder or the lock is a link or belongs to another user.
     """
-    lock = _lock_of(folder)
+    lock = _lock_path(folder)
     if fcntl is None:
         return
     try:
-        held = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # another process has just removed it, or it belongs to another user
         return
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_mine(os.fstat(held), stat.S_ISREG) and os.path.samestat(os.fstat(held), lock.lstat()):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_mine(os.fstat(descriptor), stat.S_ISREG) and os.path.samestat(os.fstat(descriptor), lock.lstat()):
             if os.path.lexists(folder) and _is_mine(folder.lstat(), stat.S_ISDIR):
                 shutil.rmtree(folder, ignore_errors=True)
             if not os.path.lexists(folder):
@@ -178,16 +176,16 @@ def remove_left(folder: Path) -> None:
     except OSError:  # the process still runs, or the file system has no locks
         return
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
-def stage_name(path: Path) -> str:
+def name_stage(path: Path) -> str:
     """Return a new name for the private folder of the output `path`."""
     return f".{path.name[:STEM]}.{os.urandom(8).hex()}.partial"
 
 
 def is_stage(name: str, path: Path) -> bool:
-    """Return whether `stage_name` gives names such as `name` to the private folders of the output `path`."""
+    """Return whether `name_stage` gives names such as `name` to the private folders of the output `path`."""
     return re.fullmatch(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial", name) is not None
 
 
@@ -197,12 +195,12 @@ def remove_ended(path: Path, keep: Callable[[Path], bool] = lambda folder: False
     Args:
         keep: function that returns whether a folder contains files that are still needed.
     """
-    for folder in _locked_in(path.absolute().parent):
+    for folder in _find_locked(path.absolute().parent):
         if is_stage(folder.name, path) and not keep(folder):
-            remove_left(folder)
+            remove_abandoned(folder)
 
 
-def _locked_in(parent: Path) -> List[Path]:
+def _find_locked(parent: Path) -> List[Path]:
     """Return the private folders in `parent` that have a lock."""
     try:
         with os.scandir(parent) as entries:
@@ -211,12 +209,12 @@ def _locked_in(parent: Path) -> List[Path]:
         return []
 
 
-def _lock_of(folder: Path) -> Path:
+def _lock_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}{LOCK}")
 
 
-def _is_mine(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    return is_kind(found.st_mode) and found.st_uid == os.geteuid()
+def _is_mine(state: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    return is_kind(state.st_mode) and state.st_uid == os.geteuid()
 
 
 def _new_lock(lock: Path) -> Optional[int]:
@@ -225,186 +223,29 @@ def _new_lock(lock: Path) -> Optional[int]:
     The descriptor is not inherited by programs that this process starts.
     """
     while fcntl is not None:
-        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            if os.fstat(held).st_nlink:
-                return held
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
         except OSError as error:
-            os.close(held)
+            os.close(descriptor)
             lock.unlink(missing_ok=True)
             if error.errno not in NO_LOCKS:
                 raise
             return None
-        os.close(held)  # another process removed the file before it was locked
+        os.close(descriptor)  # another process removed the file before it was locked
     return None
 
 
-def private_cache(program: str, *names: str) -> Path:
-    """Return the nested folders `program`/`names` in the user's cache (XDG_CACHE_HOME). Create folders that are
-    missing.
-
-    Only this user can have put files into the returned folder. No folder below the cache is a link, each belongs to the
-    user or to root, and nobody else can write to the folders below `program`.
-
-    Raises:
-        OutputError: there is no cache, or another user could write to it.
-    """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # there may be no home
-    if not os.path.isabs(base):  # noqa: PTH117
-        raise OutputError("there is no folder for a cache", _SET_CACHE)
-    place = Path(base)
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in (program, *names):
-            place = place / name
-            place.mkdir(mode=0o700, exist_ok=True)
-            if not stat.S_ISDIR(place.lstat().st_mode):
-                raise OutputError(f"{place} is a link or a file", "Move it")
-    except OSError as error:
-        raise OutputError(f"{place} cannot be made ({error.strerror})", _SET_CACHE) from error
-    if problem := exposure(place):
-        raise OutputError(problem, _SET_CACHE)
-    if not os.access(place, os.W_OK):
-        raise OutputError(f"{place} cannot be written", _SET_CACHE)
-    return place
-
-
-def exposure(place: Path) -> str:
-    """Return how another user could have changed or replaced the file or folder `place` or anything in it. Return "" if
-    only this user and root can, if `place` does not exist, or on a system without such modes (Windows).
-
-    Check this before you run or load a file from a cache. Links in `place` do not count: the files that they lead to
-    are outside the cache.
-    """
-    if not hasattr(os, "geteuid"):
-        return ""
-    real = Path(os.path.realpath(place))
-    trusted, group = (os.geteuid(), 0), _private_group()
-
-    def is_open(found: os.stat_result) -> bool:
-        writable = found.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != group else 0))
-        return found.st_uid not in trusted or bool(writable and not stat.S_ISLNK(found.st_mode))
-
-    def walk(path: str, found: os.stat_result) -> Iterator[str]:
-        if is_open(found):
-            yield path
-        # Nobody else can reach the content of a folder that only its owner can enter.
-        elif stat.S_ISDIR(found.st_mode) and found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    yield from walk(entry.path, entry.stat(follow_symlinks=False))
-
-    try:
-        for folder in real.parents:
-            found = folder.stat()
-            # In a sticky folder, such as /tmp, others cannot rename or remove the user's files.
-            if is_open(found) and not (found.st_mode & stat.S_ISVTX and found.st_uid in trusted):
-                return f"{folder} can be changed by others"
-        path = next(walk(str(real), real.lstat()), None)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"{error.filename} cannot be checked ({error.strerror})"
-    return "" if path is None else f"{path} can be changed by others"
-
-
-def _private_group() -> int:
-    """Return the group that only this user is in, as most Linux systems make it for each user; -1 if there is none."""
-    import grp
-    import pwd
-
-    try:
-        user = pwd.getpwuid(os.geteuid())
-        group = grp.getgrgid(user.pw_gid)
-    except KeyError:  # a user without an entry, as in containers
-        return -1
-    # Containers put any user into root's group, without an entry.
-    private = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name} and user.pw_uid != 0
-    return group.gr_gid if private else -1
-
-
 @contextmanager
-def _signals_wait() -> Iterator[None]:
+def _delay_signals() -> Iterator[None]:
     """Delay signals until the end of the block, if the system can block them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-# renameat2(2) of Linux and renamex_np(2) of macOS, each with two flags: one refuses to replace, the other exchanges.
-_HERE = -100
-_FREE = {"renameat2": 1, "renamex_np": 4}
-_EXCHANGED = {"renameat2": 2, "renamex_np": 2}
-_LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-
-
-def move_new(source: Path, place: Path) -> None:
-    """Rename `source` to `place`, which must not exist. If two processes do this at the same time, only one succeeds.
-
-    Raises:
-        FileExistsError: `place` exists. Neither path is changed.
-    """
-    if os.name == "nt":
-        source.rename(place)  # Windows itself refuses to replace a file
-        return
-    if _renamed(source, place, _FREE):
-        return
-    try:
-        if source.is_dir() and not source.is_symlink():
-            source.rename(place)  # this replaces at most an empty directory
-            return
-        os.link(source, place, follow_symlinks=False)
-    except OSError as error:
-        taken = error.errno in (errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-        if not taken and error.errno not in (*_LACKING, errno.EMLINK):
-            raise
-        if not os.path.lexists(place):
-            source.rename(place)  # without links or flags, a file that appears between these two lines is replaced
-            return
-        # if both are the same file, an earlier call was killed after it had made the link
-        if not os.path.samestat(os.lstat(source), os.lstat(place)):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from error
-    source.unlink()
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files in one step, so that neither name is ever missing. Return False if the system
-    cannot do that.
-    """
-    return os.name != "nt" and _renamed(one, other, _EXCHANGED)
-
-
-def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
-    """Try a rename with `flags`. Return False if the system does not support it."""
-    try:
-        import ctypes
-    except ImportError:  # a Python without ctypes
-        return False
-    library = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(source), os.fsencode(place)
-    name = next((name for name in flags if hasattr(library, name)), None)
-    if name is None:
-        return False
-    sys.audit("os.rename", source, place, -1, -1)  # `os.rename` does the same
-    given = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
-    if getattr(library, name)(*given, flags[name]) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _LACKING:  # an old kernel, or a file system without support
-        return False
-    raise OSError(number, os.strerror(number), str(place))
-
-
-def own_table(name: str) -> Any:
-    """Return the content of a JSON file of edgeq_device, such as "bundle/options.json". The package may be a folder or
-    a zip.
-    """
-    data = pkgutil.get_data("edgeq_device", name)
-    assert data is not None, "the loaders of folders and of zips both give data"
-    return json.loads(data)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,4 +1,4 @@
-"""Relay the output of libraries to standard error, and pass each line through `printable`.
+"""Relay the output of libraries to standard error, and pass each line through `escape`.
 
 onnxruntime logs names from a file unchanged, and C code writes them to descriptors 1 and 2. In the child process, which
 does the work, both descriptors are a pipe. The parent process reads that pipe. Python's own streams keep the caller's
@@ -20,6 +20,7 @@ import unicodedata
 from contextlib import suppress
 from typing import Any, Tuple
 
+# Enough for the last lines of an error.
 TAIL_BYTES = 1 << 13
 
 
@@ -32,54 +33,56 @@ class Tail:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stderr is not None
         self._stream, process.stderr = process.stderr, None
-        self._kept = b""
+        self._bytes = b""
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
-    def read(self, within_s: float = 1.0) -> bytes:
+    def read_last(self, within_s: float = 1.0) -> bytes:
         """Return the last `TAIL_BYTES` that have arrived. Wait up to `within_s` seconds for the process to end and its
         output to be complete.
         """
         self._thread.join(within_s)
-        return self._kept
+        return self._bytes
 
     def _drain(self) -> None:
         with self._stream:
             piece = b"-"
             while piece:
                 piece = os.read(self._stream.fileno(), _PIECE)
-                self._kept = (self._kept + piece)[-TAIL_BYTES:]
+                self._bytes = (self._bytes + piece)[-TAIL_BYTES:]
 
 
 # Match USER:PASSWORD@HOST, or TOKEN@HOST after http(s). A path keeps only one slash. "@sha256:" begins a digest.
 _PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IGNORECASE)
 
 
-def printable(text: str) -> str:
+def escape(text: str) -> str:
     r"""Return `text` with an escape (`\n`, `\x1b`, `\u202e`) in place of each line break, control character,
     bidirectional-text mark, lone surrogate and other invisible character.
     """
     if text.isprintable():
         return text
-    seen = (c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
-    return "".join(c if shown else c.encode("unicode_escape").decode("ascii") for c, shown in zip(text, seen))
+    visible = (c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(
+        c if is_visible else c.encode("unicode_escape").decode("ascii") for c, is_visible in zip(text, visible)
+    )
 
 
-def printable_lines(text: str) -> str:
-    """Escape `text` as `printable` does, but keep line breaks, tabs and carriage returns."""
+def escape_lines(text: str) -> str:
+    """Escape `text` as `escape` does, but keep line breaks, tabs and carriage returns."""
     if text.isprintable():
         return text
-    return "".join(part if part in "\n\t\r" else printable(part) for part in re.split(r"([\n\t\r])", text))
+    return "".join(part if part in "\n\t\r" else escape(part) for part in re.split(r"([\n\t\r])", text))
 
 
-def without_passwords(text: str) -> str:
+def hide_passwords(text: str) -> str:
     """Return `text` with "…" in place of each password in an address: "tcp://user:…@host", "https://…@host"."""
     return _PASSWORD.sub(r"\1…@", text)
 
 
-def json_text(plain: Any) -> str:
+def format_json(record: Any) -> str:
     """Return JSON for standard output, in ASCII only."""
-    return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(record, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def prepare_output() -> None:
@@ -99,7 +102,9 @@ def prepare_output() -> None:
 MARK = "| "
 """Start of each relayed line, so that a name with a line break cannot look like a line of the program itself."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# The capacity of a pipe on Linux.
 _PIECE = 1 << 16
+# A process that outlives the child may write for ever, so only this much is read after the end.
 _LAST_PIECES = 16
 
 
@@ -107,8 +112,8 @@ class Outlet(io.TextIOWrapper):
     """Escape control sequences on a standard stream, to which Python libraries also print names and warnings."""
 
     def write(self, text: str) -> int:
-        """Write `text` through `printable_lines`."""
-        super().write(printable_lines(text))
+        """Write `text` through `escape_lines`."""
+        super().write(escape_lines(text))
         return len(text)
 
 
@@ -125,7 +130,7 @@ class _Unfiltered:
         return getattr(self._outlet, name)
 
 
-def unfiltered(stream: Any) -> Any:
+def bypass_filter(stream: Any) -> Any:
     """Return `stream` without the filter, for code that draws with its own escape sequences and makes its texts
     printable itself.
     """
@@ -151,9 +156,9 @@ def divert(reader: int, writer: int) -> None:
         stream.flush()
         if isinstance(stream, io.TextIOWrapper):
             unbuffered = getattr(stream, "write_through", False)
-            kept: Any = os.fdopen(os.dup(stream.fileno()), "wb", 0 if unbuffered else -1)
+            target: Any = os.fdopen(os.dup(stream.fileno()), "wb", 0 if unbuffered else -1)
             outlet = Outlet(
-                kept, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=unbuffered
+                target, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=unbuffered
             )
             setattr(sys, name, outlet)
         os.dup2(writer, number)
@@ -171,20 +176,21 @@ def relay(child: int, reader: int, writer: int) -> int:
     os.set_blocking(wakes, False)
     os.set_blocking(reader, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    # A child that ends just before `select` would be missed without it.
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    held, more = b"", True
+    pending, more = b"", True
 
     def take() -> None:
         """Read once, and write all lines that are complete or are too long to wait for their end."""
-        nonlocal held, more
+        nonlocal pending, more
         piece = os.read(reader, _PIECE)
         more = bool(piece)
-        held += piece
-        whole, line_break, rest = held.rpartition(b"\n")
-        if line_break or len(rest) > _PIECE:
-            held = rest if line_break else b""
-            _write(whole if line_break else rest)
+        pending += piece
+        complete, line_break, partial = pending.rpartition(b"\n")
+        if line_break or len(partial) > _PIECE:
+            pending = partial if line_break else b""
+            _write(complete if line_break else partial)
 
     ended, status = os.waitpid(child, os.WNOHANG)
     while not ended:
@@ -198,16 +204,16 @@ def relay(child: int, reader: int, writer: int) -> int:
         if not (more and select.select([reader], [], [], 0)[0]):
             break
         take()
-    if held:  # text after the last line break
-        _write(held)
+    if pending:  # text after the last line break
+        _write(pending)
     return status
 
 
 def _write(data: bytes) -> None:
     text = _COLOUR.sub("", data.decode("utf-8", "backslashreplace"))
     # Ignore a line that has only spaces: a library printed them only to colour its last line.
-    shown = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
+    lines = "".join(f"{MARK}{escape(line)}\n" for line in text.split("\n") if line.strip())
     # Ignore errors: if nobody reads stderr any more, the process that works must not wait for a reader.
     with suppress(OSError):
-        sys.stderr.write(shown)
+        sys.stderr.write(lines)
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Decide what a bundle or a server is trusted with: signatures, the owner's keys, and connections with limits.
+"""Decide whom to trust: signatures, the keys that the owner of this machine chose, and connections to registries.
 
-In: bytes from somebody else. Out: who signed them, or an error.
+In: bytes from an untrusted sender or server. Out: a signer, or an error that names what is wrong.
 """

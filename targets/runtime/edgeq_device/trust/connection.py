@@ -23,7 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.system.files import open_file, read_file
-from edgeq_device.system.relay import printable
+from edgeq_device.system.relay import escape
 
 AWAY = "it leads away from https"
 PORTS = {"https": 443, "http": 80}
@@ -86,6 +86,7 @@ def parse_address(text: str) -> Address:
     if match is None:
         raise ValueError(_NO_ADDRESS if re.match("https?:", text, re.IGNORECASE) else AWAY)
     scheme, target = match["scheme"].lower(), match["target"] or ""
+    # The pattern permits five digits, which may exceed 65535.
     port = int(match["port"] or PORTS[scheme])
     if not 0 < port < 65536:
         raise ValueError(_NO_ADDRESS)
@@ -95,8 +96,11 @@ def parse_address(text: str) -> Address:
 CHUNK = 64 * 1024
 _MAX_HEAD = 256 * 1024
 """Limit on the bytes before the body of an answer: status lines and headers, including those of interim answers."""
+# Room for the framing of short bodies.
 _MAX_OVERHEAD = 256 * 1024
+# A name may have any number of addresses, and each attempt takes time.
 _MAX_CONNECTS = 8
+# How soon a wait notices that the transfer was stopped.
 _POLL_S = 0.5
 
 
@@ -134,7 +138,7 @@ class Deadline:
         self._started = time.monotonic()
         self._total_s = limits.total_s
 
-    def expect(self, files: int, size: int) -> None:
+    def add_time(self, files: int, size: int) -> None:
         """Add time for `files` files of `size` bytes in all."""
         self._total_s += files * self.limits.file_s + size / self.limits.total_rate
 
@@ -142,16 +146,16 @@ class Deadline:
         """End every exchange that is still running."""
         self._total_s = 0
 
-    def left(self) -> float:
+    def check_time_left(self) -> float:
         """Return the seconds that are left.
 
         Raises:
             Broken: no time is left.
         """
-        left = self._started + self._total_s - time.monotonic()
-        if left <= 0:
+        remaining = self._started + self._total_s - time.monotonic()
+        if remaining <= 0:
             raise Broken(f"it took over {self._total_s:.0f} s in all")
-        return left
+        return remaining
 
 
 class Connection(io.RawIOBase):
@@ -182,14 +186,16 @@ class Connection(io.RawIOBase):
         """Prepare to wait for the status and the headers. They have no minimum rate."""
         self._patience, self._paced, self._bytes_left = self._deadline.limits.answer_s, False, _MAX_HEAD
 
-    def expect_body(self, most: int) -> None:
-        """Prepare to send or receive a body at `least_rate` or more. A received body may have at most `most` bytes."""
+    def expect_body(self, max_bytes: int) -> None:
+        """Prepare to send or receive a body at `least_rate` or more. A received body may have at most `max_bytes`
+        bytes.
+        """
         self._patience, self._paced = self._deadline.limits.answer_s, True
-        self._bytes_left = 2 * most + _MAX_OVERHEAD  # the framing of chunks counts too
+        self._bytes_left = 2 * max_bytes + _MAX_OVERHEAD  # the framing of chunks counts too
 
     def readinto(self, buffer: Any) -> int:
         """Receive the bytes that have arrived."""
-        count = self._when_ready(self._sock.recv_into, buffer)
+        count = self._wait_and(self._sock.recv_into, buffer)
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise Broken("a body longer than stated" if self._paced else f"headers of over {_MAX_HEAD} bytes")
@@ -199,12 +205,13 @@ class Connection(io.RawIOBase):
         """Send all of `data`."""
         view = memoryview(data)
         while view:
-            view = view[self._when_ready(self._sock.send, view[:CHUNK]) :]
+            view = view[self._wait_and(self._sock.send, view[:CHUNK]) :]
 
     def secure(self, host: str) -> None:
         """Use TLS from now on, and verify that the other end is `host`."""
         try:
-            self._sock.settimeout(self._left())
+            self._sock.settimeout(self._check_time_left())
+            # The default context verifies the certificate and the name of the host.
             self._sock = ssl.create_default_context().wrap_socket(self._sock, server_hostname=host)
         except OSError as error:
             raise Broken(str(error)) from error
@@ -218,11 +225,11 @@ class Connection(io.RawIOBase):
         lines = [f"CONNECT {to.place} HTTP/1.1", f"Host: {to.place}"]
         lines += [f"Proxy-Authorization: Basic {login}"] if login else []
         self.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
-        self._tunnel = self.response("CONNECT")  # kept, because a garbage-collected response closes the socket
+        self._tunnel = self.read_response("CONNECT")  # kept, because a garbage-collected response closes the socket
         if self._tunnel.status != 200:
             raise Broken(f"the proxy refuses, HTTP {self._tunnel.status}")
 
-    def response(self, method: str) -> HTTPResponse:
+    def read_response(self, method: str) -> HTTPResponse:
         """Read the status and the headers of the next answer, and return the answer."""
         response = HTTPResponse(self, method=method)  # type: ignore[arg-type]  # it takes makefile() of it alone
         response.begin()
@@ -233,10 +240,10 @@ class Connection(io.RawIOBase):
         self._sock.close()
         super().close()
 
-    def _when_ready(self, act: Callable[[Any], int], buffer: Any) -> int:
+    def _wait_and(self, act: Callable[[Any], int], buffer: Any) -> int:
         limits, count = self._deadline.limits, -1
         while count < 0:
-            self._sock.settimeout(min(self._left(), _POLL_S))
+            self._sock.settimeout(min(self._check_time_left(), _POLL_S))
             started = time.monotonic()
             try:
                 count = act(buffer)
@@ -249,18 +256,18 @@ class Connection(io.RawIOBase):
             self._patience = min(limits.answer_s, self._patience + count / limits.least_rate)
         return count
 
-    def _left(self) -> float:
-        left, limits = min(self._patience, self._deadline.left()), self._deadline.limits
-        if left <= 0:
+    def _check_time_left(self) -> float:
+        remaining, limits = min(self._patience, self._deadline.check_time_left()), self._deadline.limits
+        if remaining <= 0:
             slow = f"under {limits.least_rate:g} bytes a second for {limits.answer_s:g} s"
             raise Broken(slow if self._paced else f"no answer within {limits.answer_s:g} s")
-        return left
+        return remaining
 
 
 def connect(address: Address, deadline: Deadline) -> Connection:
     """Open a connection to `address`. Use the proxy that the environment sets, unless the address is this machine."""
-    host, port, login = (address.host, address.port, "") if address.local else _way(address)
-    started, patience = time.monotonic(), min(deadline.limits.answer_s, deadline.left())
+    host, port, login = (address.host, address.port, "") if address.local else _find_route(address)
+    started, patience = time.monotonic(), min(deadline.limits.answer_s, deadline.check_time_left())
     sock = _dial(host, port, patience)
     connection = Connection(sock, deadline, patience - (time.monotonic() - started))
     try:
@@ -277,22 +284,24 @@ def connect(address: Address, deadline: Deadline) -> Connection:
 def _dial(host: str, port: int, seconds: float) -> socket.socket:
     """Connect to the first address of `host` that accepts a connection, within `seconds` for all attempts together."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
     except (OSError, UnicodeError) as error:
         raise Broken(str(error)) from error
     failure: Optional[OSError] = None
-    for *_, place in found:
+    for *_, place in addresses:
         try:
-            sock = socket.create_connection((str(place[0]), int(place[1])), timeout=seconds / len(found))
+            # One dead address must not use up the time of the others.
+            sock = socket.create_connection((str(place[0]), int(place[1])), timeout=seconds / len(addresses))
         except OSError as error:
             failure = error
         else:
+            # A request is sent in pieces, which must not wait for acknowledgements.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
     raise Broken(str(failure)) from failure
 
 
-def _way(address: Address) -> Tuple[str, int, str]:
+def _find_route(address: Address) -> Tuple[str, int, str]:
     """Return the host and port of `address`, or those of the proxy through which to reach it. Also return the base64 of
     the login for the proxy.
     """
@@ -314,18 +323,18 @@ Body = Union[bytes, Path, None]
 
 
 class _Content(io.RawIOBase):
-    """Read the body of an answer. An error is reported in one line that names `where`."""
+    """Read the body of an answer. An error is reported in one line that names `title`."""
 
-    def __init__(self, response: HTTPResponse, where: str) -> None:
+    def __init__(self, response: HTTPResponse, title: str) -> None:
         self._response = response
-        self._where = where
+        self._title = title
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         # Do not use HTTPResponse.read: a chunk of size -1 makes it read everything at once.
-        with connected(self._where):
+        with translate_errors(self._title):
             return self._response.readinto(buffer)
 
     def close(self) -> None:
@@ -340,13 +349,13 @@ class ServerRequest:
     Attributes:
         headers: names and values in plain ASCII; `Host` and the headers that describe `body` are added.
         body: bytes, or the file that contains them.
-        most: maximum size of the answer's body in bytes.
+        max_bytes: maximum size of the answer's body in bytes.
     """
 
     method: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Body = None
-    most: int = 0
+    max_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -364,7 +373,7 @@ class Answer:
     def __exit__(self, *_: object) -> None:
         self.body.close()
 
-    def leads_to(self) -> Address:
+    def find_location(self) -> Address:
         """Return the address in the Location header."""
         location = self.headers.get("Location")
         if location is None:
@@ -373,14 +382,14 @@ class Answer:
 
 
 @contextmanager
-def connected(where: str) -> Iterator[None]:
+def translate_errors(title: str) -> Iterator[None]:
     """Turn errors of a connection into RuntimeUnavailableError."""
     try:
         yield
     except (HTTPException, ValueError) as error:
         # The text of the error may quote the server.
-        text = printable(str(error))[:200]
-        raise RuntimeUnavailableError(f"{where}: the connection failed ({text})", "Check the network") from error
+        text = escape(str(error))[:200]
+        raise RuntimeUnavailableError(f"{title}: the connection failed ({text})", "Check the network") from error
 
 
 def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Broken]:
@@ -399,8 +408,8 @@ def _send_body(connection: Connection, body: Union[bytes, Path]) -> Optional[Bro
     return None
 
 
-def exchange(request: ServerRequest, address: Address, deadline: Deadline, where: str) -> Answer:
-    """Send `request` to `address` and return its answer. Messages call the server `where`.
+def exchange(request: ServerRequest, address: Address, deadline: Deadline, title: str) -> Answer:
+    """Send `request` to `address` and return its answer. Messages call the server `title`.
 
     Raises:
         HTTPException: the connection failed, was too slow, or carried too many bytes.
@@ -408,6 +417,7 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, where
     body = request.body
     usual = f":{PORTS[address.scheme]}"
     host = address.place[: -len(usual)] if address.place.endswith(usual) else address.place
+    # A compressed body could grow without limit, and a kept connection could mix answers.
     headers = {"Host": host, "Connection": "close", "Accept-Encoding": "identity", **request.headers}
     if body is not None:
         headers["Content-Length"] = str(body.stat().st_size if isinstance(body, Path) else len(body))
@@ -420,7 +430,7 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, where
             closed = _send_body(connection, body)
             connection.expect_head()
         try:
-            response = connection.response(request.method)
+            response = connection.read_response(request.method)
         except HTTPException as error:
             if closed is None:
                 raise
@@ -428,8 +438,8 @@ def exchange(request: ServerRequest, address: Address, deadline: Deadline, where
     except BaseException:
         connection.close()
         raise
-    connection.expect_body(request.most)
-    return Answer(address, response.status, response.headers, io.BufferedReader(_Content(response, where), CHUNK))
+    connection.expect_body(request.max_bytes)
+    return Answer(address, response.status, response.headers, io.BufferedReader(_Content(response, title), CHUNK))
 
 
 _MAX_CHALLENGES = 8192
@@ -437,28 +447,30 @@ _PART = re.compile(r"""([\w!#$%&'*+.^`|~-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*
 _ESCAPED = re.compile(r"\\(.)")
 
 
-def challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
+def parse_challenges(headers: Iterable[str]) -> List[Tuple[str, Dict[str, str]]]:
     """Return the scheme and the parameters of each challenge. The names of parameters are in lower case.
 
     Args:
         headers: the values of all WWW-Authenticate headers; each may contain several challenges.
     """
-    found: List[Tuple[str, Dict[str, str]]] = []
-    for name, quoted, plain in _PART.findall(",".join(headers)[:_MAX_CHALLENGES]):
-        value = _ESCAPED.sub(r"\1", quoted) or plain
+    schemes: List[Tuple[str, Dict[str, str]]] = []
+    # The pattern runs over a server's text, so that text is cut.
+    for name, quoted, unquoted in _PART.findall(",".join(headers)[:_MAX_CHALLENGES]):
+        value = _ESCAPED.sub(r"\1", quoted) or unquoted
         if not value:
-            found.append((name.lower(), {}))
-        elif found:
-            found[-1][1].setdefault(name.lower(), value)
-    return found
+            schemes.append((name.lower(), {}))
+        elif schemes:
+            schemes[-1][1].setdefault(name.lower(), value)
+    return schemes
 
 
-def credentials(host: str) -> str:
+def read_credentials(host: str) -> str:
     """Return the base64 of USER:PASSWORD that `docker login` or `oras login` stored for exactly `host`, or ""."""
     try:
         folder = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser()
-        known: Any = json.loads(read_file(folder / "config.json"))
-        login = known["auths"][host]["auth"]
+        config: Any = json.loads(read_file(folder / "config.json"))
+        login = config["auths"][host]["auth"]
+        # Encode it again, so that no line break of the file gets into a header.
         return base64.b64encode(base64.b64decode(login)).decode("ascii")
     except (OSError, ValueError, LookupError, TypeError, RuntimeError):
         return ""

@@ -11,8 +11,6 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from edgeq_device.bundle.manifest import MANIFEST
-from edgeq_device.bundle.package import Bundle
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.system.files import open_file
 from edgeq_device.trust.signature import (
@@ -23,13 +21,14 @@ from edgeq_device.trust.signature import (
     decode_base64,
     parse_signature,
     read_public_key,
-    signed_files,
+    read_signed_files,
 )
 
 PLACE = "/etc/edgeq/trust"
 VARIABLE = "EDGEQ_TRUST"
 REVOKED = "revoked.txt"
 _SUFFIXES = (".pem", ".pub", ".crt", ".cer", ".der")
+# Keys take kilobytes; a larger file is the wrong one.
 _MAX_BYTES = 1 << 20
 _BEGIN = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----")
 _NOT_AFTER = re.compile(r"not-after:[ \t]*([0-9]{4}-[0-9]{2}-[0-9]{2})", re.IGNORECASE)
@@ -81,22 +80,22 @@ class Signer:
         return {"key": self.key, "trusted_by": self.name}
 
 
-def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
-    """Return the trusted keys in `given`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there are
+def find_trust(path: Optional[Path], *, required: bool) -> Optional[Trust]:
+    """Return the trusted keys in `path`, else in $EDGEQ_TRUST, else in /etc/edgeq/trust. Return None if there are
     none.
 
     Raises:
         UsageError: the path cannot be read, or `required` is set and there are no trusted keys.
     """
     named = os.environ.get(VARIABLE)
-    if given is not None or named or _is_there(PLACE):
-        return read_trust(given if given is not None else Path(named or PLACE))
+    if path is not None or named or _may_exist(PLACE):
+        return read_trust(path if path is not None else Path(named or PLACE))
     if required:
         raise UsageError("no key is trusted here", f"Name one with --trust, or put one into {PLACE}")
     return None
 
 
-def _is_there(place: str) -> bool:
+def _may_exist(place: str) -> bool:
     """Return whether `place` exists or may exist. A path that cannot be checked must not count as absent."""
     try:
         Path(place).stat()
@@ -114,8 +113,9 @@ def read_trust(path: Path) -> Trust:
     """
     try:
         folder = path.is_dir()
+        # Editors and file systems leave hidden files.
         files = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if folder else [path]
-        contents = {file: _read(file) for file in files}
+        contents = {file: _read_limited(file) for file in files}
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}), so nothing is trusted") from error
     keys: List[TrustedKey] = []
@@ -129,20 +129,21 @@ def read_trust(path: Path) -> Trust:
             raise UsageError(
                 f"{file} is not {REVOKED} and has none of the suffixes {', '.join(_SUFFIXES)}", "Remove or rename it"
             )
-        for label, der, not_after in _blocks(data, str(file)):
+        for label, der, not_after in _read_blocks(data, str(file)):
             if label == "CERTIFICATE":
                 certificates.append(der)
             else:
                 keys.append(TrustedKey(read_public_key(der, str(file)), file.name, not_after))
+    # An empty folder must not look like a machine that trusts nobody yet.
     if not keys and not certificates:
         raise UsageError(f"{path} contains no key", "Put a public key or a certificate there")
     return Trust(str(path), tuple(keys), tuple(certificates), revoked)
 
 
 def verify_signature(
-    data: Optional[bytes], found: Mapping[str, str], trust: Trust, where: str, chain: Optional[Chain] = None
+    data: Optional[bytes], digests: Mapping[str, str], trust: Trust, context: str, chain: Optional[Chain] = None
 ) -> Signer:
-    """Return the signer of the files `found` (sha256 in hex by relative path).
+    """Return the signer of the files `digests` (sha256 in hex by relative path).
 
     Args:
         data: content of the signature file; None if it is missing.
@@ -152,61 +153,48 @@ def verify_signature(
         BundleError: there is no signature, the key is not trusted (any more), or other files were signed.
     """
     if data is None:
-        raise BundleError(f"{where} is not signed", f"It needs a signature by a key of {trust.source}")
-    signature = parse_signature(data, f"{where}: signature")
-    signer = _signer(signature, trust, where, chain)
-    check_files(signed_files(signature.payload, where), found, where)
+        raise BundleError(f"{context} is not signed", f"It needs a signature by a key of {trust.source}")
+    signature = parse_signature(data, f"{context}: signature")
+    signer = _find_signer(signature, trust, context, chain)
+    check_files(read_signed_files(signature.payload, context), digests, context)
     return signer
 
 
-def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chain] = None) -> Optional[Signer]:
-    """Return the signer of an opened bundle, whose files have already been hashed. Return None if there is no `trust`.
-
-    Raises:
-        BundleError: for the same reasons as `verify_signature`, or if the directory contains a file that nobody signed.
-    """
-    if trust is None:
-        return None
-    if bundle.extra:
-        raise BundleError(
-            f"{bundle.source}: {bundle.extra[0]!a} is not signed, and {trust.source} requires signed files",
-            "Move files that are not part of the bundle out of it",
-        )
-    found = {name: record.sha256 for name, record in bundle.files.items()}
-    found[MANIFEST] = bundle.manifest_sha256
-    return verify_signature(bundle.signature, found, trust, str(bundle.source), chain)
-
-
-def _signer(signature: BundleSignature, trust: Trust, where: str, chain: Optional[Chain]) -> Signer:
+def _find_signer(signature: BundleSignature, trust: Trust, context: str, chain: Optional[Chain]) -> Signer:
     fix = f"Do not use it, unless the key belongs in {trust.source}"
     today = datetime.now(timezone.utc).date()
     for trusted in trust.keys:
+        # The hint only saves work. The signature itself decides.
         if signature.hint not in ("", trusted.key.id) or not signature.is_by(trusted.key):
             continue
+        # The day matters only for the key that did sign.
         if trusted.not_after is not None and today > trusted.not_after:
-            raise BundleError(f"{where} is signed by {trusted.name}, which is trusted until {trusted.not_after}", fix)
-        return _unrevoked(Signer(trusted.key.id, trusted.name), trust, where)
+            raise BundleError(f"{context} is signed by {trusted.name}, which is trusted until {trusted.not_after}", fix)
+        return _check_unrevoked(Signer(trusted.key.id, trusted.name), trust, context)
     if not signature.chain or not trust.certificates:
         by = f" ({signature.hint})" if signature.hint else " (a certificate's)" if signature.chain else ""
-        raise BundleError(f"{where} is not signed by a key of {trust.source}{by}", fix)
+        raise BundleError(f"{context} is not signed by a key of {trust.source}{by}", fix)
     if chain is None:
         raise BundleError(
-            f"{where} is signed with a certificate, which edgeq verifies on a workstation only",
+            f"{context} is signed with a certificate, which edgeq verifies on a workstation only",
             "Trust the public key of the certificate on this device",
         )
+    # The chain says whose key it is, not whether it signed this bundle.
     key = chain(signature.chain, trust.certificates)
     if not signature.is_by(key):
-        raise BundleError(f"{where}: its certificate did not make the signature", fix)
-    return _unrevoked(Signer(key.id, Path(trust.source).name), trust, where)
+        raise BundleError(f"{context}: its certificate did not make the signature", fix)
+    return _check_unrevoked(Signer(key.id, Path(trust.source).name), trust, context)
 
 
-def _unrevoked(signer: Signer, trust: Trust, where: str) -> Signer:
+def _check_unrevoked(signer: Signer, trust: Trust, context: str) -> Signer:
     if signer.key in trust.revoked:
-        raise BundleError(f"{where} is signed by {signer.key}, a key that was revoked", "Have it signed by another key")
+        raise BundleError(
+            f"{context} is signed by {signer.key}, a key that was revoked", "Have it signed by another key"
+        )
     return signer
 
 
-def _read(file: Path) -> bytes:
+def _read_limited(file: Path) -> bytes:
     with open_file(file) as stream:
         data = stream.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
@@ -214,34 +202,34 @@ def _read(file: Path) -> bytes:
     return data
 
 
-def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
+def _read_lines(data: bytes, context: str) -> List[Tuple[str, str]]:
     """Return the place (`where:number`) and the text of each line. Refuse characters that an editor would show
     differently from what is read here.
     """
     try:
         lines = [line[:-1] if line.endswith("\r") else line for line in data.decode("utf-8").split("\n")]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{where} is neither DER nor text in UTF-8", "Write the file again") from error
+        raise UsageError(f"{context} is neither DER nor text in UTF-8", "Write the file again") from error
     for number, line in enumerate(lines, 1):
         if _CONTROL.search(line):
-            raise UsageError(f"{where}:{number}: {line[:80]!a} contains a control character", "Remove it")
-    return [(f"{where}:{number}", line.strip(" \t")) for number, line in enumerate(lines, 1)]
+            raise UsageError(f"{context}:{number}: {line[:80]!a} contains a control character", "Remove it")
+    return [(f"{context}:{number}", line.strip(" \t")) for number, line in enumerate(lines, 1)]
 
 
-def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
+def _read_revoked(data: bytes, context: str) -> FrozenSet[str]:
     """Return the ids of revoked keys. The file has one id a line, and remarks begin with #."""
-    found = set()
-    for place, line in _lines(data, where):
+    keys = set()
+    for place, line in _read_lines(data, context):
         key = line.partition("#")[0].strip(" \t")
         if key and not SHA256.fullmatch(key):
             raise UsageError(
                 f"{place}: {key[:80]!a} is not the id of a key", "Write the 64 hex digits that `verify` prints"
             )
-        found.add(key)
-    return frozenset(found - {""})
+        keys.add(key)
+    return frozenset(keys - {""})
 
 
-def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
+def _read_blocks(data: bytes, context: str) -> List[Tuple[str, bytes, Optional[date]]]:
     """Return the label, content and last day of each key and certificate. DER data contain only one of them; PEM text
     may contain several.
 
@@ -252,35 +240,36 @@ def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
     if b"-----BEGIN" not in data:
         # The first element of a certificate is a sequence with a two-byte length. In a key, the length is shorter.
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
-    found: List[Tuple[str, bytes, Optional[date]]] = []
-    last: Optional[Tuple[str, date]] = None
-    lines = iter(_lines(data, where))
+    blocks: List[Tuple[str, bytes, Optional[date]]] = []
+    last_day: Optional[Tuple[str, date]] = None
+    lines = iter(_read_lines(data, context))
     for place, line in lines:
         begin = _BEGIN.fullmatch(line)
         if begin:
             label = begin.group(1)
             if label not in ("PUBLIC KEY", "CERTIFICATE"):
                 raise UsageError(
-                    f"{place}: {where} contains a {label}", "Only public keys and certificates belong there"
+                    f"{place}: {context} contains a {label}", "Only public keys and certificates belong there"
                 )
-            if last is not None and label == "CERTIFICATE":
+            # A second day would contradict the one in the certificate.
+            if last_day is not None and label == "CERTIFICATE":
                 raise UsageError(
-                    f"{last[0]}: a certificate has its own last day", "Remove the line not-after before it"
+                    f"{last_day[0]}: a certificate has its own last day", "Remove the line not-after before it"
                 )
-            found.append((label, _content(lines, label, place), last[1] if last is not None else None))
-            last = None
+            blocks.append((label, _read_block(lines, label, place), last_day[1] if last_day is not None else None))
+            last_day = None
         elif _KEY_TEXT.fullmatch(line):
             continue
         elif line and (not line.startswith("#") or _A_LAST_DAY.search(line)):
-            if last is not None:
+            if last_day is not None:
                 raise UsageError(f"{place}: {line[:80]!a} follows a not-after", "Put the key's block right after that")
-            last = (place, _last_day(line, place))
-    if last is not None:
-        raise UsageError(f"{last[0]}: no key follows this not-after", "Write it before the key that it is for")
-    return found
+            last_day = (place, _parse_last_day(line, place))
+    if last_day is not None:
+        raise UsageError(f"{last_day[0]}: no key follows this not-after", "Write it before the key that it is for")
+    return blocks
 
 
-def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
+def _read_block(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
     """Read the lines of a block up to its end, and return the decoded bytes."""
     text: List[str] = []
     for _, line in lines:
@@ -293,15 +282,15 @@ def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
     raise UsageError(f"{begin}: the {label} is cut off", "Write the file again")
 
 
-def _last_day(line: str, place: str) -> date:
+def _parse_last_day(line: str, place: str) -> date:
     fault = UsageError(
         f"{place}: {line[:80]!a} is not understood, so nothing is trusted",
         "Between keys, write only `not-after: 2027-06-30` and remarks that begin with #",
     )
-    found = _NOT_AFTER.fullmatch(line)
-    if not found:
+    match = _NOT_AFTER.fullmatch(line)
+    if not match:
         raise fault
     try:
-        return date.fromisoformat(found.group(1))
+        return date.fromisoformat(match.group(1))
     except ValueError as error:  # there is no such day
         raise fault from error

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.system.places import own_table
 from edgeq_device.system.plainjson import parse_json
+from edgeq_device.system.tables import read_table
 
 _Affine = Tuple[int, int]
 _Jacobian = Tuple[int, int, int]
@@ -49,14 +49,14 @@ class Curve:
 
 
 @lru_cache(maxsize=1)
-def curves() -> Tuple[Curve, ...]:
+def load_curves() -> Tuple[Curve, ...]:
     """Read the curves from curves.json, next to this file. Its numbers are hexadecimal."""
-    found = []
-    for row in own_table("trust/curves.json"):
+    table = []
+    for row in read_table("trust/curves.json"):
         name, digest, header = (row.pop(key) for key in ("name", "digest", "header"))
         numbers = {key: int(text, 16) for key, text in row.items()}
-        found.append(Curve(name=name, header=bytes.fromhex(header), digest=digest, **numbers))
-    return tuple(found)
+        table.append(Curve(name=name, header=bytes.fromhex(header), digest=digest, **numbers))
+    return tuple(table)
 
 
 @dataclass(frozen=True)
@@ -88,41 +88,43 @@ class PublicKey:
         curve.
         """
         curve, numbers = self.curve, _read_signature(signature)
+        # With r = s = 0, every message would be valid (SEC 1, 4.1.4, step 1).
         if numbers is None or not all(0 < number < curve.n for number in numbers):
             return False
         r, s = numbers
         hashed = int.from_bytes(hashlib.new(digest or curve.digest, message).digest(), "big")
         inverse = pow(s, -1, curve.n)
-        found = _sum_of_products(curve, hashed * inverse % curve.n, r * inverse % curve.n, (self.x, self.y))
-        return found is not None and found[0] % curve.n == r
+        point = _add_products(curve, hashed * inverse % curve.n, r * inverse % curve.n, (self.x, self.y))
+        return point is not None and point[0] % curve.n == r
 
 
-def read_public_key(der: bytes, where: str) -> PublicKey:
-    """Return the key in `der` (SubjectPublicKeyInfo). Messages call the key `where`.
+def read_public_key(der: bytes, context: str) -> PublicKey:
+    """Return the key in `der` (SubjectPublicKeyInfo). Messages call the key `context`.
 
     Raises:
         UsageError: the data are not a key on one of the three curves with an uncompressed point, or the point is not on
             its curve.
     """
-    for curve in curves():
+    for curve in load_curves():
         size = curve.size
         if der.startswith(curve.header) and len(der) == len(curve.header) + 2 * size:
             x, y = (int.from_bytes(part, "big") for part in (der[-2 * size : -size], der[-size:]))
+            # The formulas below hold only for points of the curve.
             if max(x, y) >= curve.p or (y * y - (x * x - 3) * x - curve.b) % curve.p:
-                raise UsageError(f"{where}: the public key is not a point of {curve.name}")
+                raise UsageError(f"{context}: the public key is not a point of {curve.name}")
             return PublicKey(curve, x, y)
     raise UsageError(
-        f"{where}: not an elliptic-curve public key on P-256, P-384 or P-521",
+        f"{context}: not an elliptic-curve public key on P-256, P-384 or P-521",
         "Write it with `openssl ec -in KEY.pem -pubout -conv_form uncompressed`",
     )
 
 
 def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
     """Return r and s of a signature as positive numbers, or None if they are not encoded in canonical DER."""
-    body, rest = _element(der, 0x30)
-    r, body = _element(body, 0x02)
-    s, body = _element(body, 0x02)
-    if rest or body or not _is_positive(r) or not _is_positive(s):
+    body, trailing = _read_element(der, 0x30)
+    r, body = _read_element(body, 0x02)
+    s, body = _read_element(body, 0x02)
+    if trailing or body or not _is_positive(r) or not _is_positive(s):
         return None
     return int.from_bytes(r, "big"), int.from_bytes(s, "big")
 
@@ -136,10 +138,11 @@ def _is_positive(number: bytes) -> bool:
     return number[:1] != b"" and number[0] < 0x80
 
 
-def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
+def _read_element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
     """Return the content of the first element, and the bytes that follow the element. Return empty bytes for both if
     the element is malformed or its tag is not `tag`.
     """
+    # A signature has less than 256 bytes, so longer forms of a length do not occur.
     long = len(der) > 1 and der[1] == 0x81
     start = 3 if long else 2
     if len(der) < start or der[0] != tag or (der[start - 1] > 0x7F) != long:
@@ -148,20 +151,21 @@ def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
     return (der[start:end], der[end:]) if end <= len(der) else (b"", b"")
 
 
-def _sum_of_products(curve: Curve, first: int, second: int, point: _Affine) -> Optional[_Affine]:
+def _add_products(curve: Curve, base_factor: int, point_factor: int, point: _Affine) -> Optional[_Affine]:
     """Return first · base point + second · point, or None if the sum is the point at infinity.
 
     Both products are computed at once, bit by bit (Shamir's method).
     """
     p, base = curve.p, (curve.x, curve.y)
-    addends = (None, base, point, _affine(_add((*base, 1), point, p), p))
+    # The index is made of one bit of each factor.
+    addends = (None, base, point, _to_affine(_add((*base, 1), point, p), p))
     total: _Jacobian = _INFINITY
-    for bit in range(max(first.bit_length(), second.bit_length()) - 1, -1, -1):
+    for bit in range(max(base_factor.bit_length(), point_factor.bit_length()) - 1, -1, -1):
         total = _double(total, p)
-        addend = addends[(first >> bit & 1) + 2 * (second >> bit & 1)]
+        addend = addends[(base_factor >> bit & 1) + 2 * (point_factor >> bit & 1)]
         if addend is not None:
             total = _add(total, addend, p)
-    return _affine(total, p)
+    return _to_affine(total, p)
 
 
 def _double(point: _Jacobian, p: int) -> _Jacobian:
@@ -173,12 +177,13 @@ def _double(point: _Jacobian, p: int) -> _Jacobian:
     return x3, (alpha * (4 * beta - x3) - 8 * gamma * gamma) % p, 2 * y * z % p
 
 
-def _add(point: _Jacobian, other: _Affine, p: int) -> _Jacobian:
+def _add(point: _Jacobian, addend: _Affine, p: int) -> _Jacobian:
     x, y, z = point
     if z == 0:
-        return (*other, 1)
+        return (*addend, 1)
     zz = z * z % p
-    h, r = (other[0] * zz - x) % p, (other[1] * zz * z - y) % p
+    h, r = (addend[0] * zz - x) % p, (addend[1] * zz * z - y) % p
+    # The points are equal or opposite, where the formula for sums fails.
     if h == 0:
         return _INFINITY if r else _double(point, p)
     hh = h * h % p
@@ -187,7 +192,7 @@ def _add(point: _Jacobian, other: _Affine, p: int) -> _Jacobian:
     return x3, (r * (v - x3) - y * hhh) % p, z * h % p
 
 
-def _affine(point: _Jacobian, p: int) -> Optional[_Affine]:
+def _to_affine(point: _Jacobian, p: int) -> Optional[_Affine]:
     x, y, z = point
     if z == 0:
         return None
@@ -205,6 +210,7 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 _FIRST_PREDICATE_TYPE = "https://model_signing/Digests/v0.1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """Form of a hash in hex. Such hashes identify bundles and keys."""
+# Real chains have two or three certificates.
 _MAX_CHAIN = 10
 _AGAIN = "Do not use this bundle; get it again from where it was made, or have it signed again"
 
@@ -235,118 +241,128 @@ class BundleSignature:
         if key.verifies(self.value, self.message):
             return True
         # The first release signed Python's repr of the payload, with sha256 on every curve.
-        first = f"DSSEV1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(self.payload)} {self.payload!r}"
-        return _FIRST_PREDICATE_TYPE.encode() in self.payload and key.verifies(self.value, first.encode(), "sha256")
+        old_message = f"DSSEV1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(self.payload)} {self.payload!r}"
+        return _FIRST_PREDICATE_TYPE.encode() in self.payload and key.verifies(
+            self.value, old_message.encode(), "sha256"
+        )
 
 
-def parse_signature(data: bytes, where: str) -> BundleSignature:
+def parse_signature(data: bytes, context: str) -> BundleSignature:
     """Return the signature in the bytes of a file.
 
     Raises:
         BundleError: the file is not a signature that Model Signing writes with a key or a certificate.
     """
-    bundle = parse_json(data, where)
+    bundle = parse_json(data, context)
     if bundle.get("mediaType") != BUNDLE_TYPE:
-        raise BundleError(f"{where} is not a Sigstore bundle of version 0.3", _AGAIN)
-    envelope, material = _object(bundle, "dsseEnvelope", where), _object(bundle, "verificationMaterial", where)
+        raise BundleError(f"{context} is not a Sigstore bundle of version 0.3", _AGAIN)
+    envelope, material = (
+        _require_object(bundle, "dsseEnvelope", context),
+        _require_object(bundle, "verificationMaterial", context),
+    )
     if envelope.get("payloadType") != PAYLOAD_TYPE:
-        raise BundleError(f"{where}: the payload is not an in-toto statement", _AGAIN)
-    signatures = _objects(envelope, "signatures", where)
+        raise BundleError(f"{context}: the payload is not an in-toto statement", _AGAIN)
+    signatures = _require_objects(envelope, "signatures", context)
+    # With several, it would be unclear which one vouches for the files.
     if len(signatures) != 1:
-        raise BundleError(f"{where} contains {len(signatures)} signatures, not one", _AGAIN)
+        raise BundleError(f"{context} contains {len(signatures)} signatures, not one", _AGAIN)
     hint, chain = "", []
     if "publicKey" in material:
-        hint = _object(material, "publicKey", where).get("hint") or ""
+        hint = _require_object(material, "publicKey", context).get("hint") or ""
         if not isinstance(hint, str) or (hint and not SHA256.fullmatch(hint)):
-            raise BundleError(f"{where}: the hint to the key is not a sha256", _AGAIN)
+            raise BundleError(f"{context}: the hint to the key is not a sha256", _AGAIN)
     elif "x509CertificateChain" in material:
-        chain = _objects(_object(material, "x509CertificateChain", where), "certificates", where)
+        chain = _require_objects(_require_object(material, "x509CertificateChain", context), "certificates", context)
         if not 0 < len(chain) <= _MAX_CHAIN:
-            raise BundleError(f"{where} holds {len(chain)} certificates", _AGAIN)
+            raise BundleError(f"{context} holds {len(chain)} certificates", _AGAIN)
     else:
         raise BundleError(
-            f"{where} was made neither with a key nor with a certificate chain",
+            f"{context} was made neither with a key nor with a certificate chain",
             "Verify a keyless signature with the model-signing package, on a machine with a network",
         )
     return BundleSignature(
-        payload=_decoded(envelope, "payload", where),
-        value=_decoded(signatures[0], "sig", where),
+        payload=_decode(envelope, "payload", context),
+        value=_decode(signatures[0], "sig", context),
         hint=hint,
-        chain=tuple(_decoded(certificate, "rawBytes", where) for certificate in chain),
+        chain=tuple(_decode(certificate, "rawBytes", context) for certificate in chain),
     )
 
 
-def signed_files(payload: bytes, where: str) -> Dict[str, str]:
+def read_signed_files(payload: bytes, context: str) -> Dict[str, str]:
     """Return the sha256 in hex of every file in the statement `payload`, keyed by relative path.
 
     Raises:
         BundleError: the payload is not a statement of Model Signing that lists whole files by their sha256.
     """
-    where = f"{where}: statement"
-    statement = parse_json(payload, where)
+    context = f"{context}: statement"
+    statement = parse_json(payload, context)
     if statement.get("_type") != STATEMENT_TYPE:
-        raise BundleError(f"{where} is not an in-toto statement of version 1", _AGAIN)
-    subjects, kind = _objects(statement, "subject", where), statement.get("predicateType")
+        raise BundleError(f"{context} is not an in-toto statement of version 1", _AGAIN)
+    subjects, kind = _require_objects(statement, "subject", context), statement.get("predicateType")
     if kind == _FIRST_PREDICATE_TYPE:
-        return _digests([{**_object(s, "digest", where), "name": s.get("name")} for s in subjects], "sha256", where)
+        return _read_digests(
+            [{**_require_object(s, "digest", context), "name": s.get("name")} for s in subjects], "sha256", context
+        )
     if kind != PREDICATE_TYPE:
-        raise BundleError(f"{where} is not about a model's files", _AGAIN)
-    predicate = _object(statement, "predicate", where)
-    serialization = _object(predicate, "serialization", where)
+        raise BundleError(f"{context} is not about a model's files", _AGAIN)
+    predicate = _require_object(statement, "predicate", context)
+    serialization = _require_object(predicate, "serialization", context)
     if (serialization.get("method"), serialization.get("hash_type")) != ("files", "sha256"):
-        raise BundleError(f"{where} does not name whole files by their sha256", "Sign the bundle in that way")
-    resources = _objects(predicate, "resources", where)
+        raise BundleError(f"{context} does not name whole files by their sha256", "Sign the bundle in that way")
+    resources = _require_objects(predicate, "resources", context)
     if any(resource.get("algorithm") != "sha256" for resource in resources):
-        raise BundleError(f"{where} does not name whole files by their sha256", "Sign the bundle in that way")
-    files = _digests(resources, "digest", where)
-    if len(subjects) != 1 or _object(subjects[0], "digest", where).get("sha256") != root_digest(files):
-        raise BundleError(f"{where}: its digest of the whole does not match its files", _AGAIN)
+        raise BundleError(f"{context} does not name whole files by their sha256", "Sign the bundle in that way")
+    files = _read_digests(resources, "digest", context)
+    # The digest repeats what the list says; a difference shows an edited list.
+    if len(subjects) != 1 or _require_object(subjects[0], "digest", context).get("sha256") != hash_digests(files):
+        raise BundleError(f"{context}: its digest of the whole does not match its files", _AGAIN)
     return files
 
 
-def root_digest(files: Mapping[str, str]) -> str:
+def hash_digests(files: Mapping[str, str]) -> str:
     """Concatenate the sha256 digests of the files as bytes, in the order of `files`, and return the sha256 of the
     result in hex.
     """
     return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in files.values())).hexdigest()
 
 
-def check_files(signed: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
-    """Check that the mappings `found` and `signed` are identical. Each maps relative paths to SHA-256 hashes in hex.
+def check_files(signed: Mapping[str, str], actual: Mapping[str, str], context: str) -> None:
+    """Check that the mappings `actual` and `signed` are identical. Each maps relative paths to SHA-256 hashes in hex.
 
     Raises:
         BundleError: a file is missing, was changed, or was not signed.
     """
-    for name in sorted({**signed, **found}):
-        if signed.get(name) != found.get(name):
-            problem = "is not signed" if name not in signed else "is missing" if name not in found else "was changed"
-            raise BundleError(f"{where}: {name!a} {problem}, according to its signature", _AGAIN)
+    # In both directions: a missing file is as wrong as a file that nobody signed.
+    for name in sorted({**signed, **actual}):
+        if signed.get(name) != actual.get(name):
+            problem = "is not signed" if name not in signed else "is missing" if name not in actual else "was changed"
+            raise BundleError(f"{context}: {name!a} {problem}, according to its signature", _AGAIN)
 
 
-def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, str]:
+def _read_digests(entries: List[Dict[str, Any]], key: str, context: str) -> Dict[str, str]:
     files: Dict[str, str] = {}
     for entry in entries:
         name, digest = entry.get("name"), entry.get(key)
         if not isinstance(name, str) or name in files or not isinstance(digest, str) or not SHA256.fullmatch(digest):
-            raise BundleError(f"{where}: {name!a} is not a file with a sha256, or occurs twice", _AGAIN)
+            raise BundleError(f"{context}: {name!a} is not a file with a sha256, or occurs twice", _AGAIN)
         files[name] = digest
     if not files:
-        raise BundleError(f"{where} names no file", _AGAIN)
+        raise BundleError(f"{context} names no file", _AGAIN)
     return files
 
 
-def _object(values: Mapping[str, Any], key: str, where: str) -> Dict[str, Any]:
-    found = values.get(key)
-    if not isinstance(found, dict):
-        raise BundleError(f"{where}: {key} is missing or not an object", _AGAIN)
-    return found
+def _require_object(values: Mapping[str, Any], key: str, context: str) -> Dict[str, Any]:
+    value = values.get(key)
+    if not isinstance(value, dict):
+        raise BundleError(f"{context}: {key} is missing or not an object", _AGAIN)
+    return value
 
 
-def _objects(values: Mapping[str, Any], key: str, where: str) -> List[Dict[str, Any]]:
-    found = values.get(key)
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise BundleError(f"{where}: {key} is missing or not a list of objects", _AGAIN)
-    return found
+def _require_objects(values: Mapping[str, Any], key: str, context: str) -> List[Dict[str, Any]]:
+    items = values.get(key)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BundleError(f"{context}: {key} is missing or not a list of objects", _AGAIN)
+    return items
 
 
 def decode_base64(text: object) -> bytes:
@@ -361,8 +377,8 @@ def decode_base64(text: object) -> bytes:
     return data
 
 
-def _decoded(values: Mapping[str, Any], key: str, where: str) -> bytes:
+def _decode(values: Mapping[str, Any], key: str, context: str) -> bytes:
     try:
         return decode_base64(values.get(key))
     except ValueError as error:
-        raise BundleError(f"{where}: {key} is not base64", _AGAIN) from error
+        raise BundleError(f"{context}: {key} is not base64", _AGAIN) from error

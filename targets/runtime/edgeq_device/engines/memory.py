@@ -10,13 +10,15 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from edgeq_device.engines.serve import python_command, requested_engine, requested_variant
-from edgeq_device.engines.sessions import onnxruntime, open_unchecked
+from edgeq_device.engines.guest import build_python_command
+from edgeq_device.engines.runtime import onnxruntime
+from edgeq_device.engines.serve import parse_engine, parse_variant
+from edgeq_device.engines.sessions import open_unchecked
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.measure.environment import read_memory
-from edgeq_device.measure.features import ROOT
-from edgeq_device.prepare.arrays import random_feeds
-from edgeq_device.system.programs import child_environment
+from edgeq_device.prepare.feeds import draw_feeds
+from edgeq_device.system.features import ROOT
+from edgeq_device.system.programs import build_child_environment
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ def measure_memory(
     """Open a session in a fresh process, run it five times on made-up inputs, and read that process's memory.
 
     Args:
-        request: description of the model to open: see `serve.open_request`.
-        shapes: shapes of inputs with open sizes; see `arrays.random_feeds`.
+        request: description of the model to open: see `serve.build_open_request`.
+        shapes: shapes of inputs with open sizes; see `feeds.draw_feeds`.
 
     Raises:
         RuntimeUnavailableError: the process failed or took too long, or the system does not report a process's memory.
@@ -54,8 +56,8 @@ def measure_memory(
     order = {**request, "shapes": {name: list(shape) for name, shape in shapes.items()}}
     try:
         child = subprocess.run(
-            python_command(f"{__package__}.memory"),
-            env=child_environment(),
+            build_python_command(f"{__package__}.memory"),
+            env=build_child_environment(),
             input=json.dumps(order),
             capture_output=True,
             text=True,
@@ -65,22 +67,23 @@ def measure_memory(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {error}") from error
     if child.returncode != 0:
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {last}")
+        message = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeUnavailableError(f"the memory of {model} could not be measured: {message}")
+    # Libraries may print lines before the answer.
     answer = json.loads(child.stdout.strip().splitlines()[-1])
     return MemoryUse(**answer)
 
 
-def _with_helper(session: Any) -> Tuple[Optional[int], Optional[int]]:
+def _read_with_guest(session: Any) -> Tuple[Optional[int], Optional[int]]:
     """Return the sum of `read_memory` over this process and the process in which the session runs, if that is another
     one.
     """
-    own = read_memory(ROOT)
+    own_memory = read_memory(ROOT)
     if not hasattr(session, "guest"):
-        return own
+        return own_memory
     now, peak = (
-        None if here is None or there is None else here + there
-        for here, there in zip(own, read_memory(ROOT, str(session.guest.process)))
+        None if own_bytes is None or guest_bytes is None else own_bytes + guest_bytes
+        for own_bytes, guest_bytes in zip(own_memory, read_memory(ROOT, str(session.guest.process)))
     )
     return now, peak
 
@@ -90,15 +93,17 @@ def main() -> int:
     try:
         order = json.load(sys.stdin)
         onnxruntime()
-        first, _ = read_memory(ROOT)
-        session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
-        loaded, _ = _with_helper(session)
-        for feed in random_feeds(session, order["shapes"], count=1) * 5:
+        # After the import, so that onnxruntime itself does not count as the model's memory.
+        baseline, _ = read_memory(ROOT)
+        session = open_unchecked(parse_variant(order), order["threads"], parse_engine(order))
+        loaded, _ = _read_with_guest(session)
+        # Several runs, because the first ones may still allocate.
+        for feed in draw_feeds(session, order["shapes"], count=1) * 5:
             session.run(None, feed)
-        _, peak = _with_helper(session)
-        if first is None or loaded is None or peak is None:
+        _, peak = _read_with_guest(session)
+        if baseline is None or loaded is None or peak is None:
             raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
-        print(json.dumps(MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()))
+        print(json.dumps(MemoryUse(max(0, loaded - baseline), max(0, peak - baseline), peak).to_dict()))
     except Exception as error:  # the parent shows only this line to the user; a traceback would hide it
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from edgeq_device.system.places import own_table
-from edgeq_device.system.programs import child_environment
+from edgeq_device.system.programs import build_child_environment
+from edgeq_device.system.tables import read_table
 
 ROOT = Path("/")
 
@@ -44,13 +44,13 @@ class Answers(NamedTuple):
 
 
 _EAX, _ECX = 0, 2
-_TABLE = own_table("measure/features.json")
+_TABLE = read_table("system/features.json")
 _BITS: Mapping[str, Tuple[int, int, int, int, str]] = _TABLE["cpuid"]["bits"]
 FEATURES = frozenset(_BITS)
 """Every feature that `cpuid_features` can find."""
 
 
-def bit_of(feature: str) -> Tuple[int, int, int, int]:
+def find_bit(feature: str) -> Tuple[int, int, int, int]:
     """Return where CPUID reports `feature`: the leaf, the subleaf, the register (0 is EAX) and the bit."""
     leaf, subleaf, register, bit, _ = _BITS[feature]
     return leaf, subleaf, register, bit
@@ -89,12 +89,13 @@ def query_cpuid() -> Optional[Answers]:
 
 def _run_posix() -> Answers:
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    # NOPs fill the page up to the second function.
     page.write(_SYSTEM_V[0].ljust(64, b"\x90") + _SYSTEM_V[1])
-    held = ctypes.c_char.from_buffer(page)
+    first_byte = ctypes.c_char.from_buffer(page)
     try:
-        return _collect(ctypes.addressof(held))
+        return _collect(ctypes.addressof(first_byte))
     finally:
-        del held
+        del first_byte
         page.close()
 
 
@@ -131,10 +132,12 @@ def _collect(address: int) -> Answers:
 
     leaves: Dict[Tuple[int, int], Registers] = {(0, 0): leaf(0, 0), (1, 0): leaf(1, 0)}
     highest = leaves[0, 0][_EAX]
+    # A CPU may answer for a leaf that it lacks with the values of another one.
     if highest >= 7:
         leaves[7, 0] = leaf(7, 0)
         if leaves[7, 0][_EAX] >= 1:
             leaves[7, 1] = leaf(7, 1)
+    # The bit OSXSAVE; without it, XGETBV is an invalid instruction.
     saves_state = leaves[1, 0][_ECX] >> 27 & 1
     if not saves_state:
         return Answers(leaves, 0)
@@ -215,7 +218,9 @@ def gather() -> Evidence:
         machine,
         cpuinfo=read_bytes(Path("/proc/cpuinfo")).decode("utf-8", "replace") if system == "Linux" else "",
         auxv=read_bytes(Path("/proc/self/auxv")) if system == "Linux" else b"",
-        sysctl=subprocess.run(_SYSCTL, env=child_environment(), capture_output=True, text=True, check=False).stdout
+        sysctl=subprocess.run(
+            _SYSCTL, env=build_child_environment(), capture_output=True, text=True, check=False
+        ).stdout
         if system == "Darwin"
         else "",
         windows=_query_windows() if system == "Windows" else (),
@@ -226,7 +231,7 @@ def gather() -> Evidence:
 def interpret(evidence: Evidence) -> Reading:
     """Decide which features count: they must be listed by the system and not denied by the CPU."""
     architecture = normalise_architecture(evidence.machine)
-    listed, source = _listed(evidence, architecture)
+    listed, source = _read_listed(evidence, architecture)
     if evidence.cpuid is None:
         return Reading(architecture, listed, source)
     answered = cpuid_features(evidence.cpuid)
@@ -236,24 +241,24 @@ def interpret(evidence: Evidence) -> Reading:
     hidden = answered - listed - _UNLISTED
     notes = []
     if denied:
-        notes.append(f"/proc/cpuinfo lists {_joined(denied)}, which CPUID denies (an emulator?): not counted")
+        notes.append(f"/proc/cpuinfo lists {_join(denied)}, which CPUID denies (an emulator?): not counted")
     if hidden:
-        notes.append(f"CPUID reports {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
+        notes.append(f"CPUID reports {_join(hidden)}, which /proc/cpuinfo does not list: not counted")
     features = listed - denied | answered & _UNLISTED
     return Reading(architecture, features, source, denied | hidden, tuple(notes))
 
 
-def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]:
+def _read_listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]:
     """Return the features that the operating system lists, and their source. The source is "" if nothing is listed."""
     hwcap = parse_hwcap(*read_hwcap(evidence.auxv)) if architecture == "arm64" else frozenset()
-    for source, found in (
+    for source, features in (
         ("/proc/cpuinfo", parse_cpuinfo(evidence.cpuinfo, architecture)),
         ("HWCAP", hwcap),
         ("sysctl", parse_sysctl(evidence.sysctl)),
         ("Windows", frozenset(name for number in evidence.windows for name in _WINDOWS.get(str(number), ()))),
     ):
-        if found:
-            return found | hwcap, source
+        if features:
+            return features | hwcap, source
     return frozenset(), ""
 
 
@@ -274,22 +279,23 @@ def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
 
     Only the lines of `architecture` are read, because a user-mode emulator shows the host's file.
     """
-    wanted = _CPUINFO_KEYS.get(architecture)
-    found = None
+    features_key = _CPUINFO_KEYS.get(architecture)
+    features = None
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == wanted:
+        if key.strip() == features_key:
             names = normalise(value.split())
-            if wanted == "isa":  # "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}
+            if features_key == "isa":  # "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}
                 base, *extensions = value.strip().lower().split("_")
                 names = frozenset((*base[4:], *extensions))
-            found = names if found is None else found & names
-    return found or frozenset()
+            features = names if features is None else features & names
+    return features or frozenset()
 
 
 def read_hwcap(auxv: bytes) -> Tuple[int, int]:
     """Return AT_HWCAP and AT_HWCAP2 from the bytes of /proc/self/auxv (64-bit, little endian)."""
     entries: Dict[int, int] = dict(struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]))
+    # AT_HWCAP is entry 16 of the auxiliary vector, AT_HWCAP2 is entry 26.
     return entries.get(16, 0), entries.get(26, 0)
 
 
@@ -304,14 +310,14 @@ def parse_hwcap(hwcap: int, hwcap2: int = 0) -> FrozenSet[str]:
 
 def parse_sysctl(text: str) -> FrozenSet[str]:
     """Return the features in macOS's `sysctl hw machdep.cpu`, ARM64 or x86-64."""
-    found: Set[str] = set()
+    features: Set[str] = set()
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
-            found |= normalise(value.split())
+            features |= normalise(value.split())
         elif value.strip() == "1":
-            found.update(_TABLE["apple"]["keys"].get(key, ()))
-    return frozenset(found)
+            features.update(_TABLE["apple"]["keys"].get(key, ()))
+    return frozenset(features)
 
 
 def parse_identity(text: str) -> Dict[str, str]:
@@ -339,7 +345,7 @@ def _query_windows() -> Tuple[int, ...]:
     return tuple(number for number in sorted(map(int, _WINDOWS)) if present(number))
 
 
-def _joined(names: Iterable[str]) -> str:
+def _join(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
@@ -353,7 +359,7 @@ def read_text(path: Path, limit: int = 1 << 20) -> Optional[str]:
         return None
 
 
-def allowed_cores() -> Tuple[int, ...]:
+def read_allowed_cores() -> Tuple[int, ...]:
     """Return the logical cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))

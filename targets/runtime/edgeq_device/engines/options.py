@@ -13,28 +13,26 @@ Runtime itself does not know this metadata entry.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Union
 
-from edgeq_device.bundle.onnxfile import read_metadata
-from edgeq_device.engines.catalog import engine_options, plugin_of
-from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.system.places import own_table
+from edgeq_device.engines.catalog import engine_options, find_plugin
+from edgeq_device.errors import BundleError
+from edgeq_device.model.onnxfile import read_metadata
 from edgeq_device.system.plainjson import parse_json
+from edgeq_device.system.tables import read_table
 
 MAX_KEY = 128
 MAX_VALUE = 1024
 """ONNX Runtime's own limits on the length of keys and of values, in characters."""
 TABLE_OPTION = ("TensorrtExecutionProvider", "trt_int8_calibration_table_name")
 """Provider and option that name the calibration table. The runner puts the table into the folder of the engines."""
-_FIX = "The options that a bundle may set, and their values, are in edgeq_device/bundle/options.json"
+_FIX = "The options that a bundle may set, and their values, are in edgeq_device/engines/options.json"
+# As many as the largest 32-bit number has.
 _SIZE_DIGITS = 10
-_FROM_MODELS = "ORT_LOAD_CONFIG_FROM_MODEL"
 _SHOWN = 60
 
 
@@ -68,11 +66,11 @@ class OptionRule:
 
 
 @lru_cache
-def rules(provider: str = "") -> Mapping[str, OptionRule]:
+def load_rules(provider: str = "") -> Mapping[str, OptionRule]:
     """Return the rules for the options of an execution provider, keyed by option. Without a provider, return the rules
     for session options.
     """
-    table = own_table("bundle/options.json")
+    table = read_table("engines/options.json")
     rows = table["providers"].get(provider, {}) if provider else table["session"]
     # A form is given in full, or by the name of a form that several rows share.
     named = {key: row["form"] if isinstance(row["form"], str) else "" for key, row in rows.items()}
@@ -89,8 +87,8 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
         references: True if an option may refer to files of the bundle. False for options that a user or a model gives,
             because only the writer of a bundle may set an option that refers to its files.
     """
-    problem = _problem(rules(), key, value, "is not one that a bundle may set")
-    if not problem and not references and rules()[key].place:
+    problem = _describe_problem(load_rules(), key, value, "is not one that a bundle may set")
+    if not problem and not references and load_rules()[key].place:
         return "is one that the writer of the bundle sets itself"
     return problem
 
@@ -99,14 +97,17 @@ def provider_problem(ep: str, key: str, value: str) -> str:
     """Return why a bundle may not set option `key` of execution provider `ep` to `value`. The answer has the form of
     `session_problem`'s.
     """
-    if value in _engine_values(ep, key):
+    # These values come from edgeq's own table of engines, so they are harmless.
+    if value in _read_engine_values(ep, key):
         return ""
-    if not rules(ep):
-        return f"is refused: a bundle may set none of {_quoted(ep)}"
-    return _problem(rules(ep), key, value, f"is not one that a bundle may set of {ep}")
+    if not load_rules(ep):
+        return f"is refused: a bundle may set none of {_quote(ep)}"
+    return _describe_problem(load_rules(ep), key, value, f"is not one that a bundle may set of {ep}")
 
 
-def read_session_options(options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]) -> Dict[str, str]:
+def read_session_options(
+    options: Mapping[str, str], context: str, resolve: Callable[[str, str], str]
+) -> Dict[str, str]:
     """Return the checked `options` of a bundle, with references replaced by paths.
 
     Args:
@@ -116,37 +117,37 @@ def read_session_options(options: Mapping[str, str], where: str, resolve: Callab
     Raises:
         BundleError: a bundle may not set the option, or may not set it to that value.
     """
-    found = {}
+    resolved = {}
     for key, value in options.items():
-        _refuse(session_problem(key, value), f"{where}: session option {_quoted(key)}")
-        place = rules()[key].place
-        found[key] = resolve(value, place) if place else value
-    return found
+        _refuse(session_problem(key, value), f"{context}: session option {_quote(key)}")
+        place = load_rules()[key].place
+        resolved[key] = resolve(value, place) if place else value
+    return resolved
 
 
 def read_provider_options(
-    ep: str, options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]
+    ep: str, options: Mapping[str, str], context: str, resolve: Callable[[str, str], str]
 ) -> Dict[str, str]:
     """Do the work of `read_session_options` for the options of execution provider `ep`."""
-    found = {}
+    resolved = {}
     for key, value in options.items():
-        _refuse(provider_problem(ep, key, value), f"{where}: provider option {_quoted(key)}")
-        rule = rules(ep).get(key)
-        found[key] = resolve(value, rule.place) if rule is not None and rule.place else value
-    return found
+        _refuse(provider_problem(ep, key, value), f"{context}: provider option {_quote(key)}")
+        rule = load_rules(ep).get(key)
+        resolved[key] = resolve(value, rule.place) if rule is not None and rule.place else value
+    return resolved
 
 
-def _engine_values(ep: str, key: str) -> List[str]:
+def _read_engine_values(ep: str, key: str) -> List[str]:
     """Return the values that `key` has in the description of the plug-in engine with provider `ep`, one for each
     precision.
 
     ONNX Runtime's own reader of packages needs these values in the bundle. edgeq's runner takes them from the
     description.
     """
-    engine = plugin_of(ep)
+    engine = find_plugin(ep)
     if engine is None:
         return []
-    return [found[key] for found in (engine_options(engine, name) for name in engine.precisions) if key in found]
+    return [options[key] for options in (engine_options(engine, name) for name in engine.precisions) if key in options]
 
 
 def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> None:
@@ -159,24 +160,14 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
         BundleError: a name has no row; the message contains the name.
     """
     for key in session:
-        if key not in rules():
-            raise BundleError(f"session option {_quoted(key)} is not one that a bundle may set", _FIX)
+        if key not in load_rules():
+            raise BundleError(f"session option {_quote(key)} is not one that a bundle may set", _FIX)
     for key in provider:
-        if key not in rules(ep) and not _engine_values(ep, key):
-            raise BundleError(f"provider option {_quoted(key)} is not one that a bundle may set of {ep}", _FIX)
+        if key not in load_rules(ep) and not _read_engine_values(ep, key):
+            raise BundleError(f"provider option {_quote(key)} is not one that a bundle may set of {ep}", _FIX)
 
 
-def ignore_options_in_models() -> None:
-    """Prevent ONNX Runtime from reading options from a model's metadata. Call this before a session is opened.
-
-    ONNX Runtime reads such options if an environment variable is set. A model could then make it write a profile into
-    the current directory.
-    """
-    if _FROM_MODELS in os.environ:
-        os.environ[_FROM_MODELS] = "0"
-
-
-def check_table_name(name: str, where: str) -> None:
+def check_table_name(name: str, context: str) -> None:
     """Refuse a name that does not have the form of a calibration table's name, because the runner copies the table into
     the folder from which TensorRT reads engines.
 
@@ -184,56 +175,57 @@ def check_table_name(name: str, where: str) -> None:
         BundleError: the name does not have that form.
     """
     ep, key = TABLE_OPTION
-    _refuse(provider_problem(ep, key, name), f"{where}: table {_quoted(name)}")
+    _refuse(provider_problem(ep, key, name), f"{context}: table {_quote(name)}")
 
 
-def _refuse(problem: str, what: str) -> None:
+def _refuse(problem: str, option: str) -> None:
     if problem:
-        raise BundleError(f"{what} {problem}", _FIX)
+        raise BundleError(f"{option} {problem}", _FIX)
 
 
-def _problem(known: Mapping[str, OptionRule], key: str, value: str, unknown: str) -> str:
-    if len(key) > MAX_KEY or not _printable(key):
+def _describe_problem(rules_by_key: Mapping[str, OptionRule], key: str, value: str, unknown: str) -> str:
+    if len(key) > MAX_KEY or not _is_printable(key):
         return f"is not a name of an option: printable ASCII, at most {MAX_KEY} characters"
-    if key not in known:
+    if key not in rules_by_key:
         return unknown
-    if len(value) > MAX_VALUE or not _printable(value):
+    if len(value) > MAX_VALUE or not _is_printable(value):
         return f"has a value that is not printable ASCII of at most {MAX_VALUE} characters"
-    expected = _mismatch(known[key].form, value)
-    return f"is {_quoted(value)}; it can be {expected}" if expected else ""
+    expected = _describe_mismatch(rules_by_key[key].form, value)
+    return f"is {_quote(value)}; it can be {expected}" if expected else ""
 
 
-def _mismatch(form: Mapping[str, Any], value: str) -> str:
+def _describe_mismatch(form: Mapping[str, Any], value: str) -> str:
     """Return a description of the allowed values if `value` does not have `form`, else ""."""
     if "one_of" in form:
         return "" if value in form["one_of"] else ", ".join(form["one_of"])
     if "whole" in form:
-        least, most = form["whole"]
-        short = re.fullmatch("-?[0-9]+", value) is not None and len(value.lstrip("-")) <= len(str(most))
-        fits = short and str(int(value)) == value and least <= int(value) <= most
-        return "" if fits else f"a whole number from {least} to {most}"
+        low, high = form["whole"]
+        short = re.fullmatch("-?[0-9]+", value) is not None and len(value.lstrip("-")) <= len(str(high))
+        # One spelling a number, so that this check and ONNX Runtime's parser cannot disagree.
+        fits = short and str(int(value)) == value and low <= int(value) <= high
+        return "" if fits else f"a whole number from {low} to {high}"
     if "words" in form:
         limits = form["words"]
         return "" if _are_words(value, limits) else _describe_words(limits)
     if "shapes" in form:
-        most = form["shapes"]
-        fits = len(value) <= most and all(map(_is_shape, value.split(",")))
-        return "" if fits else f"NAME:SIZExSIZE, with commas between them, {most} characters at most"
+        high = form["shapes"]
+        fits = len(value) <= high and all(map(_is_shape, value.split(",")))
+        return "" if fits else f"NAME:SIZExSIZE, with commas between them, {high} characters at most"
     return "" if value else f"a {form['place']} of the bundle"
 
 
 def _is_shape(text: str) -> bool:
     name, _, sizes = text.rpartition(":")
-    plain = name != "" and all(character.isalnum() or character in "_.-/:" for character in name)
-    return plain and all(size.isdigit() and len(size) <= _SIZE_DIGITS for size in sizes.split("x"))
+    is_plain = name != "" and all(character.isalnum() or character in "_.-/:" for character in name)
+    return is_plain and all(size.isdigit() and len(size) <= _SIZE_DIGITS for size in sizes.split("x"))
 
 
 def _are_words(value: str, limits: Mapping[str, Any]) -> bool:
-    others = limits["also"] + limits["between"]
+    extra = limits["also"] + limits["between"]
     words = value.split(limits["between"]) if limits["between"] else [value]
     return (
         len(value) <= limits["most"]
-        and all(character.isalnum() or character in others for character in value)
+        and all(character.isalnum() or character in extra for character in value)
         and all(words)
         and value.endswith(limits.get("ending", ""))
     )
@@ -246,11 +238,11 @@ def _describe_words(limits: Mapping[str, Any]) -> str:
     return f"{text}, ending in {limits['ending']}" if "ending" in limits else text
 
 
-def _printable(text: str) -> bool:
+def _is_printable(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
@@ -258,67 +250,21 @@ KEY = "edgeq.session_options"
 """Key of the metadata entry. Its value is a JSON object whose values are texts."""
 
 
-def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
+def read_model_options(model: Union[Path, bytes], context: str) -> Dict[str, str]:
     """Return the session options in the metadata of `model`, which is a path or the bytes of a file. Messages call the
-    model `where`.
+    model `context`.
 
     Raises:
         BundleError: the entry has a wrong form, or sets an option or a value that a model may not set.
     """
-    content = read_metadata(model, KEY, where)
+    content = read_metadata(model, KEY, context)
     if content is None:
         return {}
-    where = f"{where}: {KEY} in its metadata"
-    found = parse_json(content, where)
-    for key, value in found.items():
+    context = f"{context}: {KEY} in its metadata"
+    options = parse_json(content, context)
+    for key, value in options.items():
         problem = session_problem(key, value, references=False) if isinstance(value, str) else "is not a text"
         if problem:
-            fix = "The options that a model may set, and their values, are in edgeq_device/bundle/options.json"
-            raise BundleError(f"{where}: session option {key[:60]!a} {problem}", fix)
-    return found
-
-
-BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})
-"""How long ONNX Runtime's threads spin before they sleep: one millisecond.
-
-By default they spin for tens of milliseconds after a run. On a machine with few cores, the next program then has one
-core less. For example, a model that ran in 12 ms took 24 ms when it was measured side by side with another one. A
-millisecond is enough to keep the threads awake from one operator to the next and from one run to the next. Versions of
-onnxruntime that do not know the entry ignore it.
-"""
-LEVELS: Mapping[str, str] = MappingProxyType(
-    {
-        "none": "ORT_DISABLE_ALL",
-        "basic": "ORT_ENABLE_BASIC",
-        "extended": "ORT_ENABLE_EXTENDED",
-        "all": "ORT_ENABLE_ALL",
-    }
-)
-"""Levels of graph optimisation, and ONNX Runtime's names for them."""
-MOST_THREADS = 1024
-"""Maximum number of threads. ONNX Runtime sets no limit, but with tens of thousands it hangs or aborts the process."""
-
-
-def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
-    """Return an `onnxruntime.SessionOptions` that logs only errors that end the process.
-
-    Args:
-        ort: the onnxruntime module.
-        config: session configuration entries.
-        threads: number of intra-op threads; 0 leaves it to ONNX Runtime.
-        optimization: a key of `LEVELS`.
-
-    Raises:
-        KeyError: there is no such level.
-        UsageError: the number of threads is negative or above `MOST_THREADS`.
-    """
-    if not 0 <= threads <= MOST_THREADS:
-        raise UsageError(f"{threads} threads are not possible", f"Give 0 (all cores) to {MOST_THREADS}")
-    options = ort.SessionOptions()
-    # ONNX Runtime also raises the errors that it logs, and edgeq reports each in one line
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
-    for key, value in sorted(config.items()):
-        options.add_session_config_entry(key, value)
+            fix = "The options that a model may set, and their values, are in edgeq_device/engines/options.json"
+            raise BundleError(f"{context}: session option {key[:60]!a} {problem}", fix)
     return options

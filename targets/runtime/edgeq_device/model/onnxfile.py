@@ -26,14 +26,6 @@ MAX_DEPTH = 100
 """Deepest nesting of messages: protobuf's own limit."""
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
-DTYPES: Mapping[str, str] = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(bool)": "bool",
-    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-}
-"""numpy's name of each type, keyed by onnxruntime's name."""
 ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((25, 26), 2),  # UINT2, INT2
     **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
@@ -130,8 +122,8 @@ class OnnxFile:
     context_outside: bool = False
 
 
-def read_onnx(path: Path, where: str) -> OnnxFile:
-    """Read the ONNX file at `path` and return its references. Messages call the file `where`.
+def read_onnx(path: Path, title: str) -> OnnxFile:
+    """Read the ONNX file at `path` and return its references. Messages call the file `title`.
 
     Raises:
         BundleError: it is not an ONNX file that onnxruntime can read, or no ONNX writer would produce it.
@@ -139,16 +131,16 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise BundleError(f"{where} has {size} bytes; an ONNX file has {MAX_BYTES} at most")
+            raise BundleError(f"{title} has {size} bytes; an ONNX file has {MAX_BYTES} at most")
         if size == 0:
-            raise BundleError(f"{where} is empty")
+            raise BundleError(f"{title} is empty")
         with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return walk_onnx(data, where)
+            return walk_onnx(data, title)
     except (OSError, ValueError) as error:
-        raise BundleError(f"{where} cannot be read ({error})") from error
+        raise BundleError(f"{title} cannot be read ({error})") from error
 
 
-def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[bytes]:
+def read_metadata(model: Union[Path, bytes], key: str, title: str) -> Optional[bytes]:
     """Return the value of entry `key` in the metadata of an ONNX file. Nothing else in the file is read.
 
     Return None if there is no such entry, or if the file does not consist of protobuf fields. Such a file causes an
@@ -158,23 +150,23 @@ def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[b
         BundleError: the entry occurs twice.
     """
     if isinstance(model, bytes):
-        found = _entries(model, key.encode())
+        values = _find_entries(model, key.encode())
     else:
         try:
             with open_file(model) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                found = _entries(data, key.encode())
+                values = _find_entries(data, key.encode())
         except (OSError, ValueError):  # the file is missing, or is empty and cannot be mapped
             return None
-    if len(found) > 1:
-        raise BundleError(f"{where} has {key!r} twice in its metadata", AGAIN)
-    return found[0] if found else None
+    if len(values) > 1:
+        raise BundleError(f"{title} has {key!r} twice in its metadata", AGAIN)
+    return values[0] if values else None
 
 
 _HELD = b"ep_cache_context"
 _TEXT = 4  # of AttributeProto
 
 
-def read_context(path: Path, where: str) -> bytes:
+def read_context(path: Path, title: str) -> bytes:
     """Return the compiled code in the only node of an ONNX file. An execution provider runs that code.
 
     Raises:
@@ -182,62 +174,64 @@ def read_context(path: Path, where: str) -> bytes:
     """
     try:
         with open_file(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = [bytes(data[at:end]) for at, end in _contexts(_Walk(data, where), len(data))]
+            codes = [bytes(data[at:end]) for at, end in _find_compiled_code(_Walk(data, title), len(data))]
     except (OSError, ValueError) as error:
-        raise BundleError(f"{where} cannot be read ({error})") from error
-    if len(found) != 1:
-        raise BundleError(f"{where} contains {len(found)} compiled models instead of one", AGAIN)
-    return found[0]
+        raise BundleError(f"{title} cannot be read ({error})") from error
+    if len(codes) != 1:
+        raise BundleError(f"{title} contains {len(codes)} compiled models instead of one", AGAIN)
+    return codes[0]
 
 
-def _contexts(walk: _Walk, size: int) -> Iterator[Tuple[int, int]]:
+def _find_compiled_code(walk: _Walk, size: int) -> Iterator[Tuple[int, int]]:
     """Yield the start and the end of each node's compiled code."""
-    for at, end in _fields_of(walk, 7, 0, size):
-        for node in _fields_of(walk, 1, at, end):
-            for attribute in _fields_of(walk, _ATTRIBUTE, *node):
-                names = [bytes(walk.data[a:b]) for a, b in _fields_of(walk, _NAME, *attribute)]
+    for at, end in _select_fields(walk, 7, 0, size):
+        for node in _select_fields(walk, 1, at, end):
+            for attribute in _select_fields(walk, _ATTRIBUTE, *node):
+                names = [bytes(walk.data[a:b]) for a, b in _select_fields(walk, _NAME, *attribute)]
                 if names == [_HELD]:
-                    yield from _fields_of(walk, _TEXT, *attribute)
+                    yield from _select_fields(walk, _TEXT, *attribute)
 
 
-def _fields_of(walk: _Walk, number: int, at: int, end: int) -> Iterator[Tuple[int, int]]:
-    return ((a, b) for n, wire, a, b in walk.fields(at, end, _NO_RUNS) if n == number and wire == _BYTES)
+def _select_fields(walk: _Walk, number: int, at: int, end: int) -> Iterator[Tuple[int, int]]:
+    return ((a, b) for n, wire, a, b in walk.read_fields(at, end, _NO_RUNS) if n == number and wire == _BYTES)
 
 
-def _entries(data: Any, key: bytes) -> List[bytes]:
+def _find_entries(data: Any, key: bytes) -> List[bytes]:
     walk = _Walk(data, "")
-    found = []
+    values = []
     try:
-        for number, wire, at, end in walk.fields(0, len(data), _NO_RUNS):
+        for number, wire, at, end in walk.read_fields(0, len(data), _NO_RUNS):
             if number == _METADATA and wire == _BYTES:
-                entry = {n: data[start:stop] for n, w, start, stop in walk.fields(at, end, _NO_RUNS) if w == _BYTES}
+                entry = {
+                    n: data[start:stop] for n, w, start, stop in walk.read_fields(at, end, _NO_RUNS) if w == _BYTES
+                }
                 if entry.get(1) == key:
-                    found.append(bytes(entry.get(2, b"")))
+                    values.append(bytes(entry.get(2, b"")))
     except BundleError:
         return []
-    return found
+    return values
 
 
-def walk_onnx(data: Any, where: str) -> OnnxFile:
+def walk_onnx(data: Any, title: str) -> OnnxFile:
     """Do the work of `read_onnx` on bytes, or on an object that can be indexed, sliced and searched like bytes."""
     # Files in onnxruntime's own format have this mark, and onnxruntime opens them under any file name.
     if data[4:8] == b"ORTM":
-        raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle contains ONNX files")
-    walk = _Walk(data, where)
-    walk.message("ModelProto", 0, len(data), 1)
+        raise BundleError(f"{title} is in ONNX Runtime's own format; a bundle contains ONNX files")
+    walk = _Walk(data, title)
+    walk.check_message("ModelProto", 0, len(data), 1)
     return OnnxFile(tuple(walk.external), walk.has_context, walk.context_outside)
 
 
 class _Walk:
-    def __init__(self, data: Any, where: str) -> None:
+    def __init__(self, data: Any, title: str) -> None:
         self.data = self._data = data
-        self._where = where
-        self._left = MAX_FIELDS
+        self._title = title
+        self._remaining = MAX_FIELDS
         self.external: List[ExternalTensor] = []
         self.has_context = False
         self.context_outside = False
 
-    def message(self, kind: str, at: int, end: int, depth: int) -> None:
+    def check_message(self, kind: str, at: int, end: int, depth: int) -> None:
         """Check the protobuf message of type `kind` in bytes `at` to `end`, and the messages inside it. `depth` is the
         depth of nesting.
 
@@ -245,106 +239,110 @@ class _Walk:
             BundleError: messages are nested too deeply, are malformed, or have a field that is not allowed.
         """
         if depth > MAX_DEPTH:
-            raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
+            raise self._build_error(f"messages nest deeper than {MAX_DEPTH}")
         inside, singular = _INSIDE[kind], _SINGULAR.get(kind, frozenset())
-        seen: Set[int] = set()
-        for number, wire, value, stop in self.fields(at, end, _RUNS.get(kind, _NO_RUNS)):
+        numbers: Set[int] = set()
+        for number, wire, value, stop in self.read_fields(at, end, _RUNS.get(kind, _NO_RUNS)):
             child = inside.get(number)
             if child is not None:
-                self._expect(wire, _BYTES, kind, number)
+                self._check_wire(wire, _BYTES, kind, number)
                 if number in singular:
-                    self._once(seen, number, kind)
+                    self._check_once(numbers, number, kind)
                 if child == _TENSOR:
-                    self._tensor(value, stop, depth + 1)
+                    self._check_tensor(value, stop, depth + 1)
                 else:
-                    self.message(child, value, stop, depth + 1)
+                    self.check_message(child, value, stop, depth + 1)
             elif kind == "NodeProto" and number == _OP_TYPE and self._data[value:stop] == _CONTEXT:
                 self.has_context = True
-                self.context_outside |= not self._embedded(at, end)
+                self.context_outside |= not self._is_embedded(at, end)
 
-    def _embedded(self, at: int, end: int) -> bool:
+    def _is_embedded(self, at: int, end: int) -> bool:
         """Return whether a node states exactly once that its compiled code is inside the model."""
-        found = []
-        for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
+        modes = []
+        for number, wire, value, stop in self.read_fields(at, end, _NO_RUNS):
             if number == _ATTRIBUTE and wire == _BYTES:
-                fields = [(n, w, v, s) for n, w, v, s in self.fields(value, stop, _NO_RUNS) if n in (_NAME, _INTEGER)]
+                fields = [
+                    (n, w, v, s) for n, w, v, s in self.read_fields(value, stop, _NO_RUNS) if n in (_NAME, _INTEGER)
+                ]
                 if any(n == _NAME and w == _BYTES and self._data[v:s] == _EMBEDDED for n, w, v, s in fields):
-                    found.append([v for n, w, v, _ in fields if n == _INTEGER and w == _VARINT])
-        return found == [[1]]
+                    modes.append([v for n, w, v, _ in fields if n == _INTEGER and w == _VARINT])
+        return modes == [[1]]
 
-    def _tensor(self, at: int, end: int, depth: int) -> None:
+    def _check_tensor(self, at: int, end: int, depth: int) -> None:
         if depth >= MAX_DEPTH:
-            raise self._wrong(f"messages nest deeper than {MAX_DEPTH}")
+            raise self._build_error(f"messages nest deeper than {MAX_DEPTH}")
         dims: List[int] = []
         entries: Dict[str, str] = {}
         numbers: Dict[int, int] = {}
         name = ""
         external = False
-        seen: Set[int] = set()
-        for number, wire, value, stop in self.fields(at, end, _RUNS[_TENSOR]):
+        numbers_read: Set[int] = set()
+        for number, wire, value, stop in self.read_fields(at, end, _RUNS[_TENSOR]):
             if number == 1:
-                dims.extend(self._dims(wire, value, stop))
+                dims.extend(self._read_dims(wire, value, stop))
             elif number in (2, 14):
-                self._expect(wire, _VARINT, _TENSOR, number)
-                self._once(seen, number, _TENSOR)
+                self._check_wire(wire, _VARINT, _TENSOR, number)
+                self._check_once(numbers_read, number, _TENSOR)
                 numbers[number] = value
             elif number == 8:
-                self._expect(wire, _BYTES, _TENSOR, number)
-                self._once(seen, number, _TENSOR)
+                self._check_wire(wire, _BYTES, _TENSOR, number)
+                self._check_once(numbers_read, number, _TENSOR)
                 name = self._data[value : min(stop, value + _SHOWN)].decode("utf-8", "replace")
             elif number == 13:
-                self._expect(wire, _BYTES, _TENSOR, number)
+                self._check_wire(wire, _BYTES, _TENSOR, number)
                 external = True
-                key, text = self._entry(value, stop)
+                key, text = self._read_entry(value, stop)
                 if key in entries:
-                    raise self._wrong(f"tensor {name!r} gives the {key[:_SHOWN]!r} of its external data twice")
+                    raise self._build_error(f"tensor {name!r} gives the {key[:_SHOWN]!r} of its external data twice")
                 entries[key] = text
         location = numbers.get(14, 0)
         # A reader that truncates the number to 32 bits would see another location.
         if location not in (0, _EXTERNAL):
-            raise self._wrong(f"tensor {name!r} has the data location {location}")
+            raise self._build_error(f"tensor {name!r} has the data location {location}")
         if external or location == _EXTERNAL:
             if len(dims) > MAX_DIMS or any(size >> 63 for size in dims):
-                raise self._wrong(f"tensor {name!r} has more than {MAX_DIMS} dimensions, or a negative one")
+                raise self._build_error(f"tensor {name!r} has more than {MAX_DIMS} dimensions, or a negative one")
             self.external.append(ExternalTensor(name, numbers.get(2, 0), tuple(dims), entries))
 
-    def _dims(self, wire: int, value: int, stop: int) -> Iterator[int]:
+    def _read_dims(self, wire: int, value: int, stop: int) -> Iterator[int]:
         if wire == _VARINT:
             yield value
             return
-        self._expect(wire, _BYTES, _TENSOR, 1)
+        self._check_wire(wire, _BYTES, _TENSOR, 1)
         while value < stop:
-            self._left -= 1
-            if self._left < 0:
-                raise self._wrong(f"it has more than {MAX_FIELDS} fields")
-            size, value = self._varint(value, stop)
+            self._remaining -= 1
+            if self._remaining < 0:
+                raise self._build_error(f"it has more than {MAX_FIELDS} fields")
+            size, value = self._read_varint(value, stop)
             yield size
 
-    def _entry(self, at: int, end: int) -> Tuple[str, str]:
+    def _read_entry(self, at: int, end: int) -> Tuple[str, str]:
         texts: Dict[int, str] = {}
-        seen: Set[int] = set()
-        for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
+        numbers: Set[int] = set()
+        for number, wire, value, stop in self.read_fields(at, end, _NO_RUNS):
             if number in (1, 2):
-                self._expect(wire, _BYTES, "StringStringEntryProto", number)
-                self._once(seen, number, "StringStringEntryProto")
+                self._check_wire(wire, _BYTES, "StringStringEntryProto", number)
+                self._check_once(numbers, number, "StringStringEntryProto")
                 if stop - value > _LONGEST_TEXT:
-                    raise self._wrong(f"external data have a text of {stop - value} bytes")
+                    raise self._build_error(f"external data have a text of {stop - value} bytes")
                 try:
                     texts[number] = self._data[value:stop].decode("utf-8")
                 except UnicodeDecodeError as error:
-                    raise self._wrong("external data have a text that is not UTF-8") from error
+                    raise self._build_error("external data have a text that is not UTF-8") from error
         return texts.get(1, ""), texts.get(2, "")
 
-    def fields(self, at: int, end: int, runs: Mapping[int, "re.Pattern[bytes]"]) -> Iterator[Tuple[int, int, int, int]]:
+    def read_fields(
+        self, at: int, end: int, runs: Mapping[int, "re.Pattern[bytes]"]
+    ) -> Iterator[Tuple[int, int, int, int]]:
         """Yield a tuple for each field from `at` to `end`: its number, its wire type, its value or the position of its
         first byte, and the position after its last byte.
         """
         data = self._data
-        left = self._left
+        remaining = self._remaining
         while at < end:
-            self._left = left = self._left - 1
-            if left < 0:
-                raise self._wrong(f"it has more than {MAX_FIELDS} fields")
+            self._remaining = remaining = self._remaining - 1
+            if remaining < 0:
+                raise self._build_error(f"it has more than {MAX_FIELDS} fields")
             start = at
             tag = data[at]
             at += 1
@@ -354,33 +352,33 @@ class _Walk:
                     at = run.end()
                     continue
             if tag > 0x7F:
-                tag, at = self._varint(start, end)
+                tag, at = self._read_varint(start, end)
             number, wire = tag >> 3, tag & 7
             if number == 0 or tag >> 32:
-                raise self._wrong(f"byte {start} begins a field without a number")
+                raise self._build_error(f"byte {start} begins a field without a number")
             if wire == _BYTES:
                 if at < end and data[at] < 0x80:
                     size = data[at]
                     at += 1
                 else:
-                    size, at = self._varint(at, end)
+                    size, at = self._read_varint(at, end)
                 if size > end - at:
-                    raise self._wrong(f"a field at byte {start} is longer than the message around it")
+                    raise self._build_error(f"a field at byte {start} is longer than the message around it")
                 yield number, wire, at, at + size
                 at += size
             elif wire == _VARINT:
-                value, at = self._varint(at, end)
+                value, at = self._read_varint(at, end)
                 yield number, wire, value, at
             elif wire in (_FIXED32, _FIXED64):
                 size = 4 if wire == _FIXED32 else 8
                 if size > end - at:
-                    raise self._wrong(f"a field at byte {start} is longer than the message around it")
+                    raise self._build_error(f"a field at byte {start} is longer than the message around it")
                 yield number, wire, at, at + size
                 at += size
             else:
-                raise self._wrong(f"byte {start} begins a field of wire type {wire}, which ONNX does not have")
+                raise self._build_error(f"byte {start} begins a field of wire type {wire}, which ONNX does not have")
 
-    def _varint(self, at: int, end: int) -> Tuple[int, int]:
+    def _read_varint(self, at: int, end: int) -> Tuple[int, int]:
         """Return the number that begins at `at`, and the position after it."""
         value = shift = 0
         while shift < 70:
@@ -394,25 +392,16 @@ class _Walk:
                     break
                 return value, at
             shift += 7
-        raise self._wrong(f"the number before byte {at} is cut off or too long")
+        raise self._build_error(f"the number before byte {at} is cut off or too long")
 
-    def _expect(self, wire: int, wanted: int, kind: str, number: int) -> None:
-        if wire != wanted:
-            raise self._wrong(f"field {number} of {kind} has wire type {wire}")
+    def _check_wire(self, wire: int, expected: int, kind: str, number: int) -> None:
+        if wire != expected:
+            raise self._build_error(f"field {number} of {kind} has wire type {wire}")
 
-    def _once(self, seen: Set[int], number: int, kind: str) -> None:
-        if number in seen:
-            raise self._wrong(f"field {number} of {kind} occurs twice")
-        seen.add(number)
+    def _check_once(self, numbers: Set[int], number: int, kind: str) -> None:
+        if number in numbers:
+            raise self._build_error(f"field {number} of {kind} occurs twice")
+        numbers.add(number)
 
-    def _wrong(self, problem: str) -> BundleError:
-        return BundleError(f"{self._where} is not a valid ONNX file: {problem}", AGAIN)
-
-
-# Texts that exporters write for a free size. They are not names, so two such sizes need not be equal.
-_PLACEHOLDER = re.compile(r"([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?", re.IGNORECASE)
-
-
-def is_name(text: str) -> bool:
-    """Return whether sizes with this name must be equal. If not, the name only marks a free size."""
-    return _PLACEHOLDER.fullmatch(text.strip()) is None
+    def _build_error(self, problem: str) -> BundleError:
+        return BundleError(f"{self._title} is not a valid ONNX file: {problem}", AGAIN)
