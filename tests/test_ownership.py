@@ -61,9 +61,7 @@ class Notes:
     ],
     ids=["notes", "web app", "names alone", "deep", "repository", "marker", "other kind", "diary", "theirs", "empty"],
 )
-def test_what_edgeq_did_not_write_is_refused_and_never_removed(
-    tmp_path: Path, kind: Ownership, held: dict[str, str]
-) -> None:
+def test_never_removes_files_of_others(tmp_path: Path, kind: Ownership, held: dict[str, str]) -> None:
     place = tmp_path / "place"
     for name, text in held.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +173,7 @@ def test_a_tuning_folder_is_used_and_removed(tmp_path: Path, marked: bool) -> No
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "statistics/notes.txt", "old/journal.jsonl", ".hidden"])
-def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None:
+def test_keeps_files_of_others_in_a_tuning_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "t.tuning"
     tuning(folder)
     (folder / name).parent.mkdir(exist_ok=True)
@@ -189,7 +187,7 @@ def test_what_came_into_a_tuning_folder_stays(tmp_path: Path, name: str) -> None
     assert said.said == [f"{folder} stays: it contains {name}, which edgeq did not write"]
 
 
-def test_what_a_kill_left_of_a_tuning_run_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaces_the_rest_of_a_killed_tuning_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "t.tuning"
     tuning(folder)
     monkeypatch.setattr(outputs, "_remove", lambda folder, parents: None)

@@ -80,7 +80,7 @@ def test_a_number_that_no_float_holds_is_refused_with_its_place(value: int) -> N
     assert salvage({"db": 1, "low": value}, Ratio) == Ratio(NullIsInfinite(1.0))
 
 
-def test_what_a_field_says_of_its_record() -> None:
+def test_metadata_of_fields_shape_the_record() -> None:
     @dataclass(frozen=True)
     class Outer:
         part: Part

@@ -119,7 +119,7 @@ def test_noise_is_what_the_outputs_show(tmp_path: Path, wild: PreparedModel) -> 
         assert found.activations == pytest.approx(np.square(q - f).sum() / np.square(z).sum(), rel=0.3)
 
 
-def test_what_is_given_or_cannot_be_measured(tmp_path: Path, wild: PreparedModel) -> None:
+def test_given_and_unmeasurable_levels_are_kept(tmp_path: Path, wild: PreparedModel) -> None:
     backend = CpuBackend()
 
     def built(scheme: Scheme, data: FewSamples | None = None) -> dict[str, int | None]:

@@ -80,7 +80,9 @@ def test_a_tied_table_is_that_of_the_product(tmp_path: Path, head: str, bits: in
     ],
     ids=["not tied", "half a byte", "half a block", "products only", "excluded"],
 )
-def test_what_is_not_tied(tmp_path: Path, model: onnx.ModelProto, options: dict[str, object], types: list[str]) -> None:
+def test_tables_that_share_no_weight(
+    tmp_path: Path, model: onnx.ModelProto, options: dict[str, object], types: list[str]
+) -> None:
     artifact = built(tmp_path, model, 4, **options)
     gathers = [node for node in read_model(artifact.model).graph if node.op_type.startswith("Gather")]
     tables = [constant(node.inputs[0]) for node in gathers]

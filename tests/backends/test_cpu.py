@@ -357,7 +357,7 @@ def test_a_relu_whose_input_has_another_reader_is_computed(tmp_path: Path, form:
         ((8, 4), "t = MatMul (x, w) y = Where (c, t, z)", {"format": "QOperator"}, "Choose --format QDQ"),
     ],
 )
-def test_what_cannot_be_quantized_says_why(
+def test_models_that_cannot_be_quantized_say_why(
     tmp_path: Path, weight: tuple[int, ...], nodes: str, scheme: dict[str, Any], words: str
 ) -> None:
     made = proto(

@@ -202,7 +202,7 @@ def test_rows_of_a_table_have_their_scales(tmp_path: Path, weight_type: IntegerT
     assert any("tables of 2 Gather" in note for note in artifact.notes) == (weight_type == "int8"), artifact.notes
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_refuses_operators_without_a_dynamic_form(tmp_path: Path) -> None:
     ready, out = prepared(mlp(), tmp_path), tmp_path / "q.onnx"
     with pytest.raises(UsageError, match="no weight type for dynamic Conv"):
         CpuBackend().build(ready, {}, DYNAMIC.replace(op_types=("Conv",)), out)

@@ -41,6 +41,6 @@ def test_the_model_and_its_data_have_the_destinations_name(tmp_path: Path, eleme
     assert (numpy_helper.to_array(read.graph.node[0].attribute[0].t) == weight).all()
 
 
-def test_what_is_one_file_is_written_at_once(tmp_path: Path) -> None:
+def test_single_files_are_written_in_place(tmp_path: Path) -> None:
     with quantizer_output(tmp_path / "model.onnx", external=False) as written:
         assert written == tmp_path / "model.onnx"

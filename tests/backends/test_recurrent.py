@@ -88,7 +88,7 @@ def test_a_weight_of_zeros_gives_zeros_and_no_warning() -> None:
     ],
     ids=["clip", "activations", "sequence lengths", "another layer"],
 )
-def test_what_is_left_alone(model: onnx.ModelProto) -> None:
+def test_leaves_unsupported_layers_unchanged(model: onnx.ModelProto) -> None:
     graph = from_proto(model)
     before = to_bytes(graph)
     assert expand_grus(graph, BITS8, least_macs=0) == ()

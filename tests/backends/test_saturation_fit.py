@@ -97,6 +97,6 @@ def _noise(held: dict[str, Any], full: dict[str, Any], exact: dict[str, Any]) ->
     return total
 
 
-def test_what_samples_bear_is_a_way_to_fit_pairs(tmp_path: Path) -> None:
+def test_fitting_to_samples_needs_fitting_of_pairs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="fit_seen needs fit_pairs"):
         bench(tmp_path, residual()).build(fit_seen=True)

@@ -77,7 +77,7 @@ def test_convolutions_have_a_scale_per_output_channel() -> None:
         assert min(sqnr_db(exact[:, i], made[:, i]) for i in range(16)) > 30
 
 
-def test_what_is_not_stored() -> None:
+def test_stores_only_large_weights_of_listed_operators() -> None:
     stored(product("MatMul", WIDE), ["GRU"], ())
     stored(product("MatMul", WIDE), ["MatMul"], (), exclude=["layer"])
     small = np.ones((40, LEAST_ELEMENTS // 40), np.float32)

@@ -73,7 +73,7 @@ def test_names_of_the_interface_are_left_alone_in_pairs(tmp_path: Path, name: st
     quantized(tmp_path, network(x=name), "QDQ")
 
 
-def test_only_what_clashes_is_renamed() -> None:
+def test_renames_only_clashing_tensors() -> None:
     net = network(w="x_scale", v="other_scale", r="x_scale_of_mine")
     renamed = from_proto(net)
     assert separate_names(renamed) == ("x_scale", "x_scale_of_mine")

@@ -189,7 +189,7 @@ def test_an_option_without_a_row_is_refused(ep: str, key: str, value: str, spoil
 
 
 @pytest.mark.parametrize("engine", [e for e in engines().values() if e.module], ids=lambda e: str(e.name))
-def test_of_a_plugin_the_very_values_of_its_description_are_taken(engine: EngineSpec) -> None:
+def test_accepts_only_the_described_values_of_plugin_options(engine: EngineSpec) -> None:
     for precision in engine.precisions:
         for key, value in engine_options(engine, precision).items():
             assert provider_problem(engine.provider, key, value) == ""
@@ -222,7 +222,7 @@ def test_no_row_takes_a_path_but_of_the_bundle() -> None:
     assert [key for _, key, rule in ALL if rule.place] == [EXTERNAL_FOLDER]
 
 
-def test_what_edgeq_writes_is_allowed() -> None:
+def test_allows_every_option_that_edgeq_writes() -> None:
     for profile in load_profiles([shipped("profiles")]).values():
         pairs = [*profile.scheme.session_options.items()]
         pairs += [(k, v) for k, values in profile.search.get("session_options", {}).items() for v in values]

@@ -96,7 +96,7 @@ def test_no_session_is_opened_with_other_options(good: Path, changes: dict[str, 
         open_session(dataclasses.replace(plain, **changes))
 
 
-def test_what_the_runtime_refuses_is_one_line(good: Path, tmp_path: Path) -> None:
+def test_refusals_of_the_runtime_are_one_line(good: Path, tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"no model")
     with open_bundle(good) as bundle:
         plain = bundle.components["model"][0]

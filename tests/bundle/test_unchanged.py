@@ -92,7 +92,7 @@ def between_hash_and_open(
 
 
 @pytest.mark.parametrize("change", ["rewrite", "root"])
-def test_what_was_hashed_runs_whatever_lies_there_meanwhile(
+def test_runs_the_hashed_model_even_if_the_file_is_replaced(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hashed model runs, even if a model of the same size and times replaces it while onnxruntime reads."""

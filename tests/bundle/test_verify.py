@@ -53,7 +53,7 @@ def test_a_slice_of_an_output_travels_with_its_tolerance(tmp_path: Path) -> None
     assert set(report.variants[0].variant.info["selftest"]) == {"cases", "tolerance"}, "what earlier readers know"
 
 
-def test_what_differs_besides_values_is_reported() -> None:
+def test_reports_outputs_that_are_not_finite() -> None:
     check = {"max_abs_error": None, "tolerance": 0.1, "passed": False, "problem": "it is not finite"}
     found = {"component": "model", "variant": "pi", "status": "failed", "reason": "", "outputs": {"y": check}}
     assert list(variant_lines(found)) == ["  model/pi: failed", "    y: it is not finite, allowed 0.1: WRONG"]
@@ -157,7 +157,7 @@ def test_records_of_packagers_may_have_keys_of_their_own(copy: Path) -> None:
 HOSTILE = "\x1b]0;mine\x07\nlinear: verified\x9b2J\u202e"
 
 
-def test_what_a_bundle_says_is_printed_as_text(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_texts_of_bundles_escaped(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directories.edit_info(copy, products=[HOSTILE])
     directories.seal(copy, package_name=HOSTILE, description=HOSTILE)
     arguments = (["info"], ["verify"], ["info", "--json"], ["verify", "--json"], ["infer", "x.npy", "-o", "o.npz"])

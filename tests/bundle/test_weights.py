@@ -26,7 +26,7 @@ def square(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(32, 32)).astype(np.float32)
 
 
-def test_what_coincides_is_external_and_named_by_its_content(tmp_path: Path) -> None:
+def test_equal_weights_share_one_file_named_by_its_content(tmp_path: Path) -> None:
     a, b = save(tmp_path / "a.onnx", square(0), square(1)), save(tmp_path / "b.onnx", square(0), square(2))
     placed = share_weights({"a": a, "b": b, "again": a}, tmp_path / "shared")
     assert placed["a"] == placed["again"]

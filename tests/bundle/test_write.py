@@ -129,7 +129,7 @@ def test_float32_comes_once_for_each_kind_of_place(tmp_path: Path) -> None:
     assert len(list((tmp_path / "b").rglob("model.onnx"))) == 1
 
 
-def test_what_cannot_go_in_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
+def test_refuses_content_that_a_bundle_cannot_hold(spec: BundleSpec, tmp_path: Path) -> None:
     def refused(error: type[Exception], says: str, **changes: Any) -> None:
         with pytest.raises(error, match=says):
             write_bundle(dataclasses.replace(spec, **changes), tmp_path / "b")

@@ -25,7 +25,7 @@ def npy(array: np.ndarray, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_reads_written_arrays(tmp_path: Path) -> None:
     write_npz(tmp_path / "x.npz", ARRAYS)
     found = read_arrays(tmp_path / "x.npz")
     assert set(found) == set(ARRAYS)

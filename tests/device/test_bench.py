@@ -198,7 +198,7 @@ def test_progress_names_the_scenario_and_reaches_one(clock: Any, pair: dict[str,
     assert seen == {"single-stream": 1.0, "server": 1.0}
 
 
-def test_what_happens_around_is_watched_and_noted(clock: Any, fake_session: Any, tmp_path: Path) -> None:
+def test_notes_heat_and_load_of_the_machine(clock: Any, fake_session: Any, tmp_path: Path) -> None:
     zone = tmp_path / "sys/class/thermal/thermal_zone0/temp"
     zone.parent.mkdir(parents=True)
     zone.write_text("40000")

@@ -27,14 +27,14 @@ RUNTIME = Path(__file__).parents[2] / "targets" / "runtime"
         ("off", Budget(confined=False)),
     ],
 )
-def test_what_the_variable_says(text: str, budget: Budget) -> None:
+def test_reads_budgets_from_the_variable(text: str, budget: Budget) -> None:
     assert read_budget({"EDGEQ_BUDGET": text}) == budget
 
 
 @pytest.mark.parametrize(
     "text", ["x", "memory", "memory=-1", "memory=1GB", "seconds=1.5", "sample=0", "sample=²", "on"]
 )
-def test_what_it_may_not_say(text: str) -> None:
+def test_refuses_malformed_budgets(text: str) -> None:
     with pytest.raises(UsageError, match="EDGEQ_BUDGET"):
         read_budget({"EDGEQ_BUDGET": text})
 
@@ -161,7 +161,7 @@ HOSTILE = "x\x1b]0;owned\x07\x1b[2J\nall variants passed\x9b2J"
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("budget", ["", "off"])
-def test_what_libraries_print_moves_no_cursor(budget: str) -> None:
+def test_output_of_libraries_moves_no_cursor(budget: str) -> None:
     """No output of C code, child processes or Python moves the cursor, on either descriptor, even without a final
     newline.
     """

@@ -120,7 +120,7 @@ def test_next_to_a_competitor_on_each_core_nothing_is_claimed_but_estimated(
     sessions=st.sampled_from([1, 3, 6]),
     seed=st.integers(0, 10_000),
 )
-def test_where_nothing_can_be_claimed_the_estimate_is_right_all_the_same(
+def test_estimates_cover_the_truth_without_a_claim(
     float_ms: float, truth: float, load: int, sessions: int, seed: int
 ) -> None:
     """If nothing can be claimed, the estimate still covers the truth, whatever the time slices do to either model's
@@ -190,7 +190,7 @@ def test_on_a_busy_machine_a_steady_ratio_is_an_estimate_and_no_claim(of: str) -
     assert busy.reason.startswith("the machine was busy (")
 
 
-def test_who_kept_the_machine_busy() -> None:
+def test_the_reason_names_the_load_of_the_machine() -> None:
     """The reason names what kept the machine busy, also for runs that were selected from others."""
     spread, waited = np.geomspace(1, 1.2 * WIDEST**2, 24), np.arange(24) % 8 == 0
     taken = {"busy": 0.5, "stolen": 0.4}
@@ -206,7 +206,7 @@ def test_runs_that_contradict_each_other_are_no_claim() -> None:
     assert "the runs disagree" in found.reason
 
 
-def test_where_a_model_runs_in_several_sessions_they_are_the_pairs() -> None:
+def test_claims_pair_sessions_if_there_are_several() -> None:
     """If a model runs in several sessions, a claim compares sessions. Rounds of one session are alike, so more of them
     do not predict the next session.
     """

@@ -62,7 +62,7 @@ def context(folder: Path, content: bytes = b"RKNN-compiled") -> Path:
     return folder / "m.onnx"
 
 
-def test_what_was_compiled_is_inside_and_comes_out_again(tmp_path: Path) -> None:
+def test_reads_the_compiled_model_back_from_the_context(tmp_path: Path) -> None:
     file = context(tmp_path, bytes(range(256)) * 100)
     assert read_context(file, "m") == bytes(range(256)) * 100
     found = read_onnx(file, "m")

@@ -64,7 +64,7 @@ def test_a_single_latency_of_zero_has_finite_figures() -> None:
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, float("nan")], [1.0, float("inf")], [-1.0], [[1.0]]])
-def test_what_is_not_a_list_of_latencies_is_refused(bad: list[float]) -> None:
+def test_refuses_values_that_are_not_latencies(bad: list[float]) -> None:
     with pytest.raises(ValueError):
         Distribution(np.array(bad))
 

@@ -89,7 +89,7 @@ def test_a_thread_that_ended_is_no_trouble(system: System) -> None:
 
 
 @pytest.mark.parametrize("text", ["0 0 0\n", ""])
-def test_where_the_kernel_does_not_count_nothing_is_known(tmp_path: Path, text: str) -> None:
+def test_waits_are_unknown_without_kernel_counters(tmp_path: Path, text: str) -> None:
     folder = tmp_path / "proc/self/task" / str(OWN)
     folder.mkdir(parents=True)
     (folder / "schedstat").write_text(text)
@@ -130,7 +130,7 @@ def test_on_a_busy_machine_it_goes_on_as_long_as_a_claim_is_in_reach(
     assert seconds <= measured["a"].elapsed_s <= seconds + 0.3
 
 
-def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_waiting_for_a_core_count_as_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that waits for a core counts as load. Next to a process with precedence, others hardly run."""
     stat = tmp_path / "proc/stat"
     stat.parent.mkdir()

@@ -132,7 +132,7 @@ def test_core_lists(text: str, cores: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "-1", "4-2", "1,,2", "0x1", "1.5", "999999999"])
-def test_what_names_no_cores_is_refused(text: str) -> None:
+def test_refuses_texts_without_cores(text: str) -> None:
     with pytest.raises(UsageError, match="does not name cores"):
         environment.parse_cores(text)
 

@@ -65,7 +65,7 @@ def test_a_shape_for_an_unknown_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["seq(tensor(float))", "tensor(bfloat16)", "tensor(float8e4m3fn)"])
-def test_what_numpy_has_not_needs_data(kind: str) -> None:
+def test_types_unknown_to_numpy_need_data(kind: str) -> None:
     with pytest.raises(DataError, match="cannot be made up"):
         random_feeds(session(("x", kind, [1])))
 
@@ -80,7 +80,7 @@ def test_shapes_from_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["image", "=1,2", "x=0", "x=-1", "x=1,", "x=a", "x=1;2", "x=99999999999999"])
-def test_what_is_not_a_shape_is_refused(text: str) -> None:
+def test_refuses_malformed_shapes(text: str) -> None:
     with pytest.raises(UsageError, match="is not a shape"):
         parse_shapes([text])
 

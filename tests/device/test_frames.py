@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_what_is_written_is_read() -> None:
+def test_reads_written_frames() -> None:
     stream = io.BytesIO()
     arrays = {
         "image": np.arange(6, dtype=np.float32).reshape(1, 2, 3),
@@ -57,7 +57,7 @@ SPECS = st.tuples(
 
 
 @given(st.binary(max_size=64) | st.lists(SPECS | VALUES, max_size=4).map(frame), st.binary(max_size=64))
-def test_what_is_no_frame_is_refused(head: bytes, rest: bytes) -> None:
+def test_refuses_malformed_frames(head: bytes, rest: bytes) -> None:
     limits = FrameLimits(text=4096, values=256, arrays=2, array=1 << 16, total=1 << 16)
     with suppress(ValueError, EOFError):
         found = read_frame(io.BytesIO(head + rest), limits)

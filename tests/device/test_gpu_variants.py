@@ -82,7 +82,7 @@ def test_a_provider_that_does_not_start_gives_way() -> None:
     assert opened.passed_over == ("not a100: a100 does not start", "not t4: t4 does not start")
 
 
-def test_what_was_asked_for_does_not_give_way() -> None:
+def test_a_named_variant_has_no_fallback() -> None:
     with pytest.raises(RuntimeUnavailableError, match="a100 does not start"):
         open_best(ALL, gpu_device("a100"), name="a100", open_it=open_but("a100"))
 

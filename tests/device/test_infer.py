@@ -48,7 +48,7 @@ def test_an_input_twice(tmp_path: Path) -> None:
         ({"x": X[0]}, r"has shape \[3\]"),
     ],
 )
-def test_what_does_not_fit(feeds: dict[str, np.ndarray], says: str) -> None:
+def test_refuses_inputs_that_do_not_fit(feeds: dict[str, np.ndarray], says: str) -> None:
     with pytest.raises(DataError, match=says):
         check_feeds(Session(), feeds)
 

@@ -71,7 +71,7 @@ def test_the_runner_sets_them_too(model: Path, tmp_path: Path) -> None:
         (["{}", "{}"], "twice in its metadata"),
     ],
 )
-def test_what_a_model_may_not_set(texts: list[str], says: str, tmp_path: Path) -> None:
+def test_refuses_forbidden_options_in_models(texts: list[str], says: str, tmp_path: Path) -> None:
     path = carrying(tmp_path / "m.onnx", *texts)
     with pytest.raises(BundleError, match=says):
         model_options(path, "m.onnx")
@@ -83,7 +83,7 @@ def test_what_a_model_may_not_set(texts: list[str], says: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", b"\x72\xff", b"ORTM" * 4])
-def test_what_is_no_model_is_for_the_runtime_to_refuse(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_models_have_no_options(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     assert model_options(tmp_path / "m.onnx", "m") == model_options(content, "m") == {}
     assert model_options(tmp_path / "absent.onnx", "m") == {}

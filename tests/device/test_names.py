@@ -62,7 +62,7 @@ def test_refused(name: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_what_is_allowed_stays_inside(name: str) -> None:
+def test_allowed_names_stay_inside_the_folder(name: str) -> None:
     try:
         check_file_name(name, "here")
     except BundleError:

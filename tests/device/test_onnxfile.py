@@ -163,7 +163,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_no_writer_produces_is_refused(name: str) -> None:
+def test_refuses_files_that_no_writer_produces(name: str) -> None:
     data, says = HOSTILE[name]
     with pytest.raises(BundleError) as refusal:
         walk_onnx(data, "m.onnx")

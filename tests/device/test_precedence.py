@@ -62,7 +62,7 @@ def test_a_thread_that_is_started_meanwhile_has_it_too(
     assert system.nice == {11: 0, 12: -20, 13: 0}
 
 
-def test_who_wants_to_be_nice_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nice_processes_stay_nice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(monkeypatch, tmp_path, t11=10, t12=19)
     taken = system.precedence()
     taken.take()
@@ -70,7 +70,7 @@ def test_who_wants_to_be_nice_stays_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert system.nice == {11: 10, 12: 19}
 
 
-def test_where_it_is_not_granted_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_precedence_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(monkeypatch, tmp_path, t11=0, t12=0)
     system.refused = True
     taken = system.precedence()

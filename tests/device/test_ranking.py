@@ -86,7 +86,7 @@ def test_equally_fast_runners_settle_as_a_tie(clock: Any) -> None:
     assert {frozenset(t) for t in ranking.ties} == {frozenset("ab")}
 
 
-def test_that_the_first_is_no_slower_by_more_than_the_tolerance_is_enough(clock: Any) -> None:
+def test_settles_if_the_first_is_slower_by_at_most_the_tolerance(clock: Any) -> None:
     """The order is settled once the first is slower by at most the tolerance. It would take long to prove or exclude a
     difference of about the tolerance.
     """
@@ -96,7 +96,7 @@ def test_that_the_first_is_no_slower_by_more_than_the_tolerance_is_enough(clock:
     assert ranking.rounds <= 600
 
 
-def test_what_is_settled_within_the_tolerance_costs_no_more_than_it(clock: Any) -> None:
+def test_settled_winners_are_within_the_tolerance_of_the_fastest(clock: Any) -> None:
     """In at most 5 % of the races with a tolerance of 1 %, a runner that is 2 % slower is settled as the first."""
     wrong = 0
     for seed in range(100):
@@ -120,7 +120,7 @@ def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
     assert rank_until_settled(runners, enough=24, keep="a", **rules).rounds > 60
 
 
-def test_what_is_far_slower_is_dropped_in_few_rounds(clock: Any) -> None:
+def test_drops_far_slower_runners_in_few_rounds(clock: Any) -> None:
     """A runner that is far slower in all of six rounds is dropped, although six are too few for the certainty that 36
     pairs of runners demand.
     """
@@ -180,7 +180,7 @@ class Disturbed:
 
 
 @pytest.mark.parametrize(("keep", "rounds"), [("float", 30), ("", 12)])
-def test_what_is_settled_goes_on_until_no_session_lacks_an_undisturbed_run(keep: str, rounds: int) -> None:
+def test_continues_until_each_session_has_an_undisturbed_run(keep: str, rounds: int) -> None:
     runners = {
         "float": [Disturbed(0, 0.02) for _ in range(6)],
         "int8": [Disturbed(4 if session == 5 else 0, 0.01) for session in range(6)],

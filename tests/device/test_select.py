@@ -64,7 +64,7 @@ def test_the_runtime_must_be_new_enough(minimum: str, runtime: str, fits: bool) 
     assert fits or verdict.reasons == (f"it needs onnxruntime {minimum}, this device has {runtime}",)
 
 
-def test_what_onnxruntime_does_not_run_is_not_chosen() -> None:
+def test_variants_of_other_runtimes_are_not_chosen() -> None:
     assert judge(variant(model=None), device()).reasons == ("ONNX Runtime does not run it",)
 
 
@@ -77,7 +77,7 @@ def test_nothing_fits() -> None:
     assert refusal.value.exit_code == 7
 
 
-def test_where_only_the_runtime_is_too_old_a_newer_one_helps() -> None:
+def test_names_a_newer_runtime_if_only_its_age_is_wrong() -> None:
     old = device("avx2 fma", runtime="1.18.1")
     wanted = (variant("later", min_onnxruntime="1.24"), variant("sooner", min_onnxruntime="1.20"), ARM)
     with pytest.raises(BundleError, match=r"Install onnxruntime 1\.20 or newer"):

@@ -16,14 +16,14 @@ INPUT = [[1, 2, 3]]
 RIGHT = np.array([[2, 4, 6]], np.float32)
 
 
-def test_what_is_within_the_tolerance_passes(tmp_path: Path) -> None:
+def test_errors_within_the_tolerance_pass(tmp_path: Path) -> None:
     tested = variant(cases=(case(tmp_path, INPUT, RIGHT + np.float32(0.25)),), tolerance={"y": 0.25})
     result = run_selftest(tested, Session())
     assert result.passed
     assert result.outputs[0].max_abs_error == 0.25
 
 
-def test_what_is_over_the_tolerance_fails(tmp_path: Path) -> None:
+def test_errors_over_the_tolerance_fail(tmp_path: Path) -> None:
     tested = variant(cases=(case(tmp_path, INPUT, RIGHT + np.float32(0.25)),), tolerance={"y": 0.125})
     result = run_selftest(tested, Session())
     assert not result.passed
@@ -76,7 +76,7 @@ def test_texts_are_compared_of_arrays_of_any_width() -> None:
         (np.array([b"a"]), np.array([b"a"]), "cannot be compared"),
     ],
 )
-def test_what_differs_besides_values(found: np.ndarray, expected: np.ndarray, says: str) -> None:
+def test_shapes_and_types_must_match(found: np.ndarray, expected: np.ndarray, says: str) -> None:
     error, problem = compare(found, expected)
     assert error == float("inf")
     assert says in problem

@@ -68,7 +68,7 @@ def changed(value: dict[str, Any], data: st.DataObject) -> bytes:
     return json.dumps(value).encode()
 
 
-def test_what_is_whole_is_read() -> None:
+def test_reads_complete_signatures() -> None:
     found = parse_signature(json.dumps(BUNDLE).encode(), "x")
     assert (found.payload, found.value, found.hint, found.chain) == (b"{}", b"\0", "a" * 64, ())
     assert found.message == b"DSSEv1 28 application/vnd.in-toto+json 2 {}"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
         ("a\u2028b\u202ec\ud800", "a\\u2028b\\u202ec\\ud800"),
     ],
 )
-def test_what_is_not_seen_is_an_escape(text: str, shown: str) -> None:
+def test_prints_invisible_characters_as_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

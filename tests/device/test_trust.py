@@ -64,7 +64,9 @@ def test_a_folder(tmp_path: Path) -> None:
         ("revoked.txt", "", "contains no key"),
     ],
 )
-def test_what_is_not_understood_is_refused(name: str, text: str | bytes, problem: str, tmp_path: Path) -> None:
+def test_refuses_key_files_that_it_does_not_understand(
+    name: str, text: str | bytes, problem: str, tmp_path: Path
+) -> None:
     """A file that edgeq does not understand is refused. If it skipped a revocation, it would trust the revoked key."""
     write(tmp_path / name, text)
     with pytest.raises(UsageError, match=problem):

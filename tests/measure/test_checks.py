@@ -3,7 +3,7 @@ from __future__ import annotations
 from edgeq.measure.coverage import ArtifactCheck, strongest, summarise
 
 
-def test_what_is_nearest_to_the_hardware_counts() -> None:
+def test_the_check_nearest_to_the_hardware_counts() -> None:
     found = strongest(
         [
             ArtifactCheck("load", "none"),

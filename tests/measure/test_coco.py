@@ -25,7 +25,7 @@ def write(path: Path, plain: object) -> Path:
     return path
 
 
-def test_what_is_read(tmp_path: Path) -> None:
+def test_reads_images_and_annotations(tmp_path: Path) -> None:
     found = coco.load_annotations(write(tmp_path / "i.json", GOOD))
     assert found.categories == (2, 4)
     image = found.images["a.jpg"]

@@ -57,7 +57,7 @@ def test_it_computes_what_a_build_without_the_nodes_does(
     assert np.sqrt(np.mean((found - built) ** 2)) <= max(0.25 * np.sqrt(np.mean((built - plain) ** 2)), 0.5 * step)
 
 
-def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:
+def test_missing_nodes_cannot_be_in_float(quantized: Quantized) -> None:
     source, whole = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models["u8s8"]))
     assert with_nodes_in_float(source, whole, match_activations(source, whole), ("nothing",)) is None
 

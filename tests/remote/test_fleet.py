@@ -22,7 +22,7 @@ def row(name: str, kind: str, **p50: float) -> FleetRow:
     return FleetRow(name, kind, latency={m: LatencyFigures(v, p90_ms=2 * v, p99_ms=3 * v) for m, v in p50.items()})
 
 
-def test_what_boards_of_a_kind_have_in_common() -> None:
+def test_summarises_boards_of_one_kind() -> None:
     boards = [row("a", "x", float32=4, int8=1), row("b", "x", float32=6, int8=2), row("c", "x", float32=5, int8=1.5)]
     found = summarised([*boards, FleetRow("d", "y", reason="it is off")], "single-stream")
     float32, int8 = found.kinds

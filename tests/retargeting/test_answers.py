@@ -179,7 +179,7 @@ def test_an_optimiser_that_ends_the_process_ends_no_command(tmp_path: Path) -> N
     assert result.comparison.identical
 
 
-def test_what_only_a_dead_branch_reads(tmp_path: Path) -> None:
+def test_removes_branches_that_no_output_needs(tmp_path: Path) -> None:
     """An If that no output depends on is removed, although its branches read a dequantized tensor."""
     branches = [
         f"{place}_branch = {place} () => (float[4] {op}) {{ {op} = {op}(d) }}"

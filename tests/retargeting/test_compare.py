@@ -19,7 +19,7 @@ def times(factor: float, folder: Path, name: str) -> Path:
     return folder / name
 
 
-def test_what_differs_is_measured(tmp_path: Path) -> None:
+def test_measures_differences(tmp_path: Path) -> None:
     one, other = times(1.0, tmp_path, "one.onnx"), times(1.01, tmp_path, "other.onnx")
     same = compare_outputs(one, one)
     assert same is not None

@@ -56,7 +56,7 @@ def test_a_described_engine_runs_in_a_process_of_its_own(tmp_path: Path, monkeyp
         ("hangs", r"the process of fake does not answer within 2 s"),
     ],
 )
-def test_what_goes_wrong_there_is_one_line_here(
+def test_failures_in_the_process_are_one_line(
     behaviour: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = fake_engine.install(tmp_path, monkeypatch, behaviour)
@@ -118,7 +118,7 @@ def test_single_precision_is_single_precision(shared_data: Path) -> None:
     assert 10 * np.log10((right**2).sum() / ((found - right) ** 2).sum()) >= 90
 
 
-def test_what_is_compiled_is_kept_where_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_compiled_models_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = replace(fake_engine.install(tmp_path, monkeypatch), cache={"config": {"CPU": {"KEEP": "{folder}"}}})
     options = tmp_path / "options.json"
     with Engines(keep=True) as engines:

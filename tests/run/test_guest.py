@@ -76,7 +76,7 @@ def test_numpy_has_no_threads_there() -> None:
         assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
 
 
-def test_what_the_runtime_refuses_is_reported(here: GuestProgram, model: Path) -> None:
+def test_reports_refusals_of_the_runtime(here: GuestProgram, model: Path) -> None:
     session = here.open(model, SessionSettings())
     with pytest.raises(ValueError, match=r"Got: 7 Expected: 8"):
         session.run(None, {"left": np.zeros((7, 64), np.uint8)})

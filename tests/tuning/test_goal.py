@@ -15,7 +15,7 @@ def test_budgets(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  ", "0", "-5m", "ten", "5d", "m", "1m1h", "nan", "9" * 400 + "s"])
-def test_what_is_no_time_span_is_refused(text: str) -> None:
+def test_refuses_budgets_without_a_known_unit(text: str) -> None:
     with pytest.raises(UsageError, match="--budget"):
         parse_budget(text)
 

@@ -128,7 +128,7 @@ def test_a_strict_goal_that_cannot_be_met_is_an_error_with_the_front_and_leaves_
     assert report_bundle(tmp_path / "t.tuning").verdict.status == "Goal not met"
 
 
-def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Path) -> None:
+def test_writes_the_nearest_candidate_of_a_missed_goal(tmp_path: Path) -> None:
     model, data = filters(tmp_path)
     with pytest.raises(GoalNotMetError, match=r"^goal missed: no candidate .* comes closest") as caught:
         edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0, budget_s=5))

@@ -102,7 +102,7 @@ def test_the_estimate_is_velas_and_says_so(tmp_path: Path, monkeypatch: pytest.M
         ("", {**ROW, "cycles_total": "nan"}, "vela 9.9.9 writes another summary than version 5.2.0"),
     ],
 )
-def test_what_goes_wrong_is_one_line(
+def test_reports_failures_of_vela_in_one_line(
     behaviour: str,
     row: dict[str, str] | None,
     says: str,

@@ -135,7 +135,7 @@ def test_a_broken_rule_is_refused(kind: str, inputs: tuple[TfliteTensor, ...], m
 
 @settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(0, 2), st.integers(0, 2), st.sampled_from([1, 2]))
-def test_what_is_lowered_breaks_no_rule(kernel: int, before: int, after: int, stride: int) -> None:
+def test_lowered_models_break_no_rule(kernel: int, before: int, after: int, stride: int) -> None:
     size = (6 + before + after - kernel) // stride + 1
     weights = {"w": np.ones((2, 3, kernel, kernel), np.float32)}
     node = f"y = Conv<pads=[{before},{after},{after},{before}], strides=[{stride},{stride}]>(x, w)"

@@ -104,7 +104,7 @@ def test_a_free_size_is_requested(tmp_path: Path, absent: None) -> None:
         ({"wide": ("nowhere",)}, "no node is named 'nowhere'"),
     ],
 )
-def test_what_the_npu_has_no_kernels_for_is_refused(
+def test_refuses_schemes_without_kernels_on_the_npu(
     prepared: PreparedModel, tmp_path: Path, absent: None, change: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(UsageError, match=line):

@@ -184,7 +184,7 @@ def test_float_neighbours_share_one_bracket() -> None:
     )
 
 
-def test_what_stays_in_float_has_its_reason() -> None:
+def test_layers_in_float_have_a_reason() -> None:
     b = builder()
     made = b.conv("input", 4)
     average = b.pool("AveragePool", made, (3, 3), (2, 2), (1, 1, 1, 1))
@@ -204,7 +204,7 @@ def test_excluded_nodes_stay_in_float() -> None:
     assert len(reasons(network)) == 2
 
 
-def test_what_reads_a_hazardous_tensor_stays_in_float() -> None:
+def test_readers_of_hazardous_tensors_stay_in_float() -> None:
     b = builder()
     first = b.conv("input", 4)
     model = b.model(b.conv(first, 4))

@@ -89,7 +89,7 @@ def test_no_fitting_does_harm_on_random_networks(seed: int, tmp_path: Path) -> N
     assert sqnr_db(fitted, prepared, others) > sqnr_db(plain, prepared, others) - 0.5
 
 
-def test_what_reads_only_zeros_takes_no_bits_from_others(tmp_path: Path) -> None:
+def test_channels_of_zeros_take_no_bits_from_others(tmp_path: Path) -> None:
     b = GraphBuilder(np.random.default_rng(1), input_shape=(1, 3, 12, 12))
     x = b.node("Relu", [b.conv("input", 16)], (1, 16, 12, 12))
     y = b.conv(b.node("Relu", [b.conv(x, 16, groups=16)], (1, 16, 12, 12)), 8)
@@ -130,7 +130,7 @@ def test_inputs_without_axes(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(together.tensors[program.outputs[0]], np.concatenate(one_by_one))
 
 
-def test_what_is_never_negative_uses_all_integers(tmp_path: Path) -> None:
+def test_nonnegative_tensors_use_all_integers(tmp_path: Path) -> None:
     b = GraphBuilder(np.random.default_rng(5))
     x = b.node("Relu", [b.conv("input", 8)], (1, 8, 9, 9))
     six = b.node("Clip", [b.conv(x, 8), b.constant(0.0), b.constant(0.5)], (1, 8, 9, 9))

@@ -174,7 +174,7 @@ def layers(found: Program) -> list[str]:
     ],
     ids=["activations", "sums", "biases"],
 )  # fmt: skip
-def test_what_is_between_rows_is_the_arrays_too(nodes: str, expected: list[str]) -> None:
+def test_operators_between_rows_run_on_the_array(nodes: str, expected: list[str]) -> None:
     made = model(f"""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
         <int64[2] rows = {{-1, 8}}, float half = {{0.5}}> {{
         [flat] a = Reshape (input, rows)
@@ -189,7 +189,7 @@ def test_what_is_between_rows_is_the_arrays_too(nodes: str, expected: list[str])
     assert 10 * np.log10((exact**2).sum() / ((simulated - exact) ** 2).sum()) > 25
 
 
-def test_what_differs_by_rows_or_adds_an_axis_stays_in_float() -> None:
+def test_operands_that_differ_by_row_or_add_an_axis_stay_in_float() -> None:
     made = model("""g (float[1, 8, 8] input) => (float[1, 8, 8] y)
         <int64[2] rows = {-1, 8}, float[8, 1] each = {1, 2, 3, 4, 5, 6, 7, 8},
         float[1, 1, 8] whole = {1, 2, 3, 4, 5, 6, 7, 8}> {

@@ -44,7 +44,7 @@ def test_a_program_comes_back_as_it_was(seed: int, tmp_path: Path) -> None:
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
 
 
-def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
+def test_refuses_files_without_a_program(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
     with pytest.raises(BundleError, match=r"bad.npz contains no program \(DataError.*cannot be read"):
         load_program(path)

@@ -99,7 +99,7 @@ def test_a_residual_add_that_overflows_takes_its_layer_along(tmp_path: Path) -> 
     assert reasons(built)["add"] == "fused into main"
 
 
-def test_what_takes_float32_only_gets_it(tmp_path: Path) -> None:
+def test_operators_without_float16_get_float32(tmp_path: Path) -> None:
     proto = conv_and(
         '[resize] y = Resize<mode = "nearest">(c, "", scales)',
         scales=np.array([1, 1, 2, 2], np.float32),

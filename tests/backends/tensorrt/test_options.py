@@ -16,7 +16,7 @@ def fake_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch, words: bytes
     monkeypatch.setattr(options, "onnxruntime", lambda: module)
 
 
-def test_what_edgeq_sets_is_known() -> None:
+def test_accepts_every_option_that_edgeq_sets() -> None:
     for rest in ("float32", "float16", "bfloat16"):
         options.check_options(options.TENSORRT, options.explicit_options(rest))
     options.check_options(options.TENSORRT, options.table_options("calibration.flatbuffers"))

@@ -71,7 +71,7 @@ def test_weights_have_a_scale_for_each_output(built: Artifact) -> None:
     assert np.abs(held["w1_quantized"].astype(int)).max() == 127
 
 
-def test_what_was_excluded_stays_in_fp16_with_that_reason(small: Bench) -> None:
+def test_excluded_layers_stay_in_fp16_with_that_reason(small: Bench) -> None:
     artifact = small.build(exclude=("two", "fc"))
     assert precisions(artifact)["two"] == precisions(artifact)["fc"] == "fp16"
     assert reasons(artifact)["two"] == ON_REQUEST

@@ -83,7 +83,7 @@ def test_arithmetic_rounds_as_in_python(data: st.DataObject) -> None:
     the_same(texts, [random.integers(0, 256, (2, 3, 3), np.uint8) for _ in texts])
 
 
-def test_what_comes_before_the_last_resize_is_left_to_the_caller() -> None:
+def test_leaves_steps_before_the_last_resize_to_the_caller() -> None:
     recipe = web_recipe(load_preprocess("imagenet"), IMAGE)
     assert recipe is not None
     assert len(recipe["caller"]) == 1

@@ -108,7 +108,7 @@ def test_each_gets_its_own_login(net: Net, tmp_path: Path) -> None:
         (f"https://{UNKNOWN}/x", "CERTIFICATE_VERIFY_FAILED"),
     ],
 )
-def test_where_a_redirect_leads(location: str, says: str, net: Net, tmp_path: Path) -> None:
+def test_refuses_redirects_away_from_https(location: str, says: str, net: Net, tmp_path: Path) -> None:
     def script(asked: Asked) -> Reply:
         moved = response(307, b"", f"Location: {location}")
         return guarded(asked, "Basic realm=x") or (moved if "/blobs/" in asked.path else None)
@@ -143,7 +143,9 @@ def test_a_slow_proxy_or_handshake(begun: bytes, net: Net, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "proxy", ["socks5://proxy:proxy@127.0.0.1:1", "https://proxy:proxy@127.0.0.1:1", "http://proxy:pr/oxy@x"]
 )
-def test_what_is_no_proxy(proxy: str, net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_addresses_of_other_proxies(
+    proxy: str, net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("https_proxy", proxy)
     net.refused(tmp_path / "out", "not the address of an http proxy")
 

@@ -142,7 +142,7 @@ def test_manifests_that_do_not_hold(
     assert sorted(p.name for p in tmp_path.iterdir()) == []
 
 
-def test_what_the_registry_changes(registry: Registry, good: Path, tmp_path: Path) -> None:
+def test_refuses_content_that_the_registry_changed(registry: Registry, good: Path, tmp_path: Path) -> None:
     reference = pushed(registry, good)
 
     def flipped(wanted: str, method: str, path: str, headers: dict[str, str], answer: Answer) -> Answer:
@@ -241,7 +241,7 @@ def test_tokens_and_redirects(registry: Registry, good: Path, tmp_path: Path) ->
         "a" * 600,
     ],
 )
-def test_what_is_no_reference(text: str) -> None:
+def test_refuses_texts_that_are_not_references(text: str) -> None:
     with pytest.raises(DeviceError, match="is not a reference to a registry"):
         parse_reference(text)
 

@@ -145,7 +145,7 @@ def other_files(bundle: Path) -> None:
         (lambda bundle: (bundle / "model.sig").write_bytes(b""), "not valid JSON"),
     ],
 )
-def test_what_was_changed_is_refused(change: Callable[[Path], None], problem: str, copy: Path, key: Path) -> None:
+def test_refuses_changed_bundles(change: Callable[[Path], None], problem: str, copy: Path, key: Path) -> None:
     sign_bundle(copy, key)
     change(copy)
     with pytest.raises(BundleError, match=problem):

@@ -47,7 +47,7 @@ def test_the_c_is_among_the_files(program: Program, samples: Samples, tmp_path: 
     assert after.notes == ()
 
 
-def test_what_has_no_program_stays_as_it_is(samples: Samples, tmp_path: Path) -> None:
+def test_leaves_artifacts_without_a_program_unchanged(samples: Samples, tmp_path: Path) -> None:
     before = built(None, tmp_path)
     assert with_c(before, samples, tmp_path / "c", count=2) is before
 

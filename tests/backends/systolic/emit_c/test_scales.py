@@ -15,6 +15,6 @@ def test_scales_as_the_array_takes_them() -> None:
 
 
 @pytest.mark.parametrize("value", [0.3, 2.0, 2.0**-32])
-def test_what_no_shift_expresses_is_refused(value: float) -> None:
+def test_refuses_scales_that_no_shift_expresses(value: float) -> None:
     with pytest.raises(ModelError, match=r"conv_1.*not a right shift"):
         output_scale(value, SHIFT, "conv_1")
