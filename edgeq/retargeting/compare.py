@@ -52,9 +52,9 @@ class RetargetComparison:
 
 
 def compare(
-    given: Path, rewritten: Path, *, same_operators: bool, default: RetargetComparison | None = None
+    source: Path, rewritten: Path, *, same_operators: bool, default: RetargetComparison | None = None
 ) -> RetargetComparison | None:
-    """Compare the outputs of both models without ONNX Runtime's optimiser. Return None if the model `given` does not
+    """Compare the outputs of both models without ONNX Runtime's optimiser. Return None if the model `source` does not
     run on made-up inputs.
 
     Args:
@@ -64,21 +64,21 @@ def compare(
         CheckFailedError: the operators are the same but the outputs differ; or the rewritten model does not run, or
             gives NaN or infinity with and without the optimiser.
     """
-    plain = compare_outputs(given, rewritten)
-    if plain is None:
+    unoptimised = compare_outputs(source, rewritten)
+    if unoptimised is None:
         return None
-    if same_operators and not plain.identical:
+    if same_operators and not unoptimised.identical:
         raise CheckFailedError(
-            f"the rewritten model differs from {given} by {plain.largest:.3g} of its outputs' magnitude",
+            f"the rewritten model differs from {source} by {unoptimised.largest:.3g} of its outputs' magnitude",
             _REPORT,
         )
-    if not np.isfinite([found.largest for found in (plain, default) if found is not None]).any():
+    if not np.isfinite([comparison.largest for comparison in (unoptimised, default) if comparison is not None]).any():
         raise CheckFailedError("the rewritten model gives NaN or infinity where the given one does not", _REPORT)
-    return plain
+    return unoptimised
 
 
 def compare_by_default(
-    given: Path, rewritten: Path, options: Mapping[str, str], *, branches: bool = False
+    source: Path, rewritten: Path, options: Mapping[str, str], *, branches: bool = False
 ) -> tuple[RetargetComparison | None, str]:
     """Compare the outputs of both models in ONNX Runtime's default session, with its optimiser.
 
@@ -88,13 +88,13 @@ def compare_by_default(
             process, so edgeq first tries it in a separate process.
 
     Returns:
-        The result and "". If a model does not run, None and the reason; the reason is "" if `given` does not run.
+        The result and "". If a model does not run, None and the reason; the reason is "" if `source` does not run.
     """
     settings = SessionSettings(), SessionSettings(config=options)
-    problems = [_problem(*pair, branches) for pair in zip((given, rewritten), settings, strict=True)]
+    problems = [_problem(*pair, branches) for pair in zip((source, rewritten), settings, strict=True)]
     if any(problems):
         return None, "" if problems[0] else problems[1]
-    return compare_outputs(given, rewritten, settings), ""
+    return compare_outputs(source, rewritten, settings), ""
 
 
 def _problem(model: Path, settings: SessionSettings, branches: bool) -> str:
@@ -108,35 +108,35 @@ def _problem(model: Path, settings: SessionSettings, branches: bool) -> str:
 
 
 def compare_outputs(
-    one: Path, other: Path, settings: tuple[SessionSettings, SessionSettings] = (_PLAIN, _PLAIN)
+    reference: Path, candidate: Path, settings: tuple[SessionSettings, SessionSettings] = (_PLAIN, _PLAIN)
 ) -> RetargetComparison | None:
     """Run both models, each with its settings, on the same made-up inputs, and compare their outputs. Return None if
-    `one` refuses the inputs. By default, ONNX Runtime's optimiser is off.
+    `reference` refuses the inputs. By default, ONNX Runtime's optimiser is off.
 
     Raises:
-        CheckFailedError: `other` refuses inputs that `one` accepts.
+        CheckFailedError: `candidate` refuses inputs that `reference` accepts.
     """
-    opened = [open_session(*pair) for pair in zip((one, other), settings, strict=True)]
-    return compare_sessions(one, *opened)
+    sessions = [open_session(*pair) for pair in zip((reference, candidate), settings, strict=True)]
+    return compare_sessions(reference, *sessions)
 
 
-def compare_sessions(one: Path, given: Any, other: Any) -> RetargetComparison | None:
-    """Compare the outputs of two sessions on made-up inputs of the model `one`. See `compare_outputs`."""
+def compare_sessions(path: Path, reference: Any, candidate: Any) -> RetargetComparison | None:
+    """Compare the outputs of two sessions on made-up inputs of the model `path`. See `compare_outputs`."""
     identical, largest = True, 0.0
     for number in range(_TRIES):
-        inputs = made_up_inputs(one, seed=number, free=1 + number)
-        wanted, _ = _run(given, inputs)
-        if wanted is None and number:  # the model fixes the batch size or another size internally
+        inputs = made_up_inputs(path, seed=number, free=1 + number)
+        expected, _ = _run(reference, inputs)
+        if expected is None and number:  # the model fixes the batch size or another size internally
             continue
-        if wanted is None:
+        if expected is None:
             return None
-        found, problem = _run(other, inputs)
-        if found is None:
+        outputs, problem = _run(candidate, inputs)
+        if outputs is None:
             raise CheckFailedError(f"the rewritten model does not run: {problem}", _REPORT)
-        for a, b in zip(wanted, found, strict=True):
-            same = np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-            identical &= same
-            largest = largest if same else max(largest, _difference(a, b))
+        for a, b in zip(expected, outputs, strict=True):
+            equal = np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+            identical &= equal
+            largest = largest if equal else max(largest, _difference(a, b))
     return RetargetComparison(identical, largest)
 
 
@@ -189,12 +189,12 @@ _SKEWED = _Trait("activation_symmetric", False, "activations with a zero point o
 _PER_CHANNEL = _Trait("per_channel", True, "weights with a scale for each channel")
 
 
-def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> None:
+def check_target(model: ir.Model, target: Target, model_path: Path, source_form: Form) -> None:
     """Refuse a model with a property that the backend of `target` does not support.
 
     Args:
-        given: the file to retarget.
-        before: the form of that file.
+        model_path: the file to retarget.
+        source_form: the form of that file.
 
     Raises:
         ModelError: the target does not support a property; the message states the number of tensors, the first of them,
@@ -209,9 +209,9 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
             problems.append(f"{len(tensors)} {trait.words} ({next(iter(tensors))!r} first)")
             reasons.append(target.profile.why.get(trait.field) or error.problem)
     if problems:
-        source = given if backend.adopts_quantized and before.format == "QDQ" else "FLOAT.onnx"
+        source = model_path if backend.adopts_quantized and source_form.format == "QDQ" else "FLOAT.onnx"
         raise ModelError(
-            f"{given} has {' and '.join(problems)}, which {target.name} does not support: "
+            f"{model_path} has {' and '.join(problems)}, which {target.name} does not support: "
             + "; ".join(dict.fromkeys(reasons)),
             f"Other scales need samples: `edgeq quantize {source} -t {target.name} --data SAMPLES -o OUT.onnx`",
         )
@@ -219,14 +219,14 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
 
 def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
     """Return each property that some tensors have, with the names of these tensors."""
-    found: dict[_Trait, dict[str, None]] = {}
+    traits: dict[_Trait, dict[str, None]] = {}
     for place in (place for node in every_node(model) for place in places(node)):
         low, high = LIMITS[place.params.dtype]
         if (place.params.zero_point != (low + high + 1) // 2).any():
-            found.setdefault(_SKEWED_WEIGHT if place.weight else _SKEWED, {})[place.tensor] = None
+            traits.setdefault(_SKEWED_WEIGHT if place.weight else _SKEWED, {})[place.tensor] = None
         if place.weight and place.params.per_channel:
-            found.setdefault(_PER_CHANNEL, {})[place.tensor] = None
-    return found
+            traits.setdefault(_PER_CHANNEL, {})[place.tensor] = None
+    return traits
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,23 +275,23 @@ def sides(node: ir.Node, count: int) -> Sides | str:
     """Return the first `count` inputs and the output of an operator. If it has no integer form, return the reason."""
     inputs = [_input(node, place) for place in range(count)]
     out = _output(node)
-    found = [i for i in inputs if i is not None]
-    if len(found) < len(inputs):
+    connected = [i for i in inputs if i is not None]
+    if len(connected) < len(inputs):
         return "an input is not quantized"
     if out is None:
         return "its output is not quantized, or other nodes read it before it is"
     if not constant_clamp(out):
         return "the bounds of its Clip are not constant"
-    if found[0].params.dtype != out.params.dtype:
-        return f"it reads {type_name(found[0].params.dtype)} and outputs {type_name(out.params.dtype)}"
-    if found[0].params.per_channel:
+    if connected[0].params.dtype != out.params.dtype:
+        return f"it reads {type_name(connected[0].params.dtype)} and outputs {type_name(out.params.dtype)}"
+    if connected[0].params.per_channel:
         return "its input has a scale per channel"
-    return found, out
+    return connected, out
 
 
-def product_problem(node: ir.Node, found: list[In]) -> str:
+def product_problem(node: ir.Node, operands: list[In]) -> str:
     """Return the reason why a Conv, MatMul or Gemm with these inputs has no integer form, or "" if it has one."""
-    data, weight = found
+    data, weight = operands
     if weight.params.block:
         return "its weight has a scale for each block"
     if weight.params.per_channel:

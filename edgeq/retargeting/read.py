@@ -165,8 +165,8 @@ _GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "
 def normalise(model: ir.Model) -> list[str]:
     """Rewrite the model in place, and return one phrase for each kind of change."""
     editor = Editor(model)
-    done = []
-    for change, what in (
+    changes = []
+    for change, description in (
         (_explicit_zero_point, "zero points written explicitly that were the default"),
         (_write_plainly, ""),
         (_store_weight, "weights stored as integers that were quantized at load"),
@@ -174,9 +174,9 @@ def normalise(model: ir.Model) -> list[str]:
         (_carry_on, "outputs quantized that are already multiples of their scale, such as those of a Relu"),
     ):
         count = sum(change(node, editor) for node in list(model.graph))
-        if count and what:
-            done.append(f"{count} {what}")
-    return done
+        if count and description:
+            changes.append(f"{count} {description}")
+    return changes
 
 
 def _write_plainly(node: ir.Node, editor: Editor) -> bool:

@@ -46,7 +46,7 @@ def params_of(node: ir.Node) -> QuantParams | None:
     """Return the parameters of a Q or DQ node. Return None if they are not constant, or if the integers have neither 8
     bits nor 32 bits (a bias).
     """
-    return _known(quant_params.params_of(node), node, 2)
+    return _static_params(quant_params.params_of(node), node, 2)
 
 
 def float32_params_of(node: ir.Node) -> QuantParams | None:
@@ -61,10 +61,10 @@ def params_at(node: ir.Node, scale: int, axis: int = 0) -> QuantParams | None:
     """Return the parameters at an operator's inputs: the scale is input number `scale`, and the zero point is the next
     input. Return None in the same cases as `params_of`.
     """
-    return _known(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
+    return _static_params(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
 
 
-def _known(params: QuantParams | None, node: ir.Node, zero_point: int) -> QuantParams | None:
+def _static_params(params: QuantParams | None, node: ir.Node, zero_point: int) -> QuantParams | None:
     explicit = node_input(node, zero_point) is not None
     return params if params is not None and explicit and params.dtype in _KNOWN else None
 
@@ -135,14 +135,14 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
     Returns:
         The number of changed tensors, and the tensors that could not change, each with the reason.
     """
-    editor, count, kept = Editor(model), 0, []
+    editor, count, unchanged = Editor(model), 0, []
     for group in _groups(model.graph):
         if group.dtypes == {dtype} or not group.dtypes <= set(INTEGERS.values()):
             continue
         if group.blocked or len(group.dtypes) > 1:
             changed = _change_over(group, dtype, editor)
             names = ", ".join(sorted(str(v.name) for v in group.values)[:4])
-            kept.append(
+            unchanged.append(
                 f"{names} stays {'/'.join(sorted(map(type_name, group.dtypes)))}: {group.blocked or 'its types differ'}"
                 + (f"; {changed} QuantizeLinear/DequantizeLinear pairs at its edge convert" if changed else "")
             )
@@ -150,14 +150,14 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
         for value in group.values:
             _shift_value(value, dtype, editor)
         count += len(group.values)
-    return count, kept
+    return count, unchanged
 
 
 def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     """Convert 8-bit integers to the type `dtype`. If they have the other type, add or subtract 128."""
-    wanted = dtype.numpy()
+    numpy_type = dtype.numpy()
     offset = 128 if dtype is ir.DataType.UINT8 else -128
-    return values if values.dtype == wanted else (values.astype(np.int16) + offset).astype(wanted)
+    return values if values.dtype == numpy_type else (values.astype(np.int16) + offset).astype(numpy_type)
 
 
 def _shifted_constant(value: ir.Value | None, dtype: ir.DataType, editor: Editor) -> ir.Value:
@@ -179,13 +179,13 @@ def _groups(graph: ir.Graph) -> list[TypeGroup]:
 
 
 def _grown(seed: ir.Value, graph: ir.Graph) -> TypeGroup:
-    group, waiting, seen = TypeGroup(), [seed], {id(seed)}
+    group, waiting, visited = TypeGroup(), [seed], {id(seed)}
 
     def reach(values: Iterable[ir.Value | None]) -> None:
         """Queue each of `values` that has not been seen yet."""
         for value in values:
-            if value is not None and id(value) not in seen:
-                seen.add(id(value))
+            if value is not None and id(value) not in visited:
+                visited.add(id(value))
                 waiting.append(value)
 
     while waiting:
@@ -259,13 +259,15 @@ def _shift_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None
 
 
 def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
-    first = _BOUNDS[node.op_type]
-    if node.op_type == "Pad" and node_input(node, first) is None:
+    first_bound = _BOUNDS[node.op_type]
+    if node.op_type == "Pad" and node_input(node, first_bound) is None:
         if node.attributes.get_string("mode", "constant") != "constant":
             return
-        editor.set_input(node, first, shifted(np.zeros((), _other(dtype).numpy()), dtype), f"{node.name}/fill")
+        editor.set_input(
+            node, first_bound, shifted(np.zeros((), _opposite_sign(dtype).numpy()), dtype), f"{node.name}/fill"
+        )
         return
-    for place in range(first, min(len(node.inputs), 3)):
+    for place in range(first_bound, min(len(node.inputs), 3)):
         old = node.inputs[place]
         if old is not None and is_constant(old):
             node.replace_input_with(place, _shifted_constant(old, dtype, editor))
@@ -281,20 +283,25 @@ def _change_over(group: TypeGroup, dtype: ir.DataType, editor: Editor) -> int:
     count = 0
     for value in group.values:
         maker = value.producer()
-        read = value.is_graph_output() or any(use.node.graph is editor.graph for use in value.uses())
-        sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") and read else []
+        is_read = value.is_graph_output() or any(use.node.graph is editor.graph for use in value.uses())
+        sources = [maker] if maker is not None and is_op(maker, "QuantizeLinear") and is_read else []
         for node in [*sources, *(use.node for use in value.uses() if is_op(use.node, "DequantizeLinear"))]:
             params = float32_params_of(node)
-            if params is None or params.per_channel or params.dtype != _other(dtype) or node.graph is not editor.graph:
+            if (
+                params is None
+                or params.per_channel
+                or params.dtype != _opposite_sign(dtype)
+                or node.graph is not editor.graph
+            ):
                 continue
             zero = shifted(params.zero_point.astype(params.dtype.numpy()), dtype)
-            other = QuantParams(params.scale, zero, dtype, params.axis)
+            new_params = QuantParams(params.scale, zero, dtype, params.axis)
             if is_op(node, "QuantizeLinear"):
                 source = node.inputs[0]
                 assert source is not None
-                node.replace_input_with(0, _pair(source, other, node, editor))
+                node.replace_input_with(0, _pair(source, new_params, node, editor))
             else:
-                pair_behind(node.outputs[0], other, editor)
+                pair_behind(node.outputs[0], new_params, editor)
             count += 1
     return count
 
@@ -308,12 +315,12 @@ def pair_behind(output: ir.Value, params: QuantParams, editor: Editor) -> None:
             reader.replace_input_with(place, numbers)
 
 
-def _pair(source: ir.Value, params: QuantParams, before: ir.Node, editor: Editor) -> ir.Value:
+def _pair(source: ir.Value, params: QuantParams, anchor: ir.Node, editor: Editor) -> ir.Value:
     """Insert a QuantizeLinear and a DequantizeLinear after `source`, and return the output of the DequantizeLinear."""
     name = f"{source.name}/{type_name(params.dtype)}"
-    integers = editor.quantize(source, params, name, before=before)
-    return editor.dequantize(integers, params, f"{name}/float", before=before)
+    integers = editor.quantize(source, params, name, before=anchor)
+    return editor.dequantize(integers, params, f"{name}/float", before=anchor)
 
 
-def _other(dtype: ir.DataType) -> ir.DataType:
+def _opposite_sign(dtype: ir.DataType) -> ir.DataType:
     return ir.DataType.INT8 if dtype is ir.DataType.UINT8 else ir.DataType.UINT8

@@ -86,7 +86,9 @@ class Ownership:
                 f"{shown(folder)} contains files and is not a {self.title}",
                 "Choose another output, or remove it yourself",
             )
-        foreign = next((name for name, plain in content(folder, self.opaque) if not plain or not judge(name)), None)
+        foreign = next(
+            (name for name, is_regular in content(folder, self.opaque) if not is_regular or not judge(name)), None
+        )
         if foreign is not None:
             raise OutputError(
                 f"{shown(folder)} contains {shown(foreign)}, which edgeq did not write",
@@ -105,13 +107,13 @@ class Ownership:
         if judge is None:
             return next((name for name, _ in content(folder)), None)
         # Judge all files before removing any, because `judge` may need other files to judge one.
-        found = [(name, plain and judge(name)) for name, plain in content(folder, self.opaque)]
-        for name in (name for name, ours in found if ours and not name.endswith("/")):
+        entries = [(name, is_regular and judge(name)) for name, is_regular in content(folder, self.opaque)]
+        for name in (name for name, ours in entries if ours and not name.endswith("/")):
             (folder / name).unlink(missing_ok=True)
-        for name in sorted({str(Path(name).parent) if name[-1] != "/" else name for name, ours in found if ours}):
+        for name in sorted({str(Path(name).parent) if name[-1] != "/" else name for name, ours in entries if ours}):
             _remove_empty(folder, folder / name)
         _remove_empty(folder, folder)
-        return next((name for name, ours in found if not ours), None)
+        return next((name for name, ours in entries if not ours), None)
 
 
 def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
@@ -132,8 +134,8 @@ def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, b
             yield entry.name, stat.S_ISREG(mode)
     for name in folders:
         inner = None
-        for inner, plain in content(folder / name) if name not in opaque else ():
-            yield f"{name}/{inner}", plain
+        for inner, is_regular in content(folder / name) if name not in opaque else ():
+            yield f"{name}/{inner}", is_regular
         if inner is None:
             yield f"{name}/", True
 
@@ -175,10 +177,10 @@ def read_object(path: Path) -> dict[str, Any] | None:
     if not is_plain(path) or path.lstat().st_size > _MOST_BYTES:
         return None
     try:
-        plain = json.loads(read_file(path))
+        record = json.loads(read_file(path))
     except (ValueError, RecursionError):
         return None
-    return plain if isinstance(plain, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def is_plain(path: Path) -> bool:
@@ -280,11 +282,13 @@ def check_apart(path: Path, inputs: Iterable[Path]) -> None:
     """Refuse an output that would replace an input: the input file itself, or a directory that contains it."""
     place = path.resolve()
     for source in inputs:
-        found = source.resolve()
-        same = found == place or _same(path, source)
-        if same or place in found.parents:
-            what = "is" if same else "contains"
-            raise OutputError(f"{path} {what} the input {source}", "Choose another output: inputs are never replaced")
+        resolved = source.resolve()
+        is_same = resolved == place or _is_same_file(path, source)
+        if is_same or place in resolved.parents:
+            relation = "is" if is_same else "contains"
+            raise OutputError(
+                f"{path} {relation} the input {source}", "Choose another output: inputs are never replaced"
+            )
 
 
 def check_outside(path: Path, folders: Iterable[Path]) -> None:
@@ -294,9 +298,9 @@ def check_outside(path: Path, folders: Iterable[Path]) -> None:
             raise OutputError(f"{path} is inside the input folder {folder}", "Choose another output")
 
 
-def _same(one: Path, other: Path) -> bool:
+def _is_same_file(path: Path, source: Path) -> bool:
     try:
-        return one.samefile(other)
+        return path.samefile(source)
     except OSError:  # one of them does not exist, or cannot be accessed
         return False
 
@@ -311,7 +315,7 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
     # A link to a missing file also counts as existing.
     mounted = kind == "directory" and _is_mount(path)
     if (path.exists() or path.is_symlink()) and not force and not (mounted and not any(path.iterdir())):
-        raise _taken(path)
+        raise _exists_error(path)
     parent = path if mounted else nearest_parent(path)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a directory", "Choose another output")
@@ -446,12 +450,12 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
     new = draft.lstat()
     try:
         try:
-            done = exchange(draft, path)
+            exchanged = exchange(draft, path)
         except OSError as error:
             if error.errno != errno.EXDEV:  # a folder in a lower layer of an overlay file system cannot be renamed
                 raise
-            done = False
-        if done:
+            exchanged = False
+        if exchanged:
             # Files that appeared in the folder between the first check and the exchange were moved with it, so check
             # again.
             _check_moved(draft, path, check)
@@ -459,7 +463,7 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
         if os.path.lexists(path) and os.path.samestat(path.lstat(), new):
             exchange(draft, path)
         raise
-    return done
+    return exchanged
 
 
 def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
@@ -474,7 +478,7 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
     # Choose the name before making the folder. Otherwise a signal between the two steps could leave the folder behind.
-    folder = PrivateFolder(_beside(path, kind) / stage_name(path))
+    folder = PrivateFolder(_draft_path(path, kind) / stage_name(path))
     stage = folder.path
     parents: list[Path] = []
     try:
@@ -489,9 +493,9 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
         yield stage
     except OSError as error:
         if isinstance(error, FileExistsError) and error.filename is not None:
-            taken = Path(os.fsdecode(error.filename))
-            if taken.parent == path.parent:
-                raise _taken(taken) from error
+            existing = Path(os.fsdecode(error.filename))
+            if existing.parent == path.parent:
+                raise _exists_error(existing) from error
         if error.errno in _FULL:
             raise _full(path) from error
         if error.errno == errno.EBUSY and kind == "file":
@@ -509,7 +513,7 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
             raise
 
 
-def _beside(path: Path, kind: Kind) -> Path:
+def _draft_path(path: Path, kind: Kind) -> Path:
     """Return the folder in which to make an output's private folder.
 
     This is the parent of `path`. If `path` is a mount point whose parent cannot be written, it is the folder for work
@@ -535,7 +539,7 @@ def _remove(folder: PrivateFolder, parents: list[Path]) -> None:
             return
 
 
-def _taken(path: Path) -> OutputError:
+def _exists_error(path: Path) -> OutputError:
     return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
 
 

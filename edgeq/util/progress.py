@@ -42,8 +42,8 @@ def watched_console() -> Console:
 
     class Watched(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            plain = (Text(printable_lines(one.plain)) if isinstance(one, Text) else one for one in objects)
-            super().print(*plain, **options)
+            escaped = (Text(printable_lines(thing.plain)) if isinstance(thing, Text) else thing for thing in objects)
+            super().print(*escaped, **options)
 
     return Watched(file=unfiltered(sys.stderr))
 
@@ -144,9 +144,9 @@ class NotebookProgress:
     def _draw(self) -> None:
         self._next = time.monotonic() + _AGAIN_S
         lines = [*self._notes]
-        for title, done, total in self._stages[-1:]:
-            filled = round(_BAR * min(1.0, done / total)) if total else 0
-            bar = f" {'█' * filled}{'░' * (_BAR - filled)} {done}/{total}" if total else f" {done}" if done else ""
+        for title, count, total in self._stages[-1:]:
+            filled = round(_BAR * min(1.0, count / total)) if total else 0
+            bar = f" {'█' * filled}{'░' * (_BAR - filled)} {count}/{total}" if total else f" {count}" if count else ""
             lines.append(f"{title}{bar}")
         show = self._display.update_display if self._shown else self._display.display
         self._shown = True

@@ -64,7 +64,7 @@ def _type_info(kind: Any) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, error: type[EdgeqError]) -> None:
+def _check_keys(data: Any, info: inspect.Type, place: Place, source: object, error: type[EdgeqError]) -> None:
     """Refuse the first key in `data`, at any depth, that is unknown to the type `info`. The error names the nearest
     known key.
     """
@@ -74,14 +74,14 @@ def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, erro
         for key, value in data.items():
             if key not in fields:
                 table = f"in [{'.'.join(place)}]" if place else "at the top"
-                raise error(f"{where}: unknown key {key!r} {table}", suggest(str(key), fields))
-            _check_keys(value, fields[key], (*place, str(key)), where, error)
+                raise error(f"{source}: unknown key {key!r} {table}", suggest(str(key), fields))
+            _check_keys(value, fields[key], (*place, str(key)), source, error)
     elif isinstance(info, inspect.DictType) and isinstance(data, Mapping):
         for key, value in data.items():
-            _check_keys(value, info.value_type, (*place, str(key)), where, error)
+            _check_keys(value, info.value_type, (*place, str(key)), source, error)
     elif isinstance(info, inspect.CollectionType) and isinstance(data, list):
         for index, value in enumerate(data):
-            _check_keys(value, info.item_type, (*place, str(index)), where, error)
+            _check_keys(value, info.item_type, (*place, str(index)), source, error)
 
 
 def _container(info: inspect.Type, data: Any) -> inspect.Type:
@@ -91,34 +91,34 @@ def _container(info: inspect.Type, data: Any) -> inspect.Type:
     if isinstance(info, inspect.Metadata):
         return _container(info.type, data)
     if isinstance(info, inspect.UnionType):
-        wanted = inspect.DataclassType | inspect.DictType if isinstance(data, Mapping) else inspect.CollectionType
-        return next((_container(t, data) for t in info.types if isinstance(t, wanted)), info)
+        expected = inspect.DataclassType | inspect.DictType if isinstance(data, Mapping) else inspect.CollectionType
+        return next((_container(t, data) for t in info.types if isinstance(t, expected)), info)
     return info
 
 
-def explained(message: str, data: Any, kind: type, where: object, error: type[EdgeqError]) -> EdgeqError:
+def explained(message: str, data: Any, kind: type, source: object, error: type[EdgeqError]) -> EdgeqError:
     """Turn msgspec's message into an error with a problem and a fix."""
-    found = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
-    assert found is not None
-    problem, got = found["problem"], re.search(r", got `(\w+)`", found["problem"])
-    place, value = _found(re.findall(r"[^.\[\]]+|\.\.\.", found["path"] or ""), data, got and got[1])
+    match = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
+    assert match is not None
+    problem, got = match["problem"], re.search(r", got `(\w+)`", match["problem"])
+    place, value = _locate(re.findall(r"[^.\[\]]+|\.\.\.", match["path"] or ""), data, got and got[1])
     name = ".".join(place) or "the content"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-        return error(f"{where}: {'.'.join((*place, missing[1]))} is missing", "Add it")
+        return error(f"{source}: {'.'.join((*place, missing[1]))} is missing", "Add it")
     expected = re.match(r"Expected `([^`]*)`(.*?)(?:, got `\w+`)?$", problem)
-    known, description = _type_at(_type_info(kind), place)
+    expected_type, description = _type_at(_type_info(kind), place)
     if expected is None:
-        fix = f"It can be {', '.join(known)}" if known else problem
-        return error(f"{where}: {name} is {_short(value)}", fix)
+        fix = f"It can be {', '.join(expected_type)}" if expected_type else problem
+        return error(f"{source}: {name} is {_short(value)}", fix)
     words = _WORDS.get(expected[1].removesuffix(" | null"), f"`{expected[1]}`")
     if words == "a table" and place:
         words = f"a table: [{name}]"
     if description:
-        return error(f"{where}: {name} is {_short(value)}", f"Make it {description}")
-    return error(f"{where}: {name} is {_short(value)}", f"Make it {words}{expected[2]}")
+        return error(f"{source}: {name} is {_short(value)}", f"Make it {description}")
+    return error(f"{source}: {name} is {_short(value)}", f"Make it {words}{expected[2]}")
 
 
-def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
+def _locate(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
     """Return the place that msgspec's path names, and the value at that place.
 
     msgspec writes "..." instead of the key of a mapping. If the path has "...", return the first matching place with a
@@ -126,19 +126,19 @@ def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
     """
     if not steps:
         return (), data
-    first, rest = steps[0], steps[1:]
-    if first != "...":
-        inner, value = _found(rest, data[int(first)] if isinstance(data, list) else data[first], got)
-        return (first, *inner), value
-    tried = []
+    step, further = steps[0], steps[1:]
+    if step != "...":
+        inner, value = _locate(further, data[int(step)] if isinstance(data, list) else data[step], got)
+        return (step, *inner), value
+    attempts = []
     for key in data if isinstance(data, Mapping) else range(len(data)):
         try:
-            inner, value = _found(rest, data[key], got)
+            inner, value = _locate(further, data[key], got)
         except (KeyError, IndexError, TypeError):
             continue
-        tried.append(((str(key), *inner), value))
+        attempts.append(((str(key), *inner), value))
     names = {"str": str, "int": int, "float": float, "bool": bool, "array": list, "object": dict, "null": type(None)}
-    return next((t for t in tried if got and type(t[1]) is names.get(got)), tried[0])
+    return next((t for t in attempts if got and type(t[1]) is names.get(got)), attempts[0])
 
 
 def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
@@ -164,8 +164,8 @@ def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
 
 
 def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 Finite = Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
@@ -254,12 +254,12 @@ def salvage(data: Any, kind: Any) -> Any:
             return salvage(data, Union[tuple(i for i in inner if i is not type(None))])  # noqa: UP007
         if dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
             hints = get_type_hints(kind, include_extras=True)
-            known = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name in data}
-            found = dict(_salvaged((name, data[name], hint) for name, hint in known.items()))
-            for one in dataclasses.fields(kind):
-                if one.name not in found and dataclasses.MISSING is one.default is one.default_factory:
+            fields = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name in data}
+            values = dict(_salvaged((name, data[name], hint) for name, hint in fields.items()))
+            for field in dataclasses.fields(kind):
+                if field.name not in values and dataclasses.MISSING is field.default is field.default_factory:
                     raise
-            return kind(**found)  # type: ignore[operator]
+            return kind(**values)  # type: ignore[operator]
         if isinstance(data, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
             return dict(_salvaged((key, value, inner[1]) for key, value in data.items() if isinstance(key, str)))
         if isinstance(data, list | tuple) and origin in (tuple, list):
@@ -270,19 +270,19 @@ def salvage(data: Any, kind: Any) -> Any:
 def readable(data: Any, kind: type[T]) -> T | None:
     """Return the result of `salvage`, or None if nothing can be read."""
     try:
-        found: T = salvage(data, kind)
+        salvaged: T = salvage(data, kind)
     except ValueError:
         return None
-    return found
+    return salvaged
 
 
 def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value, kind in items:
         try:
-            found = salvage(value, kind)
+            salvaged = salvage(value, kind)
         except ValueError:
             continue
-        yield name, found
+        yield name, salvaged
 
 
 def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
@@ -312,10 +312,10 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
         raise error(problem.problem, fix) from problem
 
 
-def is_longer(path: Path, most: int) -> bool:
-    """Return whether a file has more than `most` bytes, or is endless like /dev/zero."""
-    found = path.stat()
-    return found.st_size > most or stat.S_ISCHR(found.st_mode)
+def is_longer(path: Path, limit: int) -> bool:
+    """Return whether a file has more than `limit` bytes, or is endless like /dev/zero."""
+    status = path.stat()
+    return status.st_size > limit or stat.S_ISCHR(status.st_mode)
 
 
 def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, unknown_keys: bool = False) -> T:
@@ -328,9 +328,9 @@ def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, u
     return parse(toml_table(path, error, fix), kind, path, error, unknown_keys=unknown_keys)
 
 
-def is_toml(given: str) -> bool:
+def is_toml(name: str) -> bool:
     """Return whether a user's argument is a TOML file rather than a name: it ends in .toml, in upper or lower case."""
-    return given.lower().endswith(".toml")
+    return name.lower().endswith(".toml")
 
 
 def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
             raise error(f"{path} is larger than 1 MiB", fix)
         if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
             raise error(f"{path} has a line of more than {_MOST_DOTS} dots", fix)
-        found = tomllib.loads(content.decode("utf-8-sig"))  # Windows PowerShell writes a byte order mark
+        table = tomllib.loads(content.decode("utf-8-sig"))  # Windows PowerShell writes a byte order mark
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except UnicodeDecodeError as problem:
@@ -355,12 +355,12 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
         raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
     except RecursionError as problem:
         raise error(f"{path} is nested too deeply", fix) from problem
-    level: list[Any] = [found]
+    level: list[Any] = [table]
     for _ in range(MAX_DEPTH):
         level = [item for value in level for item in _items(value)]
     if level:
         raise error(f"{path} is nested too deeply", fix)
-    return found
+    return table
 
 
 def _items(value: Any) -> Iterable[Any]:
@@ -421,7 +421,9 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _computed(kind: type) -> tuple[str, ...]:
-    return tuple(n for base in reversed(kind.__mro__) for n, found in vars(base).items() if isinstance(found, computed))
+    return tuple(
+        n for base in reversed(kind.__mro__) for n, attribute in vars(base).items() if isinstance(attribute, computed)
+    )
 
 
 def fingerprint(value: Any) -> str:
