@@ -26,8 +26,10 @@ def agreements(
     sessions = {FLOAT: open_session(job.prepared.path)}
     for name, artifact in artifacts.items():
         sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
-    known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
-    return evaluate_sessions(sessions, samples, reference=FLOAT, count=count, known=known, basis=job.basis).agreement
+    known_outputs = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
+    return evaluate_sessions(
+        sessions, samples, reference=FLOAT, count=count, known=known_outputs, basis=job.basis
+    ).agreement
 
 
 def int8_share(job: Job, built: Built) -> float:

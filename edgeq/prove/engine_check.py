@@ -92,7 +92,7 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
             file = Path(folder) / "pairs.onnx"
             file.write_bytes(model)
             session = guest.open(EngineFiles(Path(folder)).file(file, engine), SessionSettings(engine=engine))
-            found = session.run(None, {"x": x})[0]
+            outputs = session.run(None, {"x": x})[0]
             right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
             db = {name: _agreement(guest, engine, name) for name in floats}
@@ -100,11 +100,11 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
         return False, str(error)
     if db and db[FLOAT] < LEAST_DB:
         return False, _not_float32(db[FLOAT])
-    pairs = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    pairs = decibels(float((right**2).sum()), float(((outputs - right) ** 2).sum()))
     kind = "its simulator" if engine.simulated else "it"
     figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
-    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB against onnxruntime's CPU kernels{figures}"
-    return pairs >= _LEAST_PAIRS_DB, what
+    detail = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB against onnxruntime's CPU kernels{figures}"
+    return pairs >= _LEAST_PAIRS_DB, detail
 
 
 def _not_float32(db: float) -> str:
@@ -124,8 +124,8 @@ def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -
     file.write_bytes(integer_model(weights))
     session = guest.open(file, SessionSettings(engine=engine))
     right = samples.astype(np.int64) @ weights.T.astype(np.int64)
-    found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
-    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in found)
+    outputs = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
+    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in outputs)
     return float(worst / np.abs(right).max())
 
 
@@ -134,8 +134,8 @@ def _agreement(guest: GuestProgram, engine: Engine, precision: str) -> float:
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
     right = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
-    found = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
-    return decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    outputs = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
+    return decibels(float((right**2).sum()), float(((outputs - right) ** 2).sum()))
 
 
 @dataclass(frozen=True)

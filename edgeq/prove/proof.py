@@ -130,14 +130,14 @@ class Repair:
     @property
     def sentence(self) -> str:
         """Return a sentence on the chosen change and its effect."""
-        before, after, wanted = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
-        limit = f"{wanted} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
+        loss_before, loss_after, goal = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
+        limit = f"{goal} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
         named = f"; {', '.join(self.noisiest)} add most of the noise" if self.noisiest else ""
-        tried = f"{len(self.steps)} builds compared{named}"
+        builds = f"{len(self.steps)} builds compared{named}"
         if self.loss == self.plain:
-            return f"no build that was tried is better than the plain one: {before}; {limit} ({tried})"
+            return f"no build that was tried is better than the plain one: {loss_before}; {limit} ({builds})"
         short = "" if self.met else f"; {limit}"
-        return f"repaired: {self.chosen}: {before} before, {after} now{short} ({tried})"
+        return f"repaired: {self.chosen}: {loss_before} before, {loss_after} now{short} ({builds})"
 
     def written(self, loss: float) -> str:
         """Return a loss as text. `basis` determines its unit."""
@@ -215,8 +215,8 @@ class Proof(Displayed):
         """
         if self.agreement.top1 is None:
             return None
-        same, count = round(self.agreement.top1 * self.agreement.samples), max(1, self.agreement.samples)
-        return same, *score_interval(same, count)
+        agreeing, count = round(self.agreement.top1 * self.agreement.samples), max(1, self.agreement.samples)
+        return agreeing, *score_interval(agreeing, count)
 
     @property
     def keeps_classes(self) -> bool:
@@ -253,9 +253,9 @@ class Proof(Displayed):
         if self.accuracy or not self.agreement.compared:
             return ""
         if self.same_classes is not None:
-            same, low, high = self.same_classes
+            agreeing, low, high = self.same_classes
             return (
-                f"top-1 is that of float32 in {same} of {self.agreement.samples} samples, and in {low:.0%} to "
+                f"top-1 is that of float32 in {agreeing} of {self.agreement.samples} samples, and in {low:.0%} to "
                 f"{min(1, high):.0%} of many others; only labels show how often it is right"
             )
         if self.agreement.same is not None or self.agreement.sqnr_db == math.inf:
@@ -274,7 +274,7 @@ class Proof(Displayed):
             "int8_mac_share": self.coverage.int8_mac_share,
             "sqnr_db": self.agreement.sqnr_db,
             "top1_agreement": self.agreement.top1,
-            "accuracy": {name: one.value for name, one in self.accuracy.items()},
+            "accuracy": {name: metric.value for name, metric in self.accuracy.items()},
             "drop": self.drop,
             "drop_interval": self.drop_interval,
             "speedup": self.speed.ratio.estimate if self.speed is not None else None,
@@ -285,58 +285,64 @@ class Proof(Displayed):
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """Return warnings for the user, one sentence each. If `timed` is False, leave out those about speed."""
-        found = list(self.doubts)
+        sentences = list(self.doubts)
         count, worst = self.agreement.samples, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
-            found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model")
-        near = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
+            sentences.append(
+                f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` searches for a faster model"
+            )
+        verdict = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
         unlike = worst.unlike if worst is not None else ""
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
         short = self.repair is not None and not self.repair.met
         if self.drop is not None and (self.drop > POOR_DROP or short):
-            found.append(
-                f"accuracy falls from {_written(self.accuracy[FLOAT])} to {_written(self.accuracy[INT8])}: "
+            sentences.append(
+                f"accuracy falls from {_accuracy_text(self.accuracy[FLOAT])} to {_accuracy_text(self.accuracy[INT8])}: "
                 f"{self._advice()}"
             )
         # A metric may not notice that part of an output is useless, because it may read only other parts.
         dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
-        if near == "poor" or dead:
-            found.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
+        if verdict == "poor" or dead:
+            sentences.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
         elif self.drop is None and changed > POOR_DROP * count and changed >= _LEAST_CHANGED:
-            found.append(
+            sentences.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
             )
-        elif near == "noisy" and self.agreement.least_db < HEALTHY_DB and not self.keeps_classes:
-            found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
+        elif verdict == "noisy" and self.agreement.least_db < HEALTHY_DB and not self.keeps_classes:
+            sentences.append(
+                f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}"
+            )
         if self.adds_little and self.baseline is not None:
-            found.append(f"{self.baseline.sentence}: {self._advice()}; {measure}")
+            sentences.append(f"{self.baseline.sentence}: {self._advice()}; {measure}")
         if self.accuracy:
-            found.extend(self.accuracy[FLOAT].doubts)
+            sentences.extend(self.accuracy[FLOAT].doubts)
         left_out = self.agreement.left_out()
-        found.extend(left_out)
+        sentences.extend(left_out)
         if self.drop is None and not self.agreement.compared and not left_out:
-            found.append(f"no output could be compared with float32's: {measure}")
-        left = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
-        if left is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and left.macs:
-            found.append(
-                f"most of the arithmetic stays in float; the largest part is {left.name} ({left.op_type}: "
-                f"{left.reason}); `edgeq tune` tries other schemes"
+            sentences.append(f"no output could be compared with float32's: {measure}")
+        largest_node = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
+        if largest_node is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and largest_node.macs:
+            sentences.append(
+                f"most of the arithmetic stays in float; the largest part is {largest_node.name} "
+                f"({largest_node.op_type}: {largest_node.reason}); `edgeq tune` tries other schemes"
             )
         if self.opening.loss:
-            found.append(self.opening.sentence)
+            sentences.append(self.opening.sentence)
         if self.samples < FEWEST_SAMPLES:
-            few = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
-            found.append(f"{few} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val")
+            samples_say = "1 sample says" if self.samples == 1 else f"{self.samples} samples say"
+            sentences.append(
+                f"{samples_say} little about others: give at least {FEWEST_SAMPLES}, and better 100, with --val"
+            )
         if self.unseen:
             listed = ", ".join(map(repr, self.unseen))
-            found.append(
+            sentences.append(
                 f"input {listed} is zero in all calibration samples: with other values, ranges that depend on it may "
                 "be too narrow, and the outputs may follow float32 less closely; add samples with such values"
             )
         if not self.held_out:
-            found.append("accuracy was measured on the calibration samples; give held-out samples with --val")
-        return tuple(found)
+            sentences.append("accuracy was measured on the calibration samples; give held-out samples with --val")
+        return tuple(sentences)
 
     def _advice(self) -> str:
         """Return advice on how to improve a poor result."""
@@ -394,8 +400,8 @@ class Proof(Displayed):
         }
 
 
-def _written(found: Accuracy) -> str:
-    return metric(found.primary, found.value).replace("\u202f", " ")
+def _accuracy_text(accuracy: Accuracy) -> str:
+    return metric(accuracy.primary, accuracy.value).replace("\u202f", " ")
 
 
 def _points(name: str, lost: float) -> str:
@@ -449,27 +455,27 @@ def prove(
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
-    opened = {FLOAT: float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
+    settings = {FLOAT: float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None:
         samples = spread_over(samples, count)
         float_outputs = ()
-    known = {FLOAT: float_outputs} if float_outputs else {}
+    known_outputs = {FLOAT: float_outputs} if float_outputs else {}
     timed = timed and artifact.simulation is None
     latency: Mapping[str, Distribution] = {}
     with Engines(keep=True) as engines:
         with progress.stage("Opening the models"):
-            singles = {name: engines.open(file, opened[name]) for name, file in files.items()}
-        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": opened, "basis": basis}
+            singles = {name: engines.open(file, settings[name]) for name, file in files.items()}
+        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": settings, "basis": basis}
         measured["progress"] = progress
         if workers is not None:
-            models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
+            models = {name: ModelAt(file, settings[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, count=count, **measured)
         elif timed and sessions_to_time(prepared.path) == 1:
             alone = {name: [session] for name, session in singles.items()}
-            evaluation, latency = evaluate_timed(alone, samples, known=known, **measured)
+            evaluation, latency = evaluate_timed(alone, samples, known=known_outputs, **measured)
         else:
-            evaluation = evaluate_sessions(singles, samples, known=known, **measured)
+            evaluation = evaluate_sessions(singles, samples, known=known_outputs, **measured)
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
         if broken:
@@ -489,12 +495,12 @@ def prove(
                 basis=basis,
             )
         with progress.stage("The optimiser's effect"):
-            opening = open_as_device(artifact, singles, samples, threads=threads, known=known, basis=basis)
+            opening = open_as_device(artifact, singles, samples, threads=threads, known_outputs=known_outputs, basis=basis)
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
                 count = sessions_to_time(prepared.path)
-                sessions = {name: engines.open_apart(file, opened[name], count) for name, file in files.items()}
+                sessions = {name: engines.open_apart(file, settings[name], count) for name, file in files.items()}
                 latency = race(runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
     return Proof(
         coverage=coverage,
@@ -521,5 +527,5 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
 
 
 def _speed(latency: Mapping[str, Distribution]) -> SpeedComparison:
-    found = claim(latency[FLOAT], latency[INT8])
-    return SpeedComparison({name: distribution.undisturbed() for name, distribution in latency.items()}, found)
+    speedup = claim(latency[FLOAT], latency[INT8])
+    return SpeedComparison({name: distribution.undisturbed() for name, distribution in latency.items()}, speedup)

@@ -43,38 +43,38 @@ def artifact_checks(
     """
     artifact, target = built.artifact, built.target
     saturation = saturation_check(built, decision)
-    how: dict[str, tuple[CheckKind, str]] = dict.fromkeys(_MADE, ("none", _FOREIGN))
+    sources: dict[str, tuple[CheckKind, str]] = dict.fromkeys(_MADE, ("none", _FOREIGN))
     if runs_natively(target, machine):
-        how = dict.fromkeys(_MADE, ("native", "this machine"))
+        sources = dict.fromkeys(_MADE, ("native", "this machine"))
     elif artifact.coverage is not None:
-        there = artifact.coverage.how if artifact.plugin is not None else _MODEL
-        how = dict.fromkeys(_MADE, ("modelled", there))
-        how["load"] = (
-            how["load"] if artifact.plugin is not None else ("none", "the target's runtime is not on this machine")
+        location = artifact.coverage.how if artifact.plugin is not None else _MODEL
+        sources = dict.fromkeys(_MADE, ("modelled", location))
+        sources["load"] = (
+            sources["load"] if artifact.plugin is not None else ("none", "the target's runtime is not on this machine")
         )
         saturation = None
     elif saturation is not None and saturation.passed and target.architecture == machine.architecture:
-        how |= dict.fromkeys(_MADE[1:], ("modelled", _EXACT))
-    return _checks(proof, how, saturation)
+        sources |= dict.fromkeys(_MADE[1:], ("modelled", _EXACT))
+    return _checks(proof, sources, saturation)
 
 
 def _checks(
-    proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: ArtifactCheck | None
+    proof: Proof, sources: Mapping[str, tuple[CheckKind, str]], saturation: ArtifactCheck | None
 ) -> tuple[ArtifactCheck, ...]:
     """Return the checks that a proof contains, each with its kind and the place where it was made."""
     details = {"accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
-    load, *others = (
-        ArtifactCheck(name, kind, where, details.get(name, ""), None if kind == "none" else True)
-        for name, (kind, where) in how.items()
+    load, *further = (
+        ArtifactCheck(name, kind, location, details.get(name, ""), None if kind == "none" else True)
+        for name, (kind, location) in sources.items()
     )
-    return (load, coverage_check(proof.coverage), *others, *([saturation] if saturation else []))
+    return (load, coverage_check(proof.coverage), *further, *([saturation] if saturation else []))
 
 
-def coverage_check(found: Coverage) -> ArtifactCheck:
+def coverage_check(coverage: Coverage) -> ArtifactCheck:
     """Return the coverage as a check."""
-    if found.basis in ("native", "emulated", "modelled"):
-        return ArtifactCheck("coverage", found.basis, found.how, found.summary(), True)
-    return ArtifactCheck("coverage", "none", found.how, found.summary())
+    if coverage.basis in ("native", "emulated", "modelled"):
+        return ArtifactCheck("coverage", coverage.basis, coverage.how, coverage.summary(), True)
+    return ArtifactCheck("coverage", "none", coverage.how, coverage.summary())
 
 
 def saturation_check(built: Built, decision: Decision | None) -> ArtifactCheck | None:
@@ -86,16 +86,16 @@ def saturation_check(built: Built, decision: Decision | None) -> ArtifactCheck |
     """
     artifact, target = built.artifact, built.target
     plugin = artifact.plugin.engine if artifact.plugin is not None else None
-    known = plugin is None or bool(plugin.int8.saturation)
-    if not known or not kernels_saturate(target, artifact.scheme, plugin):
+    is_known = plugin is None or bool(plugin.int8.saturation)
+    if not is_known or not kernels_saturate(target, artifact.scheme, plugin):
         return None
     if decision is not None and decision.chosen.scheme == decision.mitigations[0].scheme:
-        found = decision.audit
+        audit_result = decision.audit
     else:
         settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
-        found = audit(artifact.model, settings, table=kernel_table(target, plugin))
+        audit_result = audit(artifact.model, settings, table=kernel_table(target, plugin))
     return ArtifactCheck(
-        "saturation", "modelled", "the weights, and a model of the kernels", found.summary(), found.safe
+        "saturation", "modelled", "the weights, and a model of the kernels", audit_result.summary(), audit_result.safe
     )
 
 
@@ -160,11 +160,11 @@ def in_engine(
     """
     built = dataclasses.replace(variant.built, artifact=variant.built.artifact.in_engine(choice))
     proof = builds.prove(built, variant.scheme, native=variant.native)
-    where = f"{choice.name} on this machine" + ("" if variant.native else ", not on the target's kernels")
+    location = f"{choice.name} on this machine" + ("" if variant.native else ", not on the target's kernels")
     kind: CheckKind = "native" if variant.native else "none"
-    load, coverage, *others = _checks(proof, dict.fromkeys(_MADE, (kind, where)), saturation_check(built, decision))
+    load, coverage, *further = _checks(proof, dict.fromkeys(_MADE, (kind, location)), saturation_check(built, decision))
     runtime = [check for check in variant.checks if check.name == "runtime"]
-    checks = (load, coverage, *others, *runtime)
+    checks = (load, coverage, *further, *runtime)
     return dataclasses.replace(variant, built=built, proof=proof, checks=checks, decision=decision)
 
 
@@ -213,20 +213,20 @@ def check_built(
         task=job.task,
         basis=job.basis,
     )
-    found = check_trial(trial, built.target, machine, route=route, progress=progress)
-    found.check()
-    return found
+    check = check_trial(trial, built.target, machine, route=route, progress=progress)
+    check.check()
+    return check
 
 
-def checks_of(found: EmulatedCheck) -> tuple[ArtifactCheck, ...]:
+def checks_of(check: EmulatedCheck) -> tuple[ArtifactCheck, ...]:
     """Return the result of a check on the target's kernels as entries for the list of checks."""
-    kind = _KINDS[found.where]
+    kind = _KINDS[check.where]
     if kind == "none":
-        return (ArtifactCheck("kernels", kind, found.how, found.reason),)
-    checks = [ArtifactCheck("load", kind, found.how, "", True), ArtifactCheck("self-test", kind, found.how, "", True)]
-    if found.agreement is not None:
-        detail = f"SQNR {found.agreement.sqnr_db:.1f} dB on {found.samples} samples"
-        checks.append(ArtifactCheck("accuracy", kind, found.how, detail, True))
+        return (ArtifactCheck("kernels", kind, check.how, check.reason),)
+    checks = [ArtifactCheck("load", kind, check.how, "", True), ArtifactCheck("self-test", kind, check.how, "", True)]
+    if check.agreement is not None:
+        detail = f"SQNR {check.agreement.sqnr_db:.1f} dB on {check.samples} samples"
+        checks.append(ArtifactCheck("accuracy", kind, check.how, detail, True))
     return tuple(checks)
 
 
@@ -245,11 +245,11 @@ def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]
         UsageError: --max-drop is given without --task.
     """
     named, _ = split_task_options(options)
-    same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
+    fields = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
     drop = parse_drop(options["max_drop"])
     if drop is not None and options["task"] is None:
         raise UsageError("--max-drop needs a task that measures accuracy", "Give --task and labelled --data")
-    return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **same)
+    return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **fields)
 
 
 def refuse_without_target(options: Mapping[str, Any]) -> None:
@@ -258,7 +258,7 @@ def refuse_without_target(options: Mapping[str, Any]) -> None:
     Raises:
         UsageError: such an option is given but no target.
     """
-    given = next((name for name, value in options.items() if value not in (None, ())), None)
-    if given is not None:
-        option = f"--{given.replace('_', '-')}"
+    name = next((name for name, value in options.items() if value not in (None, ())), None)
+    if name is not None:
+        option = f"--{name.replace('_', '-')}"
         raise UsageError(f"{option} is for checks on another target's kernels", "Name the target with --on")

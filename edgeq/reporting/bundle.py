@@ -57,10 +57,10 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
     record = dict(_json_in(bundle, RECORD))
     if TUNING in bundle.files:  # a bundle of edgeq 0.2 or older
         record["tuning"] = _json_in(bundle, TUNING)
-    known = record.get("variants")
-    kept = known if isinstance(known, dict) else {}
+    variants = record.get("variants")
+    recorded = variants if isinstance(variants, dict) else {}
     # The manifest, not the record, decides which variants may run.
-    record["variants"] = {v.name: {**_variant(v), **_body(kept.get(v.name))} for v in bundle.components[MAIN]}
+    record["variants"] = {v.name: {**_variant(v), **_body(recorded.get(v.name))} for v in bundle.components[MAIN]}
     record.setdefault("name", bundle.name)
     record.setdefault("versions", bundle.metadata.get("tools", {}))
     record.setdefault(
@@ -84,20 +84,20 @@ def measured(
     record: Mapping[str, Any], bundle: Bundle, name: str | None, settings: BenchSettings | None, progress: Progress
 ) -> dict[str, Any]:
     """Return `record` with latencies and kernel times that are measured now on this machine."""
-    found = bench(bundle.source, variant=name, settings=settings, progress=progress)
+    report = bench(bundle.source, variant=name, settings=settings, progress=progress)
     variants, _ = bundle_variants(bundle, read_device(), name)
-    chosen = variants[-1]
+    best = variants[-1]
     times = _kernels(variants)
     bodies = {key: dict(body) for key, body in record["variants"].items()}
     if times:
-        bodies[chosen.name]["kernels"] = times
+        bodies[best.name]["kernels"] = times
     # The record may also have latencies of a tuning run. The latencies that are measured now take precedence.
     return {
         **record,
         "variants": bodies,
-        "bench": plain(found),
+        "bench": plain(report),
         "machine": plain(detect_machine()),
-        "versions": {**_body(record.get("versions")), **found.versions},
+        "versions": {**_body(record.get("versions")), **report.versions},
     }
 
 
@@ -105,22 +105,22 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     """Return the kernel times of the chosen variant and of the float32 variant, if there is one, on an input of the
     self-test.
     """
-    chosen = variants[-1]
+    best = variants[-1]
     cases = [case for variant in variants for case in variant.cases]
-    if not cases or chosen.model is None:
+    if not cases or best.model is None:
         return {}
     feed = read_arrays(cases[0].inputs)
-    first = variants[0].model
-    assert first is not None  # select() returns only variants that onnxruntime runs
+    float_model = variants[0].model
+    assert float_model is not None  # select() returns only variants that onnxruntime runs
     # External weights may be elsewhere in the bundle.
-    weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, first.parent))
-    source = read_own(first, weights)
-    found = {}
+    weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, float_model.parent))
+    source = read_own(float_model, weights)
+    kernels = {}
     for variant in variants:
         if variant.model is not None and plugin_of(variant.ep) is None:
             times = kernel_times(variant.model, variant_settings(variant), feed, source)
-            found["float32" if variant.component == FLOAT else "int8"] = plain(times)
-    return found
+            kernels["float32" if variant.component == FLOAT else "int8"] = plain(times)
+    return kernels
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
     primary one.
     """
     bodies = {name: _body(short.get(name)) for name in (FLOAT, INT8)}
-    rest = {"task": "", "samples": short.get("samples") or 0, "higher_is_better": True}
-    return {name: {"metrics": m, "primary": next(iter(m)), **rest} for name, m in bodies.items() if m}
+    defaults = {"task": "", "samples": short.get("samples") or 0, "higher_is_better": True}
+    return {name: {"metrics": m, "primary": next(iter(m)), **defaults} for name, m in bodies.items() if m}
 
 
 def _is_path(key: str) -> bool:
@@ -170,8 +170,8 @@ def _bytes_of(variant: Variant) -> int | None:
 
 
 def _float_bytes(bundle: Bundle) -> int | None:
-    found = bundle.components.get(FLOAT)
-    return _bytes_of(found[0]) if found else None
+    variants = bundle.components.get(FLOAT)
+    return _bytes_of(variants[0]) if variants else None
 
 
 def _json_in(bundle: Bundle, name: str) -> Mapping[str, Any]:
@@ -260,7 +260,7 @@ def report_bundle(
     path = path_of(path, "bundle")
     if variant is not None and not measure:
         raise UsageError("--variant needs --bench", "Add --bench, or leave out --variant")
-    place = Path(output) if output is not None else _beside(path)
+    place = Path(output) if output is not None else _page_path(path)
     _check_outside(place, path)
     check_free(place, force=force or _is_report(place), kind="file")
     check_apart(place, [path, *([fleet] if fleet is not None else [])])
@@ -280,8 +280,10 @@ def report_bundle(
             if measure:
                 record = measured(record, bundle, variant, settings, progress)
     if fleet is not None:
-        found = read_json(fleet, FleetRecord, DataError, "Give the output of `edgeq bench --on FLEET.toml --json`")
-        record = {**record, "fleet": plain(found)}
+        fleet_record = read_json(
+            fleet, FleetRecord, DataError, "Give the output of `edgeq bench --on FLEET.toml --json`"
+        )
+        record = {**record, "fleet": plain(fleet_record)}
     data = read_report(record)
     page = _sealed(render(data).encode("utf-8"))
     with output_file(place, force=force or _is_report(place)) as draft:
@@ -298,9 +300,9 @@ def _of_a_run(path: Path) -> bool:
     return path.suffix == ".tuning" and path.is_dir()
 
 
-def _beside(path: Path) -> Path:
-    whole = path.absolute()
-    return whole.with_name(f"{whole.name.removesuffix('.edgeq').removesuffix('.json')}.report.html")
+def _page_path(path: Path) -> Path:
+    absolute = path.absolute()
+    return absolute.with_name(f"{absolute.name.removesuffix('.edgeq').removesuffix('.json')}.report.html")
 
 
 def _check_outside(place: Path, bundle: Path) -> None:

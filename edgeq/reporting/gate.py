@@ -114,8 +114,8 @@ class Gated(Displayed):
     @computed
     def outcome(self) -> str:
         """Return "passed", "failed" or "inconclusive"."""
-        found = {check.outcome for check in self.checks}
-        return _TITLES[next((one for one in (MISSED, UNSETTLED) if one in found), HELD)]
+        outcomes = {check.outcome for check in self.checks}
+        return _TITLES[next((outcome for outcome in (MISSED, UNSETTLED) if outcome in outcomes), HELD)]
 
     def check(self) -> None:
         """Raise WorseError if a limit is missed. Raise InconclusiveError if a limit is not settled and
@@ -158,10 +158,10 @@ def gate(
         EdgeqError: there is an error in a model, a bundle or the data.
     """
     baseline, model = request.a, request.b
-    found: Comparison | None = None
+    comparison: Comparison | None = None
     checks: tuple[LimitCheck, ...] = ()
     if baseline.exists():
-        found = run_comparison(
+        comparison = run_comparison(
             replace(
                 request,
                 limits=limits.limits(task=request.task is not None),
@@ -171,12 +171,12 @@ def gate(
             place=place,
             progress=progress,
         )
-        checks = check_limits(found, "the baseline", "the model")
+        checks = check_limits(comparison, "the baseline", "the model")
     elif not update:
         raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
     if update:
         write_baseline(model, baseline)
-    return Gated(model, baseline, limits, found, checks, update, place.name if place is not None else None)
+    return Gated(model, baseline, limits, comparison, checks, update, place.name if place is not None else None)
 
 
 def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, force: bool) -> None:
@@ -227,20 +227,20 @@ def write_baseline(model: Path, baseline: Path) -> None:
             shutil.copyfile(file, draft if file == model else draft.with_name(file.name))
 
 
-def markdown(found: Gated) -> str:
+def markdown(gated: Gated) -> str:
     """Return the result as Markdown for the summary of a CI job. It consists of a table of measurements, a table of
     limits, and a sentence for each limit that does not hold.
     """
-    where = f", on {found.on}" if found.on else ""
-    lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`{where}"]
-    if found.comparison is None:
-        return "\n".join([*lines[:2], f"`{found.model}` is the new baseline, `{found.baseline}`.", ""])
-    lines += ["", *_table(("", "baseline", "model", "model against baseline"), found.rows()), ""]
-    limits = [(check.what, check.text, f"{_MARKS[check.outcome]} {_TITLES[check.outcome]}") for check in found.checks]
+    place = f", on {gated.on}" if gated.on else ""
+    lines = [f"### edgeq gate: {gated.outcome}", "", f"`{gated.model}` against `{gated.baseline}`{place}"]
+    if gated.comparison is None:
+        return "\n".join([*lines[:2], f"`{gated.model}` is the new baseline, `{gated.baseline}`.", ""])
+    lines += ["", *_table(("", "baseline", "model", "model against baseline"), gated.rows()), ""]
+    limits = [(check.what, check.text, f"{_MARKS[check.outcome]} {_TITLES[check.outcome]}") for check in gated.checks]
     lines += [*_table(("", "limit", ""), limits), ""]
-    notes = (*(check.sentence for check in found.checks if check.sentence), *found.comparison.notes)
+    notes = (*(check.sentence for check in gated.checks if check.sentence), *gated.comparison.notes)
     lines += [f"- {_cell(note)}" for note in notes]
-    if found.updated:
+    if gated.updated:
         lines += ["", "The model is the new baseline."]
     return "\n".join(lines) + "\n"
 
@@ -253,22 +253,22 @@ def _cell(text: str) -> str:
     return printable(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
 
 
-def junit(found: Gated) -> bytes:
+def junit(gated: Gated) -> bytes:
     """Return the result as JUnit XML, with a test case for each limit. A limit that could not be settled counts as
     skipped.
     """
-    cases = {outcome: [c for c in found.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
+    cases = {outcome: [c for c in gated.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
     failed, skipped = len(cases[MISSED]), len(cases[UNSETTLED])
-    totals: Mapping[str, int] = {"tests": len(found.checks), "failures": failed, "skipped": skipped, "errors": 0}
-    name = f"edgeq gate{f' on {found.on}' if found.on else ''}"
+    totals: Mapping[str, int] = {"tests": len(gated.checks), "failures": failed, "skipped": skipped, "errors": 0}
+    name = f"edgeq gate{f' on {gated.on}' if gated.on else ''}"
     suite = ElementTree.Element("testsuite", {"name": printable(name), **{key: str(n) for key, n in totals.items()}})
-    for check in found.checks:
+    for check in gated.checks:
         # XML has no form for control characters, so they are written as escapes.
-        sentence, own = printable(check.sentence), {"classname": printable(f"edgeq.gate.{found.model}")}
-        case = ElementTree.SubElement(suite, "testcase", {**own, "name": printable(check.what)})
+        sentence, class_name = printable(check.sentence), {"classname": printable(f"edgeq.gate.{gated.model}")}
+        case = ElementTree.SubElement(suite, "testcase", {**class_name, "name": printable(check.what)})
         if check.outcome == MISSED:
             ElementTree.SubElement(case, "failure", {"type": _TITLES[check.outcome], "message": sentence})
         elif check.outcome == UNSETTLED:
             ElementTree.SubElement(case, "skipped", {"message": sentence})
-    written: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
-    return written
+    xml: bytes = ElementTree.tostring(suite, "utf-8", xml_declaration=True)
+    return xml

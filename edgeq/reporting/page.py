@@ -50,15 +50,15 @@ _FIRST = {"chosen": 0, "float32": 1}
 _RULED_OUT = ("short", "slow", "dropped")
 
 
-def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str:
-    """Return `shown(*before, value)`, or a dash if the value is None."""
-    return DASH if value is None else shown(*before, value)
+def or_dash(value: float | None, write: Callable[..., str], *arguments: str) -> str:
+    """Return `write(*before, value)`, or a dash if the value is None."""
+    return DASH if value is None else write(*arguments, value)
 
 
 def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
     """Leave out the columns that contain only dashes. Always keep the first `always` columns."""
-    kept = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
-    return [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    columns = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
+    return [heads[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
 def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
@@ -71,8 +71,8 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
         """Return a key that sorts the chosen candidate first, then float32, then the candidates that are accurate
         enough, then the others. Within a group, it sorts by latency.
         """
-        least, value = tuning.least_accuracy, tuning.accuracy_of(trial)
-        short = least is not None and value is not None and sign * value < sign * least
+        least_accuracy, value = tuning.least_accuracy, tuning.accuracy_of(trial)
+        short = least_accuracy is not None and value is not None and sign * value < sign * least_accuracy
         out = 3 if short or trial.mark in _RULED_OUT else 2
         return _FIRST.get(trial.mark, out), tuning.latency_of(trial) or math.inf, trial.name
 
@@ -184,11 +184,11 @@ def coverage_text(coverage: Coverage) -> str:
     """Return a sentence on the share of work in integers and on how the share is known."""
     if coverage.int8_mac_share is None:
         return f"The share that runs on integers is not known: {coverage.how}."
-    own = "by ONNX Runtime's own profile of the optimised graph, which may differ from the graph in the file"
-    rest = [f"{count(macs)} in {name}" for name, macs in coverage.precisions.items() if name != "int8" and macs]
-    others = f" ({', '.join(rest)})" if rest else ""
-    share_of = f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers{others}"
-    return f"{share_of}, {coverage.origin or own}."
+    source = "by ONNX Runtime's own profile of the optimised graph, which may differ from the graph in the file"
+    precisions = [f"{count(macs)} in {name}" for name, macs in coverage.precisions.items() if name != "int8" and macs]
+    precisions_text = f" ({', '.join(precisions)})" if precisions else ""
+    share_of = f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers{precisions_text}"
+    return f"{share_of}, {coverage.origin or source}."
 
 
 def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
@@ -218,13 +218,13 @@ def reason_rows(coverage: Coverage) -> list[Row]:
 def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
     """Return a title, and rows for the float nodes that have the most MACs."""
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
-    shown = nodes[:_TABLE_NODES]
-    more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""
+    listed = nodes[:_TABLE_NODES]
+    more = f" (the {len(listed)} largest of {len(nodes)})" if len(nodes) > len(listed) else ""
     rows: list[Row] = []
-    for n in shown:
+    for n in listed:
         operator = shorten(" ".join(filter(None, (n.op_type, n.precision))), 40)
         rows.append([isolated(n.name, 80), operator, isolated(n.reason, 200, "why"), count(n.macs)])
-    return f"Nodes in float: {len(shown)}{more}", rows
+    return f"Nodes in float: {len(listed)}{more}", rows
 
 
 def histogram_texts(tensor: TensorHistogram) -> list[str]:
@@ -267,14 +267,14 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
         return not layer.error_source, error if error is not None else math.inf
 
     worst = sorted(layers, key=rank)[:_SHOWN_LAYERS]
-    shown = "All layers" if len(worst) == len(layers) else f"{len(worst)} of {len(layers)} layers"
+    summary = "All layers" if len(worst) == len(layers) else f"{len(worst)} of {len(layers)} layers"
     order = f"{'error sources, then ' if any(layer.error_source for layer in worst) else ''}the lowest SQNR first"
     every = f"All {len(layers)} layers in execution order"
-    first = f"The first {_TABLE_LAYERS} of {len(layers)} layers"
+    full_title = f"The first {_TABLE_LAYERS} of {len(layers)} layers"
     sqnr = "SQNR of this layer alone" if alone else "SQNR of its output"
     return {
         "lead": _lead(bool(errors), alone),
-        "title": f"{shown}, {order if errors else 'the slowest first'}",
+        "title": f"{summary}, {order if errors else 'the slowest first'}",
         "heads": ("layer", *([sqnr] if errors else []), *(["time, float32 and int8"] if times else [])),
         "worst": worst,
         "by_error": bool(errors),
@@ -285,7 +285,7 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
         "conversions": _conversions(layers, conversion_us),
         "slower": _slower(layers),
         "exclude": " ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED]),
-        "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else first,
+        "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else full_title,
         "low_db": _LOW_DB,
     }
 
@@ -296,14 +296,14 @@ def _made_slower(layers: Sequence[LayerView]) -> list[LayerView]:
 
 
 def _slower(layers: Sequence[LayerView]) -> str:
-    found = _made_slower(layers)
-    if not found:
+    slower_layers = _made_slower(layers)
+    if not slower_layers:
         return ""
-    lost = sum(layer.time_lost for layer in found)
-    named = "1 layer takes" if len(found) == 1 else f"{len(found)} layers take"
-    most = "" if len(found) <= _NAMED else f" (the {_NAMED} that lose the most)"
+    lost = sum(layer.time_lost for layer in slower_layers)
+    named = "1 layer takes" if len(slower_layers) == 1 else f"{len(slower_layers)} layers take"
+    suffix = "" if len(slower_layers) <= _NAMED else f" (the {_NAMED} that lose the most)"
     by = f"by {significant(lost)} µs in this profile"
-    return f"{named} longer in int8 than in float32, {by}. To keep them in float{most}:"
+    return f"{named} longer in int8 than in float32, {by}. To keep them in float{suffix}:"
 
 
 def _lead(by_error: bool, alone: bool) -> str:
@@ -322,8 +322,8 @@ def _conversions(layers: Sequence[LayerView], conversion_us: float | None) -> st
     if not conversion_us or not total:
         return ""
     part = conversion_us / (total + conversion_us)
-    shown = f"{significant(conversion_us)} µs, {share(part)} of the int8 model's kernel time"
-    return f"Converting between float and int8 takes {shown}."
+    figures = f"{significant(conversion_us)} µs, {share(part)} of the int8 model's kernel time"
+    return f"Converting between float and int8 takes {figures}."
 
 
 def layer_table(variant: VariantRecord) -> Table:
@@ -349,13 +349,13 @@ def render(data: ReportData) -> str:
     script = (_HERE / "script.js").read_text("utf-8")
     main = data.main
     title = (main.title or main.name) if main and len(data.variants) == 1 else ""
-    known = dict(data.machine)
-    machine = known.get("board") or known.get("cpu name") or known.get("cpu") or ""
+    facts = dict(data.machine)
+    machine = facts.get("board") or facts.get("cpu name") or facts.get("cpu") or ""
     return (
         _environment()
         .get_template("page.html")
         .render(
-            **_shown(data),
+            **_template_values(data),
             about=[text for text in ("int8 report", title, machine) if text],
             policy=_policy(script),
             style=Markup(_style()),
@@ -372,19 +372,19 @@ def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] 
     Args:
         tables: tables to show before the sections: caption, heads and rows of text.
     """
-    own = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
+    css = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
     for ours, theirs in ((":root", "&"), ("body {", "& {"), ("@media (max-width", "@container (max-width")):
-        own = own.replace(ours, theirs)
+        css = css.replace(ours, theirs)
     # The class is repeated three times to override a notebook's own rules, which name up to two classes.
-    style = Markup(f".edgeq.edgeq.edgeq {{{own}}}")
-    shown = [
+    style = Markup(f".edgeq.edgeq.edgeq {{{css}}}")
+    parts = [
         (caption, heads, [[isolated(cell, 200) for cell in row] for row in rows[:_LISTED]])
         for caption, heads, rows in tables
     ]
-    return _environment().get_template("notebook.html").render(**_shown(data), style=style, tables=shown)
+    return _environment().get_template("notebook.html").render(**_template_values(data), style=style, tables=parts)
 
 
-def _shown(data: ReportData) -> dict[str, Any]:
+def _template_values(data: ReportData) -> dict[str, Any]:
     return {"data": data, "main": data.main, "verdict": verdict_of(data, data.main), "detailed": _DETAILED}
 
 
@@ -411,8 +411,10 @@ def _environment() -> Environment:
     tables = (board_table, kind_table, latency_table, layer_table, output_table)
     rows = (accuracy_text, candidate_figures, float_node_rows, metric_rows, reason_rows, variant_rows)
     texts = (coverage_text, failures, histogram_texts, statuses_drawn, trial_settings, tuning_facts)
-    rest = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
-    environment.globals.update({one.__name__: one for one in (*charts, *tables, *rows, *texts, *rest)})
+    functions = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
+    environment.globals.update(
+        {function.__name__: function for function in (*charts, *tables, *rows, *texts, *functions)}
+    )
     environment.globals.update(numbers=numbers, pairs=figures.pairs, status_names=NAMES)
     return environment
 
@@ -464,10 +466,10 @@ def report_files(record: Mapping[str, Any]) -> dict[str, bytes]:
 
     Numbers are rounded, so that differences in the last bit of a sum do not change the bundle.
     """
-    kept = rounded(plain(record), DIGITS)
+    content = rounded(plain(record), DIGITS)
     return {
-        RECORD: (json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
-        PAGE: page_of(kept),
+        RECORD: (json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
+        PAGE: page_of(content),
     }
 
 

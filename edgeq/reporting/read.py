@@ -107,40 +107,48 @@ class VariantRecord:
     @property
     def facts(self) -> Pairs:
         """Return where the variant runs and how it was checked."""
-        known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
+        values = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
         sums = self.saturation.why if self.saturation else ""
         repair = self.repair.sentence if self.repair else ""
-        return pairs({**known, "checked": self.checked, "16-bit sums": sums, "repair": repair}, 10)
+        return pairs({**values, "checked": self.checked, "16-bit sums": sums, "repair": repair}, 10)
 
     @property
     def scheme_facts(self) -> Pairs:
         """Return how the variant is quantized, without fields that have no meaning in its mode."""
         unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
-        shown = pairs(self.scheme, 30)
+        facts = pairs(self.scheme, 30)
         hidden = ("exclude", "exclude_reasons", unused)
-        return tuple((key.replace("_", " "), value) for key, value in shown if key not in hidden)
+        return tuple((key.replace("_", " "), value) for key, value in facts if key not in hidden)
 
     @property
     def excluded(self) -> tuple[str, ...]:
         """Return the nodes that the scheme keeps in float. Text after a node states why edgeq itself chose the node."""
         nodes, reasons = self.scheme.get("exclude"), self.scheme.get("exclude_reasons")
-        known = reasons if isinstance(reasons, Mapping) else {}
+        reasons_by_node = reasons if isinstance(reasons, Mapping) else {}
         listed = nodes[:500] if isinstance(nodes, list | tuple) else ()
-        named = ((string(node), string(known.get(node) if isinstance(node, str) else None)) for node in listed)
+        named = (
+            (string(node), string(reasons_by_node.get(node) if isinstance(node, str) else None)) for node in listed
+        )
         return tuple(f"{name}: {reason}" if reason else name for name, reason in named)
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics of both models, in the order in which the int8 model has them."""
-        found = [self.accuracy.get(name) for name in (INT8, FLOAT)]
-        after, before = (one.metrics if one else {} for one in found)
-        names = list(dict.fromkeys([*after, *before]))[:_MOST_METRICS]
-        known = found[0] or found[1]
-        if known is None or not names:
+        accuracies = [self.accuracy.get(name) for name in (INT8, FLOAT)]
+        int8_values, float_values = (accuracy.metrics if accuracy else {} for accuracy in accuracies)
+        names = list(dict.fromkeys([*int8_values, *float_values]))[:_MOST_METRICS]
+        available = accuracies[0] or accuracies[1]
+        if available is None or not names:
             return ()
-        primary = known.primary if known.primary in names else names[0]
+        primary = available.primary if available.primary in names else names[0]
         return tuple(
-            Metric(n[:100], before.get(n), after.get(n), n == primary, known.higher_is_better or n != primary)
+            Metric(
+                n[:100],
+                float_values.get(n),
+                int8_values.get(n),
+                n == primary,
+                available.higher_is_better or n != primary,
+            )
             for n in names
         )
 
@@ -157,13 +165,15 @@ class VariantRecord:
     @property
     def worst_db(self) -> float | None:
         """Return the SQNR of the worst output or slice in dB."""
-        known = [one.least_db for one in self.outputs if math.isfinite(one.least_db) and one.same is None]
-        return min(known, default=self.sqnr_db)
+        decibels = [
+            output.least_db for output in self.outputs if math.isfinite(output.least_db) and output.same is None
+        ]
+        return min(decibels, default=self.sqnr_db)
 
     @property
     def top1(self) -> float | None:
         """Return the lowest top-1 agreement of an output: the share of samples whose top-1 is the float32 model's."""
-        return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
+        return min((output.top1 for output in self.outputs if output.top1 is not None), default=self.top1_agreement)
 
     @property
     def timing(self) -> TimingRecord | None:
@@ -242,15 +252,15 @@ def _current(body: Any) -> Any:
         return body
     parts = {name: _renamed(body[name]) for name in ("agreement", "layers") if name in body}
     if isinstance(accuracy := body.get("accuracy"), Mapping):
-        parts["accuracy"] = {name: _renamed(found) for name, found in accuracy.items()}
+        parts["accuracy"] = {name: _renamed(values) for name, values in accuracy.items()}
     return {**body, **parts}
 
 
-def read_report(plain: Mapping[str, Any]) -> ReportData:
+def read_report(values: Mapping[str, Any]) -> ReportData:
     """Read the valid parts of a record. Invalid parts are left out and never raise an error."""
-    if isinstance(variants := plain.get("variants"), Mapping):
-        plain = {**plain, "variants": {name: _current(body) for name, body in variants.items()}}
-    record = readable(plain, ReportRecord) or ReportRecord()
+    if isinstance(variants := values.get("variants"), Mapping):
+        values = {**values, "variants": {name: _current(body) for name, body in variants.items()}}
+    record = readable(values, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = bench_timing(record.bench) if record.bench else None
     if timing is None and record.tuning is not None:
@@ -272,15 +282,15 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
     )
 
 
-def _machine(plain: Mapping[str, Any]) -> Pairs:
-    known = {key: plain.get(key) for key in _MACHINE}
-    memory = known["memory_bytes"]
-    known["memory_bytes"] = size(memory) if isinstance(memory, int) and 0 < memory < 1 << 64 else None
-    found = [(key.replace("_bytes", "").replace("_", " "), value) for key, value in pairs(known, 20)]
-    gpus = plain.get("gpus")
+def _machine(record: Mapping[str, Any]) -> Pairs:
+    values = {key: record.get(key) for key in _MACHINE}
+    memory = values["memory_bytes"]
+    values["memory_bytes"] = size(memory) if isinstance(memory, int) and 0 < memory < 1 << 64 else None
+    facts = [(key.replace("_bytes", "").replace("_", " "), value) for key, value in pairs(values, 20)]
+    gpus = record.get("gpus")
     for gpu in gpus[:8] if isinstance(gpus, list | tuple) else ():
-        found.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
-    return tuple((key, value) for key, value in found if value and value != "0")
+        facts.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
+    return tuple((key, value) for key, value in facts if value and value != "0")
 
 
 Tone = Literal["good", "bad", "neutral"]
@@ -323,7 +333,7 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     claim = _claim(timing, variant)
     speed, accuracy, agreement = _speed(claim), _accuracy(variant, tuning), _agreement(variant)
     ratio = variant.bytes / data.float_bytes if variant.bytes and data.float_bytes else None
-    shown = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
+    figures = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
     of_space = "" if ratio is None else f"takes {share(ratio, 0)} of its space"
     parts = [part for part in (_speed_text(claim), _accuracy_text(variant), of_space) if part]
     slow, *poor_figures = (figure is not None and figure.tone == "bad" for figure in (speed, accuracy, agreement))
@@ -349,7 +359,7 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
         tone,
         status,
         sentence,
-        tuple(figure for figure in shown if figure is not None),
+        tuple(figure for figure in figures if figure is not None),
         warnings,
         target=(variant.title or variant.name) if len(data.variants) > 1 else "",
         commands=tuple(_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met")),
@@ -384,8 +394,8 @@ def compared(timing: TimingRecord | None, variant: VariantRecord) -> str:
     """
     if timing is None or timing.baseline not in timing.models:
         return ""
-    others = [name for name in timing.models if name != timing.baseline]
-    return variant.name if variant.name in others else next(iter(others), "")
+    names = [name for name in timing.models if name != timing.baseline]
+    return variant.name if variant.name in names else next(iter(names), "")
 
 
 def _claim(timing: TimingRecord | None, variant: VariantRecord) -> Claim | None:
@@ -395,38 +405,38 @@ def _claim(timing: TimingRecord | None, variant: VariantRecord) -> Claim | None:
     return timing.ratios.get(compared(timing, variant)) if timing is not None else None
 
 
-def _speed(found: Claim | None) -> Figure | None:
-    if found is None:
+def _speed(claim: Claim | None) -> Figure | None:
+    if claim is None:
         return None
-    about = found.estimated
+    about = claim.estimated
     if about is not None:
-        return Figure("Speed", f"about {times(about[0])}", f"unproven: {found.figures()}; {found.reason}")
-    if found.interval is None:
-        return Figure("Speed", "not measurable", found.reason or f"only {found.pairs} pairs of runs")
-    tone: Tone = "good" if found.verdict == FASTER else "bad" if found.verdict == SLOWER else "neutral"
-    return Figure("Speed", times(found.interval[0]), found.figures(), tone)
+        return Figure("Speed", f"about {times(about[0])}", f"unproven: {claim.figures()}; {claim.reason}")
+    if claim.interval is None:
+        return Figure("Speed", "not measurable", claim.reason or f"only {claim.pairs} pairs of runs")
+    tone: Tone = "good" if claim.verdict == FASTER else "bad" if claim.verdict == SLOWER else "neutral"
+    return Figure("Speed", times(claim.interval[0]), claim.figures(), tone)
 
 
-def _speed_text(found: Claim | None) -> str:
-    if found is not None and found.estimated is not None:
-        return f"runs at about {times(found.estimated[0])} the speed of float32, estimated and unproven"
-    if found is None or found.interval is None:
+def _speed_text(claim: Claim | None) -> str:
+    if claim is not None and claim.estimated is not None:
+        return f"runs at about {times(claim.estimated[0])} the speed of float32, estimated and unproven"
+    if claim is None or claim.interval is None:
         return ""
-    if found.verdict == UNSETTLED:
+    if claim.verdict == UNSETTLED:
         return "is about as fast as float32 here"
-    ratio = times(found.interval[0])
-    return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
+    ratio = times(claim.interval[0])
+    return f"runs {ratio} as fast as float32" if claim.verdict == FASTER else f"is slower than float32 ({ratio})"
 
 
 def _accuracy(variant: VariantRecord, tuning: TuningRecord | None) -> Figure | None:
     primary = variant.primary
     if primary is None or primary.int8 is None:
         return None
-    name, shown = metric_name(primary.name), metric(primary.name, primary.int8)
+    name, value = metric_name(primary.name), metric(primary.name, primary.int8)
     if primary.gain is None:
-        return Figure(name, shown)
-    change, before = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
-    return Figure(name, shown, f"{change} against float32's {before}", _accuracy_tone(primary, tuning))
+        return Figure(name, value)
+    change, float_value = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
+    return Figure(name, value, f"{change} against float32's {float_value}", _accuracy_tone(primary, tuning))
 
 
 def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
@@ -437,9 +447,9 @@ def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
     lost = -gain if primary.higher_is_better else gain
     if lost <= 0:
         return "good"
-    asked = tuning.goal.max_drop if tuning is not None and tuning.metric.name == primary.name else None
-    if asked is not None:
-        return "good" if lost <= asked else "bad"
+    limit = tuning.goal.max_drop if tuning is not None and tuning.metric.name == primary.name else None
+    if limit is not None:
+        return "good" if lost <= limit else "bad"
     scale = abs(primary.float32 or 0.0) or 1.0
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 
@@ -447,13 +457,13 @@ def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
 def _accuracy_text(variant: VariantRecord) -> str:
     primary = variant.primary
     if primary is not None and primary.gain is not None and primary.int8 is not None:
-        shown = metric(primary.name, primary.int8)
+        value = metric(primary.name, primary.int8)
         name = metric_name(primary.name)
         change = difference(primary.name, primary.gain)
         if change.startswith("0"):
-            return f"keeps float32's {name} of {shown}"
+            return f"keeps float32's {name} of {value}"
         better = (primary.gain > 0) == primary.higher_is_better
-        return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({shown})"
+        return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({value})"
     if variant.top1 is not None:
         return f"gives float32's top answer in {share(variant.top1)} of the samples"
     if variant.worst_db is not None:
@@ -464,14 +474,14 @@ def _accuracy_text(variant: VariantRecord) -> str:
 def _agreement(variant: VariantRecord) -> Figure | None:
     if variant.worst_db is None and variant.top1 is None:
         return None
-    seen = f"{variant.samples} samples" if variant.samples else ""
+    samples = f"{variant.samples} samples" if variant.samples else ""
     if variant.samples and variant.held_out is False:
-        seen = f"{seen} of the calibration"
+        samples = f"{samples} of the calibration"
     if variant.worst_db is None:
-        return Figure("Same top answer", share(variant.top1 or 0.0), seen)
+        return Figure("Same top answer", share(variant.top1 or 0.0), samples)
     tone: Tone = "bad" if variant.primary is None and variant.worst_db < HEALTHY_DB else "neutral"
     top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
-    return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, seen) if x), tone)
+    return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, samples) if x), tone)
 
 
 def _size(data: ReportData, variant: VariantRecord, ratio: float | None) -> Figure | None:

@@ -36,7 +36,7 @@ _USUAL = {"mode": "static", "weight_symmetric": "yes", "activation_symmetric": "
 def trial_settings(trial: TrialRecord) -> Pairs:
     """Return the settings with which a candidate was made, without defaults."""
     scheme = [(key, value) for key, value in pairs(trial.scheme, 30) if _USUAL.get(key) != value]
-    rest = {
+    settings = {
         "engine": trial.engine,
         "precision": trial.precision,
         "recoveries": trial.recoveries,
@@ -44,7 +44,7 @@ def trial_settings(trial: TrialRecord) -> Pairs:
         "builder": trial.builder,
         "parent": trial.parent,
     }
-    return (*scheme, *pairs(rest, 10))
+    return (*scheme, *pairs(settings, 10))
 
 
 def tuning_facts(tuning: TuningRecord) -> Pairs:
@@ -107,9 +107,9 @@ class _Point:
 
 def mark(status: str, x: float = 0, y: float = 0) -> Markup:
     """Return the shape that marks a status."""
-    shown = status if status in SHAPES else "behind"
+    shape = status if status in SHAPES else "behind"
     moved = f"translate({x:.1f} {y:.1f})" if x or y else None
-    return tag("path", d=SHAPES[shown], class_=f"mark {shown}", transform=moved)
+    return tag("path", d=SHAPES[shape], class_=f"mark {shape}", transform=moved)
 
 
 def ring(engine: str, engines: Sequence[str], x: float = 0, y: float = 0) -> Markup:
@@ -130,19 +130,21 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
     others.
     """
     factor = 100.0 if is_share(tuning.metric.name) else 1.0
-    whole = [(i, trial) for i, trial in enumerate(tuning.drawn) if not trial.partial]
-    found = ((i, trial, tuning.latency_of(trial), tuning.accuracy_of(trial)) for i, trial in whole)
-    measured = [(i, trial, ms, factor * value) for i, trial, ms, value in found if ms is not None and value is not None]
+    complete = [(i, trial) for i, trial in enumerate(tuning.drawn) if not trial.partial]
+    figures = ((i, trial, tuning.latency_of(trial), tuning.accuracy_of(trial)) for i, trial in complete)
+    measured = [
+        (i, trial, ms, factor * value) for i, trial, ms, value in figures if ms is not None and value is not None
+    ]
     if len(measured) < 2:
         return Markup()
     ys = _accuracy_scale(tuning, [(trial.mark, y) for _, trial, _, y in measured], factor, height - 52.0, 30.0)
-    left = axis_width(ys)
-    xs = scale_for([ms for _, _, ms, _ in measured], left, width - 14.0)
-    frame = Box(left, ys.end, xs.end - left, ys.start - ys.end)
+    margin = axis_width(ys)
+    xs = scale_for([ms for _, _, ms, _ in measured], margin, width - 14.0)
+    frame = Box(margin, ys.end, xs.end - margin, ys.start - ys.end)
     points = [_Point(i, trial, xs(ms), ys(y), not 0 <= ys.share(y) <= 1) for i, trial, ms, y in measured]
     points.sort(key=lambda p: _DRAWN_LAST.index(p.trial.mark) + 1 if p.trial.mark in _DRAWN_LAST else 0)
     steps = [(p.x, p.y) for p in sorted(points, key=lambda p: p.x) if p.trial.pareto]
-    bar = None if tuning.least_accuracy is None else Box(left, ys(factor * tuning.least_accuracy) - 1, frame.width, 2)
+    bar = None if tuning.least_accuracy is None else Box(margin, ys(factor * tuning.least_accuracy) - 1, frame.width, 2)
     unit = " (%)" if factor == 100 else ""
     direction = "" if tuning.metric.higher_is_better else ", lower is better"
     name = metric_name(tuning.metric.name)
@@ -151,7 +153,7 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
         height,
         f"Scatter plot of {len(points)} candidates: median latency against {name}",
         x_axis(xs, ys.start, ys.end, "median latency (ms)"),
-        y_axis(ys, left, xs.end, f"{name}{unit}{direction}"),
+        y_axis(ys, margin, xs.end, f"{name}{unit}{direction}"),
         _front(steps),
         _bar(tuning, ys, xs, factor),
         _labels(points, frame, _lines(steps, bar)),
@@ -201,12 +203,12 @@ def _bar(tuning: TuningRecord, ys: Scale, xs: Scale, factor: float) -> Markup | 
         return None
     y = ys(factor * tuning.least_accuracy)
     text = "at least" if tuning.metric.higher_is_better else "at most"
-    shown = f"{text} {metric(tuning.metric.name, tuning.least_accuracy)}"
+    title = f"{text} {metric(tuning.metric.name, tuning.least_accuracy)}"
     below = y + EM * 1.2 if y + EM * 1.4 < ys.start else y - 5
     return join(
         [
             tag("line", x1=xs.start, x2=xs.end, y1=y, y2=y, class_="asked"),
-            label(xs.end, below, shown, anchor="end", class_="asked-label"),
+            label(xs.end, below, title, anchor="end", class_="asked-label"),
         ]
     )
 
@@ -215,8 +217,10 @@ def _front(steps: Sequence[tuple[float, float]]) -> Markup | None:
     """Return the Pareto front as a staircase through `steps`."""
     if len(steps) < 2:
         return None
-    (x, y), *rest = steps
-    return tag("path", d="".join([f"M{x:.1f},{y:.1f}", *(f"H{x:.1f}V{y:.1f}" for x, y in rest)]), class_="front-line")
+    (x, y), *further = steps
+    return tag(
+        "path", d="".join([f"M{x:.1f},{y:.1f}", *(f"H{x:.1f}V{y:.1f}" for x, y in further)]), class_="front-line"
+    )
 
 
 def _lines(steps: Sequence[tuple[float, float]], bar: Box | None) -> list[Box]:
@@ -231,25 +235,25 @@ def _labels(points: Sequence[_Point], frame: Box, lines: Sequence[Box]) -> Marku
     """Write the names of important candidates where there is space. First write those of the chosen candidate and
     float32, then those of the front.
     """
-    taken = [*(Box(p.x - 6, p.y - 6, 12, 12) for p in points), *lines]
+    occupied = [*(Box(p.x - 6, p.y - 6, 12, 12) for p in points), *lines]
     parts = []
-    wanted = [p for status in ("chosen", "float32", "front") for p in points if p.trial.mark == status]
-    for point in wanted:
+    labelled = [p for status in ("chosen", "float32", "front") for p in points if p.trial.mark == status]
+    for point in labelled:
         for share in (0.5, 0.25):
             name = fitted(point.trial.name, frame.width * share)
-            place = place_label(point.x, point.y, text_width(name), frame, taken, gap=12)
+            place = place_label(point.x, point.y, text_width(name), frame, occupied, gap=12)
             if place is not None:
                 x, y, anchor, box = place
-                taken.append(box)
+                occupied.append(box)
                 parts.append(label(x, y, name, anchor=anchor, class_="name"))
                 break
     return tag("g", *parts, aria_hidden="true")
 
 
 def _mark(point: _Point, tuning: TuningRecord) -> Markup:
-    found = point.trial
-    why = found.reason or NAMES.get(found.mark, found.mark)
-    text = ", ".join([found.name, *measured_texts(found, tuning), why])
+    trial = point.trial
+    why = trial.reason or NAMES.get(trial.mark, trial.mark)
+    text = ", ".join([trial.name, *measured_texts(trial, tuning), why])
     if point.off:
         text += ", off the scale"
         # At the edge, draw an arrow that points out of the plot.
@@ -257,7 +261,7 @@ def _mark(point: _Point, tuning: TuningRecord) -> Markup:
         y = point.y - 6 if tuning.metric.higher_is_better else point.y + 6
         shape = tag("path", d="M-5,-4H5L0,5Z", class_="mark off", transform=f"translate({point.x:.1f} {y:.1f}){turn}")
     else:
-        around = ring(found.plugin, tuning.engines, point.x, point.y)
-        shape = join([mark(found.mark, point.x, point.y), around])
+        around = ring(trial.plugin, tuning.engines, point.x, point.y)
+        shape = join([mark(trial.mark, point.x, point.y), around])
     target = tag("circle", cx=point.x, cy=point.y, r=12, class_="target")
     return tag("g", target, shape, tabindex=0, role="img", aria_label=text, data_candidate=point.index, class_="point")

@@ -114,9 +114,9 @@ class Assessment:
         that mean by e times sqrt(1 - s). The doubt on all samples is the doubt on the share times sqrt(s).
         """
         moves = math.sqrt(1 - share)
-        least = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
+        bound = self.drop - (self.drop - self.low) * moves if self.high - self.low < 1 else self.low
         shrunk = _AS_MANY * math.sqrt(share) - _SURE * moves
-        return max(least, self.expected + shrunk * self.doubt) if self.doubt else least
+        return max(bound, self.expected + shrunk * self.doubt) if self.doubt else bound
 
 
 @dataclass(frozen=True)
@@ -319,16 +319,16 @@ class TuningRecord:
         """Return the candidates, with `pareto` set according to the drawn latency and accuracy. The comparison includes
         float32.
         """
-        known = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
-        figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in known]
-        front, least = set(), math.inf
+        trials = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
+        figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in trials]
+        front, best_worse = set(), math.inf
         for _, worse, i in sorted(
             (ms, -self._sign * value, i)
             for i, (ms, value) in enumerate(figures)
             if ms is not None and value is not None
         ):
-            if worse < least and not known[i].partial:
-                least = worse
+            if worse < best_worse and not trials[i].partial:
+                best_worse = worse
                 front.add(i)
         return tuple(replace(trial, pareto=i in front) for i, trial in enumerate(self.candidates, 1))
 
@@ -359,14 +359,14 @@ class TuningRecord:
         """Return a candidate's value of the metric. If the candidate was measured on part of the samples, compute the
         value from its loss, because float32 has a different value on that part.
         """
-        found, base = trial.accuracy, self._base
+        accuracy, base = trial.accuracy, self._base
         if trial.status == FLOAT:
             return base
-        if found is None:
+        if accuracy is None:
             return None
-        if self.metric.name in found.metrics and found.complete:
-            return found.metrics[self.metric.name]
-        return None if base is None else base - self._sign * found.drop
+        if self.metric.name in accuracy.metrics and accuracy.complete:
+            return accuracy.metrics[self.metric.name]
+        return None if base is None else base - self._sign * accuracy.drop
 
     def bytes_of(self, trial: TrialRecord) -> float | None:
         """Return the size in bytes of a candidate or of float32, or None if it is not known."""
