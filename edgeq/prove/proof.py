@@ -491,11 +491,13 @@ def prove(
                 takes=own_signature(artifact.model, artifact.model),
                 form="its quantized form",
                 sqnr_db=agreement.sqnr_db,
-                least=_WRONG_DB,
+                least_db=_WRONG_DB,
                 basis=basis,
             )
         with progress.stage("The optimiser's effect"):
-            opening = open_as_device(artifact, singles, samples, threads=threads, known_outputs=known_outputs, basis=basis)
+            opening = open_as_device(
+                artifact, singles, samples, threads=threads, known_outputs=known_outputs, basis=basis
+            )
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:

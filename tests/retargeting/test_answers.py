@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from retarget.networks import kinds, run
 
 from edgeq.retargeting.run import retarget
 from tests.graphs import proto
+from tests.retargeting.networks import kinds, run
 
 ACT = "float s = {0.02}, uint8 z = {120}, float t = {0.05}, uint8 u = {128}"
 PER_CHANNEL = "float[2] ws = {0.01, 0.2}, int8[2] wz = {0, 0}"

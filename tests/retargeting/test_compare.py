@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from retarget.networks import Net
 
 from edgeq.errors import CheckFailedError
 from edgeq.retargeting.compare import USUAL, compare, compare_outputs
+from tests.retargeting.networks import Net
 
 
 def times(factor: float, folder: Path, name: str) -> Path:

@@ -10,7 +10,17 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
-from retarget.networks import (
+
+import edgeq
+from edgeq.cli import group
+from edgeq.cli.convert import _agreements
+from edgeq.errors import ModelError, OutputError, UsageError
+from edgeq.retargeting.compare import RetargetComparison, compare_outputs
+from edgeq.retargeting.run import retarget
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import plain
+from tests.graphs import proto
+from tests.retargeting.networks import (
     CHANNELS,
     Net,
     example,
@@ -22,16 +32,6 @@ from retarget.networks import (
     torch_qat,
     torch_shared,
 )
-
-import edgeq
-from edgeq.cli import group
-from edgeq.cli.convert import _agreements
-from edgeq.errors import ModelError, OutputError, UsageError
-from edgeq.retargeting.compare import RetargetComparison, compare_outputs
-from edgeq.retargeting.run import retarget
-from edgeq.run.session import SessionSettings
-from edgeq.util.records import plain
-from tests.graphs import proto
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")
 
