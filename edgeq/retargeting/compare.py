@@ -1,30 +1,19 @@
-"""Compare two forms of one model on the same made-up inputs, and check whether a target can run a quantized model.
-
-`check_target` checks whether the target's kernels accept the model's zero points, and whether they accept the model's
-kind of scales: per tensor or per channel. Retargeting cannot change either of these without changing numbers. For
-example, with a zero point other than 0, integers reach further to one side than to the other.
-"""
+"""Compare two forms of one model on the same made-up inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import backend_for
-from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError, one_line
-from edgeq.hardware.target import Target
-from edgeq.model.edit import Editor
-from edgeq.model.graph import channel_axis, clamp_bounds, every_node, is_op, node_input, only_reader
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError, one_line
 from edgeq.model.load import model_signature
-from edgeq.model.quant_params import LIMITS, QuantParams
-from edgeq.retargeting.read import Form, places
-from edgeq.retargeting.shift import INTEGERS, params_of, type_name
+from edgeq.model.quant_params import LIMITS
+from edgeq.retargeting.shift import INTEGERS
 from edgeq.run.engines import DEFAULT, as_engine
 from edgeq.run.session import SessionSettings, open_session, start_engine
 
@@ -172,153 +161,3 @@ def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
         else:
             inputs[spec.name] = np.ones(shape, spec.dtype)
     return inputs
-
-
-class _Trait(NamedTuple):
-    """Describe a property of tensors. `words` name the property in messages. A scheme has the property if its field
-    `field` has the value `value`.
-    """
-
-    field: str
-    value: bool
-    words: str
-
-
-_SKEWED_WEIGHT = _Trait("weight_symmetric", False, "weights with a zero point other than 0")
-_SKEWED = _Trait("activation_symmetric", False, "activations with a zero point other than 0")
-_PER_CHANNEL = _Trait("per_channel", True, "weights with a scale for each channel")
-
-
-def check_target(model: ir.Model, target: Target, model_path: Path, source_form: Form) -> None:
-    """Refuse a model with a property that the backend of `target` does not support.
-
-    Args:
-        model_path: the file to retarget.
-        source_form: the form of that file.
-
-    Raises:
-        ModelError: the target does not support a property; the message states the number of tensors, the first of them,
-            and the reason.
-    """
-    backend, scheme = backend_for(target), target.profile.scheme
-    problems, reasons = [], []
-    for trait, tensors in _traits(model).items():
-        try:
-            backend.check(scheme.replace(**{trait.field: trait.value}))
-        except UsageError as error:
-            problems.append(f"{len(tensors)} {trait.words} ({next(iter(tensors))!r} first)")
-            reasons.append(target.profile.why.get(trait.field) or error.problem)
-    if problems:
-        source = model_path if backend.adopts_quantized and source_form.format == "QDQ" else "FLOAT.onnx"
-        raise ModelError(
-            f"{model_path} has {' and '.join(problems)}, which {target.name} does not support: "
-            + "; ".join(dict.fromkeys(reasons)),
-            f"Other scales need samples: `edgeq quantize {source} -t {target.name} --data SAMPLES -o OUT.onnx`",
-        )
-
-
-def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
-    """Return each property that some tensors have, with the names of these tensors."""
-    traits: dict[_Trait, dict[str, None]] = {}
-    for place in (place for node in every_node(model) for place in places(node)):
-        low, high = LIMITS[place.params.dtype]
-        if (place.params.zero_point != (low + high + 1) // 2).any():
-            traits.setdefault(_SKEWED_WEIGHT if place.weight else _SKEWED, {})[place.tensor] = None
-        if place.weight and place.params.per_channel:
-            traits.setdefault(_PER_CHANNEL, {})[place.tensor] = None
-    return traits
-
-
-@dataclass(frozen=True, eq=False)
-class In:
-    """Describe an input that comes from a DequantizeLinear: its integers, and their scale and zero point."""
-
-    value: ir.Value
-    params: QuantParams
-
-
-@dataclass(frozen=True, eq=False)
-class Out:
-    """Describe the nodes after an operator: the QuantizeLinear of its output, and the clamp before that, if any."""
-
-    quantize: ir.Node
-    params: QuantParams
-    clamp: ir.Node | None
-
-
-Sides = tuple[list[In], Out]
-"""The inputs and the output of an operator."""
-
-
-def _input(node: ir.Node, place: int) -> In | None:
-    value = node_input(node, place)
-    maker = value.producer() if value is not None else None
-    if maker is None or not is_op(maker, "DequantizeLinear"):
-        return None
-    params, source = params_of(maker), maker.inputs[0]
-    return In(source, params) if params is not None and source is not None else None
-
-
-def _output(node: ir.Node) -> Out | None:
-    user, clamp = only_reader(node.outputs[0]), None
-    if is_op(user, "Relu", "Clip"):
-        clamp = user
-        assert clamp is not None
-        user = only_reader(clamp.outputs[0])
-    if user is None or not is_op(user, "QuantizeLinear"):
-        return None
-    params = params_of(user)
-    return Out(user, params, clamp) if params is not None and not params.per_channel else None
-
-
-def sides(node: ir.Node, count: int) -> Sides | str:
-    """Return the first `count` inputs and the output of an operator. If it has no integer form, return the reason."""
-    inputs = [_input(node, place) for place in range(count)]
-    out = _output(node)
-    connected = [i for i in inputs if i is not None]
-    if len(connected) < len(inputs):
-        return "an input is not quantized"
-    if out is None:
-        return "its output is not quantized, or other nodes read it before it is"
-    if not constant_clamp(out):
-        return "the bounds of its Clip are not constant"
-    if connected[0].params.dtype != out.params.dtype:
-        return f"it reads {type_name(connected[0].params.dtype)} and outputs {type_name(out.params.dtype)}"
-    if connected[0].params.per_channel:
-        return "its input has a scale per channel"
-    return connected, out
-
-
-def product_problem(node: ir.Node, operands: list[In]) -> str:
-    """Return the reason why a Conv, MatMul or Gemm with these inputs has no integer form, or "" if it has one."""
-    data, weight = operands
-    if weight.params.block:
-        return "its weight has a scale for each block"
-    if weight.params.per_channel:
-        rank = len(weight.value.shape) if weight.value.shape is not None else None
-        if rank is None or weight.params.axis % rank != channel_axis(node) % rank:
-            return "its weight has a scale for each input channel"
-        if node.op_type == "MatMul" and rank != 2:
-            return "its weight has a scale per channel and is not a matrix"
-    if (data.params.dtype, weight.params.dtype) == (ir.DataType.INT8, ir.DataType.UINT8):
-        return "int8 activations with uint8 weights have no kernel"
-    return ""
-
-
-def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
-    """Return the integers, clamped to the range that the Relu or Clip before the QuantizeLinear sets for the floats."""
-    bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
-    if bounds is None:
-        return value
-    ends = [out.params.quantize(np.asarray(bound, np.float32)) for bound in bounds]
-    # The limits of the integer type already clamp the same way.
-    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:
-        return value
-    low, high = (editor.constant(f"{value.name}/{w}", end) for w, end in zip(("low", "high"), ends, strict=True))
-    dtype = out.params.dtype
-    return editor.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=dtype)
-
-
-def constant_clamp(out: Out) -> bool:
-    """Return whether the clamp before the QuantizeLinear has constant bounds. Also return True if there is no clamp."""
-    return out.clamp is None or clamp_bounds(out.clamp) is not None

@@ -58,22 +58,12 @@ from edgeq.model.products import integer_products
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
 from edgeq.quantization.quantizer import settle
-from edgeq.retargeting.compare import (
-    USUAL,
-    In,
-    Out,
-    RetargetComparison,
-    check_target,
-    clamped,
-    compare,
-    compare_by_default,
-    compare_sessions,
-    constant_clamp,
-    product_problem,
-    sides,
-)
-from edgeq.retargeting.read import Form, check_form, is_integer_operator, normalise, read_form
+from edgeq.retargeting.compare import USUAL, RetargetComparison, compare, compare_by_default, compare_sessions
+from edgeq.retargeting.normalise import normalise
+from edgeq.retargeting.operands import In, Out, clamped, constant_clamp, product_problem, sides
+from edgeq.retargeting.read import Form, check_form, is_integer_operator, read_form
 from edgeq.retargeting.shift import INTEGERS, limit_weights, params_at, params_of, shift_activations, shift_weights
+from edgeq.retargeting.traits import check_target
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
