@@ -22,18 +22,10 @@ from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
 from edgeq.reporting import figures
 from edgeq.reporting.figures import escaped, isolated, shorten
 from edgeq.reporting.layers import LayerView, TensorHistogram, histogram_chart, layer_profile, measured_alone
+from edgeq.reporting.pareto import NAMES, accuracy_text, mark, measured_texts, pareto, ring
 from edgeq.reporting.read import ReportData, VariantRecord, compared, read_report, timing_of, verdict_of
 from edgeq.reporting.timing import TimingRecord, board_table, failures, kind_table, latency_chart, series
-from edgeq.reporting.tuning import (
-    NAMES,
-    accuracy_text,
-    mark,
-    measured_texts,
-    pareto,
-    ring,
-    trial_settings,
-    tuning_facts,
-)
+from edgeq.reporting.tuning import trial_settings, tuning_facts
 from edgeq.reporting.tuning_record import TrialRecord, TuningRecord
 from edgeq.util import numbers
 from edgeq.util.numbers import count, decibels, difference, metric, metric_name, milliseconds, share, significant, size

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edgeq.reporting.figures import EM, Box, text_width
 from edgeq.reporting.layers import LayerView, TensorHistogram, histogram_chart, layer_profile
+from edgeq.reporting.pareto import accuracy_text, pareto
 from edgeq.reporting.timing import BenchReport, Latency, LatencyFigures, TimingRecord, bench_timing, latency_chart
-from edgeq.reporting.tuning import accuracy_text, pareto
 from edgeq.reporting.tuning_record import TuningRecord
 from edgeq.util.records import salvage
 
