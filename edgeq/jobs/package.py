@@ -36,18 +36,12 @@ from edgeq.prove.builds import (
     simulated_proof,
     with_compiled,
 )
+from edgeq.prove.engine_choices import check_engines, exists_for
 from edgeq.prove.job import Job, Request, collect_statistics
+from edgeq.prove.kernel_check import check_built, checks_of
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
-from edgeq.prove.target_checks import (
-    artifact_checks,
-    check_built,
-    check_engines,
-    checks_of,
-    exists_for,
-    in_engine,
-    refuse_left_out,
-)
+from edgeq.prove.target_checks import artifact_checks, in_engine, refuse_left_out
 from edgeq.prove.variants import ProvenVariant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme

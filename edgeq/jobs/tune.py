@@ -68,7 +68,8 @@ from edgeq.tuning.trials import FLOAT, Outcome, Trial
 from edgeq.tuning.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
-from edgeq.util.outputs import next_to, shown
+from edgeq.util.outputs import next_to
+from edgeq.util.ownership import shown
 from edgeq.util.records import plain
 
 

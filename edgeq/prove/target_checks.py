@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
-from edgeq_device.engines.catalog import find_library, parse_version, plugin_of
+from edgeq_device.engines.catalog import parse_version
 
-from edgeq.backends.base import SIMULATORS, Artifact, backend_named
+from edgeq.backends.base import Artifact
 from edgeq.emulate.audit import audit, graph_settings
-from edgeq.emulate.check import CheckedModel, EmulatedCheck, VerifyRequest, check_trial, route_for
-from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionRoute
-from edgeq.errors import CheckFailedError, UsageError
+from edgeq.errors import CheckFailedError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.coverage import ArtifactCheck, CheckKind, Coverage
-from edgeq.measure.task import split_task_options
-from edgeq.model.products import node_macs
-from edgeq.prove.builds import Builds, kernels_saturate, too_slow
-from edgeq.prove.job import Built, Job
+from edgeq.prove.builds import Builds, kernels_saturate
+from edgeq.prove.job import Built
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, kernel_table
-from edgeq.prove.variants import ProvenVariant, selftest_cases
-from edgeq.run.engines import Engine, EngineChoice
-from edgeq.run.session import onnxruntime
-from edgeq.util.numbers import parse_drop
-from edgeq.util.registry import device_errors
+from edgeq.prove.variants import ProvenVariant
+from edgeq.run.engines import EngineChoice
 
 _MADE = ("load", "accuracy", "self-test")
 _FOREIGN = "run on this machine's kernels, not on the target's"
@@ -115,35 +106,6 @@ def refuse_left_out(target: Target, artifact: Artifact) -> None:
         )
 
 
-def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) -> tuple[EngineChoice, ...]:
-    """Return the plug-ins among `engines` without duplicates. Leave out onnxruntime's own kernels, because every bundle
-    contains a variant for them.
-
-    Raises:
-        UsageError: an engine supports none of `targets`, or the runner on devices does not support the engine.
-        RuntimeUnavailableError: an engine cannot be used here. The error shows the command that helps.
-    """
-    plugins = tuple({choice.name: choice for choice in engines if choice.engine.module}.values())
-    for choice in plugins:
-        if plugin_of(choice.engine.provider) is None:
-            raise UsageError(f"the runner on devices does not know the engine {choice.name}", "Leave --engine out")
-        if not any(exists_for(choice.engine, target) for target in targets):
-            named = ", ".join(target.name for target in targets)
-            raise UsageError(f"there is no {choice.engine.name} for {named}", "Leave --engine out")
-        with device_errors():
-            find_library(choice.engine, str(onnxruntime().__version__))
-    return plugins
-
-
-def exists_for(engine: Engine, target: Target) -> bool:
-    """Return whether `engine` supports the kind of processor and the architecture of `target`."""
-    if not backend_named(target.backend).runs_engines:
-        return False
-    kind = "CPU" if target.profile.min_compute_capability is None else "GPU"
-    made_for = {platform.split()[1] for platform in engine.platforms}
-    return kind in engine.devices and (not made_for or target.architecture in made_for)
-
-
 def in_engine(
     builds: Builds,
     variant: ProvenVariant,
@@ -166,99 +128,3 @@ def in_engine(
     runtime = [check for check in variant.checks if check.name == "runtime"]
     checks = (load, coverage, *further, *runtime)
     return dataclasses.replace(variant, built=built, proof=proof, checks=checks, decision=decision)
-
-
-_KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}
-# Number of multiply-accumulates that an emulated CPU computes in a minute or two. An emulated CPU is about a hundred
-# times slower than a real one.
-_MACS = 4_000_000_000
-_MOST, _MOST_AT_NATIVE_SPEED = 16, 100
-
-
-def check_built(
-    job: Job,
-    built: Built,
-    coverage: Coverage,
-    *,
-    selftest: int = 2,
-) -> EmulatedCheck:
-    """Load `built` on its target's kernels, run the self-test there, and compare the outputs of both machines with
-    those of float32.
-
-    There is no limit on the difference between the two machines' outputs, because a network whose outputs are far from
-    float32 also amplifies roundings. Instead, the target's outputs must be as close to float32 as this machine's
-    outputs are.
-
-    Args:
-        coverage: the coverage of `built`.
-        selftest: the number of samples in the self-test.
-
-    Raises:
-        CheckFailedError: the model fails on the target's kernels.
-    """
-    machine, progress = job.machine, job.progress
-    route = route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress)
-    count = _count(job, coverage, route)
-    reason = too_slow(route, coverage, selftest + count, built.target, progress)
-    if reason:
-        return EmulatedCheck(built.target.name, "", NOT_RUN, route.how, NOT_RUN, reason)
-    cases = selftest_cases(built.artifact, job.validation, selftest)
-    trial = CheckedModel(
-        model=built.artifact.model,
-        settings=built.artifact.settings(),
-        vectors=[(case.inputs, case.outputs) for case in cases],
-        float_model=job.prepared.path,
-        samples=job.validation,
-        count=count,
-        task=job.task,
-        basis=job.basis,
-    )
-    check = check_trial(trial, built.target, machine, route=route, progress=progress)
-    check.check()
-    return check
-
-
-def checks_of(check: EmulatedCheck) -> tuple[ArtifactCheck, ...]:
-    """Return the result of a check on the target's kernels as entries for the list of checks."""
-    kind = _KINDS[check.where]
-    if kind == "none":
-        return (ArtifactCheck("kernels", kind, check.how, check.reason),)
-    checks = [ArtifactCheck("load", kind, check.how, "", True), ArtifactCheck("self-test", kind, check.how, "", True)]
-    if check.agreement is not None:
-        detail = f"SQNR {check.agreement.sqnr_db:.1f} dB on {check.samples} samples"
-        checks.append(ArtifactCheck("accuracy", kind, check.how, detail, True))
-    return tuple(checks)
-
-
-def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
-    """Return how many samples to compare: as many as an emulated CPU runs in a minute or two."""
-    if route.native_speed:
-        return _MOST_AT_NATIVE_SPEED
-    macs = coverage.int8_macs + coverage.float_macs or sum(node_macs(job.prepared.model).values())
-    return max(1, min(_MOST, _MACS // max(macs, 1)))
-
-
-def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
-    """Return the request that the flat options of `edgeq verify --on` describe.
-
-    Raises:
-        UsageError: --max-drop is given without --task.
-    """
-    named, _ = split_task_options(options)
-    fields = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
-    drop = parse_drop(options["max_drop"])
-    if drop is not None and options["task"] is None:
-        raise UsageError("--max-drop needs a task that measures accuracy", "Give --task and labelled --data")
-    return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **fields)
-
-
-def refuse_without_target(options: Mapping[str, Any]) -> None:
-    """Refuse options for the comparison with a target if no target is named.
-
-    Raises:
-        UsageError: such an option is given but no target.
-    """
-    name = next((name for name, value in options.items() if value not in (None, ())), None)
-    if name is not None:
-        option = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option} is for checks on another target's kernels", "Name the target with --on")

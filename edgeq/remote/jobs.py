@@ -26,7 +26,7 @@ from edgeq.measure.bench import LoadedModel, Workload
 from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.prove.target_checks import verify_request
+from edgeq.prove.verify_options import verify_request
 from edgeq.remote import link
 from edgeq.remote.devices import Board, boards_of
 from edgeq.remote.link import Line, Text, read_json

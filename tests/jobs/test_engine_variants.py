@@ -19,7 +19,8 @@ from edgeq.hardware.target import resolve
 from edgeq.jobs.bundles import bundle_variants
 from edgeq.jobs.package import package
 from edgeq.prove.builds import Builds
-from edgeq.prove.target_checks import exists_for, in_engine
+from edgeq.prove.engine_choices import exists_for
+from edgeq.prove.target_checks import in_engine
 from edgeq.prove.variants import ProvenVariant, with_fallback
 from edgeq.run.engines import EngineChoice, load_engines
 from tests import fake_engine

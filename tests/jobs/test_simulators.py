@@ -14,7 +14,7 @@ from edgeq.demo import CALIBRATION, MODEL, VALIDATION
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
 from edgeq.jobs.package import package
-from edgeq.prove.target_checks import verify_request
+from edgeq.prove.verify_options import verify_request
 from edgeq.run.session import SessionSettings, open_session
 
 OPTIONS = dict.fromkeys(

@@ -107,7 +107,7 @@ def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, rout
 def test_a_package_does_not_wait_for_hours_either(place: Path, route: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = replace(emulated(), speed=EmulatedSpeed(int8=1e-9, float=1e-9))
     route(slow)
-    monkeypatch.setattr("edgeq.prove.target_checks.route_for", lambda *args, **kwargs: slow)
+    monkeypatch.setattr("edgeq.prove.kernel_check.route_for", lambda *args, **kwargs: slow)
     made = package("net.onnx", Data("calib.npz"), "slow", targets=THERE, timed=False)
     found = made.variants[THERE].emulated
     assert found is not None
