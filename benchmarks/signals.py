@@ -33,7 +33,7 @@ from pathlib import Path
 from threading import Thread
 
 from edgeq import demo
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.registry import shipped
 
 ROOT = Path(__file__).resolve().parent.parent

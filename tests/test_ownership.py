@@ -14,7 +14,8 @@ from edgeq.emulate.sysroot import SYSROOT
 from edgeq.errors import OutputError
 from edgeq.tuning.journal import TUNING, Journal, claimed, clear
 from edgeq.util import outputs
-from edgeq.util.outputs import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker
+from edgeq.util.marker import MARKER, is_marker, read_marker, write_marker
+from edgeq.util.ownership import Ownership, content, shown
 
 KINDS = {"bundle": BUNDLE, "statistics": STATISTICS, "tuning": TUNING, "c": C_FOLDER, "sysroot": SYSROOT}
 TWO = Ownership("pair", lambda folder: lambda name: name in ("a", "sub/b", "empty/"))

@@ -19,18 +19,8 @@ from edgeq.data.arrays import read_tensor
 from edgeq.data.records import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
 from edgeq.measure.boxes import load_annotations
-from edgeq.util.records import (
-    NOT_WRITTEN,
-    NullIsInfinite,
-    computed,
-    parse,
-    plain,
-    read_json,
-    rounded,
-    salvage,
-    toml_table,
-    written,
-)
+from edgeq.util.record_files import read_json, toml_table
+from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, computed, parse, plain, rounded, salvage, written
 
 
 @dataclass(frozen=True)

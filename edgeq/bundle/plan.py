@@ -42,7 +42,7 @@ from edgeq_device.prepare.arrays import plain_entry, write_npz
 from edgeq import __version__
 from edgeq.errors import BundleError, CalibrationError, DataError, UsageError
 from edgeq.model.load import model_files
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.registry import shipped
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

@@ -50,7 +50,9 @@ from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageE
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import load_model, model_files, path_of
 from edgeq.util.display import Displayed
-from edgeq.util.outputs import Judge, Ownership, as_listed, is_plain, output_directory, output_file, shown
+from edgeq.util.marker import as_listed, is_plain
+from edgeq.util.outputs import output_directory, output_file
+from edgeq.util.ownership import Judge, Ownership, shown
 from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:

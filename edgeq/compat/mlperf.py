@@ -28,8 +28,10 @@ from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import TaskOptions
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
-from edgeq.util.outputs import output_file, read_object, shown
-from edgeq.util.records import toml_table
+from edgeq.util.marker import read_object
+from edgeq.util.outputs import output_file
+from edgeq.util.ownership import shown
+from edgeq.util.record_files import toml_table
 from edgeq.util.registry import DECODERS, device_errors
 
 SCENARIOS = {

@@ -18,7 +18,7 @@ from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._names import find
 from edgeq.compat.files import quantize_static
 from edgeq.errors import UsageError
-from edgeq.util.records import json_object
+from edgeq.util.record_files import json_object
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}

@@ -29,7 +29,7 @@ from onnx import numpy_helper
 
 from edgeq.data.records import Array, check_size
 from edgeq.errors import DataError
-from edgeq.util.records import is_longer
+from edgeq.util.record_files import is_longer
 
 MAX_MEMBERS = 10_000
 MAX_BYTES = 1 << 30

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 from edgeq.util.display import Displayed
-from edgeq.util.records import is_longer
+from edgeq.util.record_files import is_longer
 
 
 def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:

@@ -25,7 +25,8 @@ from edgeq.hardware import profile
 from edgeq.measure.agreement import Session
 from edgeq.model.edit import bytes_of_text
 from edgeq.run.session import SessionSettings
-from edgeq.util.records import Positive, parse, plain, read_json
+from edgeq.util.record_files import read_json
+from edgeq.util.records import Positive, parse, plain
 from edgeq.util.registry import shipped, user_folder
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]+$", description="hexadecimal digits")]

@@ -52,7 +52,7 @@ from edgeq.measure.agreement import Session
 from edgeq.run.session import GuestProgram, PythonCommand, SessionSettings, guest_environment, open_session, start_guest
 from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.records import fingerprint
 
 FOLDER = "masked"

@@ -28,8 +28,10 @@ from edgeq_device.system.programs import child_environment, find_program
 from edgeq.emulate.emulator import Emulator, Recipe, checked, home
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
-from edgeq.util.records import plain, read_json
+from edgeq.util.marker import MARKER, is_marker, read_object, sha256, write_marker
+from edgeq.util.ownership import Judge, Ownership
+from edgeq.util.record_files import read_json
+from edgeq.util.records import plain
 
 
 def find(program: str, fix: str) -> str:

@@ -28,7 +28,8 @@ from edgeq.hardware.detect import Machine
 from edgeq.run.engines import only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
-from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
+from edgeq.util.record_files import is_toml, toml_table
+from edgeq.util.records import NOT_WRITTEN, Positive, parse, written
 from edgeq.util.registry import BACKENDS, data_folders, shipped, user_folder
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]

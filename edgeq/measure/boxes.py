@@ -35,7 +35,7 @@ from edgeq_device.system.files import read_file
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError, RuntimeUnavailableError
-from edgeq.util.records import is_longer
+from edgeq.util.record_files import is_longer
 
 Floats = NDArray[np.float64]
 

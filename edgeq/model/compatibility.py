@@ -19,7 +19,7 @@ from edgeq_device.engines.catalog import parse_version
 from edgeq.errors import HardwareError, ModelError, UsageError, suggest
 from edgeq.model.graph import every_node, node_input, operator_of, opset_of
 from edgeq.model.products import integer_products
-from edgeq.util.records import read_toml, toml_table
+from edgeq.util.record_files import read_toml, toml_table
 from edgeq.util.registry import shipped
 
 _SHORT: dict[ir.DataType | None, str] = {

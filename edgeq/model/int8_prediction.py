@@ -32,7 +32,7 @@ from edgeq.model.graph import (
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
-from edgeq.util.records import read_toml
+from edgeq.util.record_files import read_toml
 from edgeq.util.registry import data_folders, shipped
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import HardwareError
-from edgeq.util.records import read_toml
+from edgeq.util.record_files import read_toml
 from edgeq.util.registry import shipped
 
 PAIR_LIMIT = (2**15 - 1) // 255

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
-from edgeq.util.records import is_toml, read_toml, toml_table
+from edgeq.util.record_files import is_toml, read_toml, toml_table
 from edgeq.util.registry import user_folder
 
 DEVICES = "devices.toml"

@@ -34,7 +34,7 @@ from msgspec import Meta
 
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.registry import shipped
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ from edgeq.run.session import (
     with_carried,
 )
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.records import Count, parse
 from edgeq.util.registry import device_errors, shipped
 

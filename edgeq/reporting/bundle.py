@@ -29,8 +29,10 @@ from edgeq.reporting.page import RECORD, TUNING, render
 from edgeq.reporting.read import ReportData, ReportVerdict, read_report, verdict_of
 from edgeq.reporting.timing import INT8, FleetRecord
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.outputs import check_apart, check_free, is_plain, output_file
-from edgeq.util.records import json_object, plain, read_json
+from edgeq.util.marker import is_plain
+from edgeq.util.outputs import check_apart, check_free, output_file
+from edgeq.util.record_files import json_object, read_json
+from edgeq.util.records import plain
 
 
 def read_record(path: Path) -> dict[str, Any]:

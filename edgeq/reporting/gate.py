@@ -35,7 +35,8 @@ from edgeq.reporting.compare import (
 )
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, check_outside, output_directory, output_file
-from edgeq.util.records import computed, read_toml
+from edgeq.util.record_files import read_toml
+from edgeq.util.records import computed
 
 _ATTEMPTS = 2
 # With twelve pairs, the 95 % interval leaves out two pairs at each end, so one unusual session does not widen the

@@ -17,7 +17,8 @@ from typing import Any
 from edgeq_device.engines.catalog import FLOAT, EngineSpec
 
 from edgeq.errors import HardwareError, UsageError, suggest
-from edgeq.util.records import parse, toml_table
+from edgeq.util.record_files import toml_table
+from edgeq.util.records import parse
 from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
 
 DEFAULT = "onnxruntime"

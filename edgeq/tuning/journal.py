@@ -29,18 +29,9 @@ from edgeq.reporting.tuning_record import Assessment, Screening
 from edgeq.tuning.space import Candidate
 from edgeq.tuning.trials import Evaluator, Race, Runner
 from edgeq.util.display import Progress
-from edgeq.util.outputs import (
-    MARKER,
-    Judge,
-    Ownership,
-    check_apart,
-    is_marker,
-    is_plain,
-    output_file,
-    recover,
-    shown,
-    write_marker,
-)
+from edgeq.util.marker import MARKER, is_marker, is_plain, write_marker
+from edgeq.util.outputs import check_apart, output_file, recover
+from edgeq.util.ownership import Judge, Ownership, shown
 from edgeq.util.placement import alone_in
 from edgeq.util.records import fingerprint, parse, plain
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from edgeq.calibration.ranges import SHARING, Range
 from edgeq.errors import HardwareError
-from edgeq.util.records import read_toml
+from edgeq.util.record_files import read_toml
 from edgeq.util.registry import shipped
 
 

@@ -41,7 +41,8 @@ from edgeq.quantization.quantizer import chosen_params, quant_type, quantize_wit
 from edgeq.run.engines import Engine, EngineChoice, engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
-from edgeq.util.records import parse, read_toml
+from edgeq.util.record_files import read_toml
+from edgeq.util.records import parse
 from edgeq.util.registry import shipped
 
 _NARROW = 8

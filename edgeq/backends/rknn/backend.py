@@ -52,7 +52,7 @@ from edgeq.run.engines import EngineChoice, engine_for
 from edgeq.run.toolkit import Toolkit, find_python
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import is_plain
+from edgeq.util.marker import is_plain
 
 _CPU = "CPUExecutionProvider"
 _FIELDS: Mapping[str, Any] = {

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgeq.backends.systolic.program import ArrayConfig, Pool, Program, Step, Tensor, Tile
 from edgeq.data.arrays import DAMAGE
 from edgeq.errors import BundleError
-from edgeq.util.outputs import is_plain
+from edgeq.util.marker import is_plain
 from edgeq.util.records import parse, plain
 
 SUFFIX = ".program.npz"

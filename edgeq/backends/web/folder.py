@@ -23,7 +23,7 @@ from edgeq.measure.agreement import infer
 from edgeq.model.graph import drawn
 from edgeq.model.load import model_files, own_signature, read_model
 from edgeq.run.session import Engines
-from edgeq.util.outputs import sha256
+from edgeq.util.marker import sha256
 from edgeq.util.registry import shipped
 
 MANIFEST, SELFTEST, MODEL, MODULE = "edgeq-web.json", "selftest.bin", "model.onnx", "edgeq.mjs"

@@ -13,7 +13,8 @@ from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tuning.recover.base import Recovery, RecoveryState, Stage
 from edgeq.tuning.recover.nonlinear import Followers, range_behind
 from edgeq.util.display import Progress
-from edgeq.util.records import json_object, parse
+from edgeq.util.record_files import json_object
+from edgeq.util.records import parse
 
 
 @dataclass(frozen=True)
