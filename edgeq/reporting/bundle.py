@@ -42,6 +42,7 @@ def read_record(path: Path) -> dict[str, Any]:
         DataError: the file is not one of these records.
     """
     record = json_object(path, DataError, "Give a record that edgeq wrote")
+    # The part behind the slash is the version of the format, which old and new records may differ in.
     kind = str(record.get("schema", "")).partition("/")[0]
     if kind == "edgeq.tuning":
         return {"tuning": record}
@@ -77,6 +78,7 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
         "bundle, files and bytes": f"{len(bundle.files) + 1} files, {total} bytes",
         "manifest, sha256": bundle.manifest_sha256,
     }
+    # A page always names a next step.
     if not record.get("commands"):
         record["commands"] = [f"edgeq verify {bundle.source.name}", f"edgeq bench {bundle.source.name}"]
     return record
@@ -88,6 +90,7 @@ def measured(
     """Return `record` with latencies and kernel times that are measured now on this machine."""
     report = bench(bundle.source, variant=name, settings=settings, progress=progress)
     variants, _ = bundle_variants(bundle, read_device(), name)
+    # The best variant for this machine comes last, and float32, if it is in the bundle, first.
     best = variants[-1]
     times = _kernels(variants)
     bodies = {key: dict(body) for key, body in record["variants"].items()}
@@ -111,6 +114,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     cases = [case for variant in variants for case in variant.cases]
     if not cases or best.model is None:
         return {}
+    # A bundle contains no inputs other than those of its self-test.
     feed = read_arrays(cases[0].inputs)
     float_model = variants[0].model
     assert float_model is not None  # select() returns only variants that onnxruntime runs
@@ -167,6 +171,7 @@ def _bytes_of(variant: Variant) -> int | None:
     """Return the size of a variant's model in bytes, or None if its weights are elsewhere in the bundle."""
     if variant.model is None or any(_is_path(key) for key in variant.session_options):
         return None
+    # edgeq.json describes the variant. It is not part of the model.
     folder = variant.model.parent
     return sum(p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "edgeq.json")
 
@@ -188,6 +193,7 @@ def _body(value: object) -> dict[str, Any]:
 
 # The last line of a page is a hash of everything before it. The hash shows whether somebody changed the page.
 _SEAL = b"<!-- edgeq report sha256:%s -->\n"
+# Bounds what `_is_report` reads into memory. A larger file does not count as a report.
 _MOST_BYTES = 1 << 28
 
 
@@ -264,6 +270,7 @@ def report_bundle(
         raise UsageError("--variant needs --bench", "Add --bench, or leave out --variant")
     place = Path(output) if output is not None else _page_path(path)
     _check_outside(place, path)
+    # Refuse the output before the measurement, which takes minutes.
     check_free(place, force=force or _is_report(place), kind="file")
     check_apart(place, [path, *([fleet] if fleet is not None else [])])
     if _is_record(path):
@@ -288,6 +295,7 @@ def report_bundle(
         record = {**record, "fleet": plain(fleet_record)}
     data = read_report(record)
     page = _sealed(render(data).encode("utf-8"))
+    # The file may have changed during the measurement, so look at it again.
     with output_file(place, force=force or _is_report(place)) as draft:
         draft.write_bytes(page)
     return WrittenReport(path, place, data, len(page))
@@ -317,6 +325,7 @@ def _is_report(place: Path) -> bool:
     if not is_plain(place) or place.stat().st_size > _MOST_BYTES:
         return False
     page = read_file(place)
+    # The seal has a fixed length, so it can be cut off and computed again.
     return page == _sealed(page[: -len(_sealed(b""))])
 
 

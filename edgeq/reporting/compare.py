@@ -111,6 +111,7 @@ class Side:
 
     def same_as(self, side: Side) -> bool:
         """Return whether both models consist of the same bytes and run in the same way."""
+        # A file that cannot be read has no digest, and two such files need not be the same.
         return self.digest is not None and (self.digest, self.variant) == (side.digest, side.variant)
 
     def __record__(self) -> dict[str, Any]:
@@ -152,6 +153,7 @@ class Comparison(Page):
         of A and B is a float model and the other is its quantized form.
         """
         pair = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
+        # `edgeq debug` takes the float model as a file, and a variant is not a file of its own.
         return pair if pair is not None and pair[0].variant is None else None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -196,6 +198,7 @@ class Comparison(Page):
             lines.append(f"{speed_of(self.measurement, B).sentence('B', 'A')}.")
         if self.a.accuracy is not None and self.b.accuracy is not None:
             lines.append(_accuracy_sentence(self.a.accuracy, self.b.accuracy))
+        # Labels show whether B still does its task, so how closely it follows A matters only without them.
         elif self.agreement is not None:
             lines += _agreement_sentences(self.agreement)
         a, b = self.a.bytes, self.b.bytes
@@ -263,6 +266,7 @@ def _grown(title: str, a: int | None, b: int | None) -> list[Row]:
 
 
 def _output_rows(output: OutputAgreement) -> Iterator[Row]:
+    # An output without elements has no SQNR, and that of equal outputs is infinite.
     follows = decibels(output.sqnr_db) if math.isfinite(output.sqnr_db) and output.elements else "–"
     closeness = f"cosine {output.cosine:.5f}" if output.top1 is None else f"same top answer {share(output.top1)}"
     yield f"output {output.name}", "", "", f"{'equal' if output.equal else follows}, {closeness}"
@@ -275,6 +279,7 @@ def _accuracy_sentence(a: Accuracy, b: Accuracy) -> str:
     name, value = a.primary, b.metrics[a.primary]
     if value == a.value:
         return f"Both have a {metric_name(name)} of {metric(name, value)}."
+    # The verb states the direction, so a sign would state it twice.
     change = difference(name, value - a.value).lstrip("+−")
     verb = "better" if (value > a.value) == a.higher_is_better else "worse"
     return f"B's {metric_name(name)} is {change} {verb}: {metric(name, value)}."
@@ -288,6 +293,7 @@ def _agreement_sentences(agreement: Agreement) -> list[str]:
         return ["Their outputs are equal."]
     lines = []
     compared = [output for output in outputs if output.compared]
+    # A bad part can hide in a good output, so the sentence names the worst of outputs and parts.
     parts = [part.sqnr_db for output in compared for part in output.slices]
     if finite := [db for db in (*parts, *(output.sqnr_db for output in compared)) if math.isfinite(db)]:
         top1 = f"with the same top answer in {share(agreement.top1)} {samples}" if agreement.top1 is not None else ""
@@ -325,6 +331,7 @@ def check_limits(comparison: Comparison, a: str = "A", b: str = "B") -> tuple[Li
         ("memory", _memories(comparison), limits.max_memory_growth),
     ):
         if limit is not None:
+            # A model cannot outgrow itself, even if its memory was not measured.
             sentence = "" if comparison.same else _growth(title, *values, limit, a, b)
             checks.append(LimitCheck(title, limit, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
     # Terminals, JSON and JUnit XML get these texts. Only the report uses thin spaces.
@@ -337,6 +344,7 @@ def check_limits(comparison: Comparison, a: str = "A", b: str = "B") -> tuple[Li
 def speed_outcome(speedup: Claim, limit: float) -> Outcome:
     """Return whether the measurement shows a speed of at least `limit`, a speed below `limit`, or neither."""
     interval = speedup.interval
+    # With the limit inside the interval, the true speed may be on either side of it.
     if interval is None or interval[1] < limit <= interval[2]:
         return UNSETTLED
     return HELD if interval[1] >= limit else MISSED
@@ -349,6 +357,7 @@ def _speedup(comparison: Comparison, limit: float, a: str, b: str) -> LimitCheck
     )
     outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
     if comparison.same:
+        # Equal models are not timed, because their ratio is known to be 1.
         outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a} and as fast"
     sentences = {
         HELD: "",
@@ -360,6 +369,7 @@ def _speedup(comparison: Comparison, limit: float, a: str, b: str) -> LimitCheck
 
 def _drop(comparison: Comparison, limit: float, b: str) -> LimitCheck:
     accuracy_a, accuracy_b = comparison.a.accuracy, comparison.b.accuracy
+    # A limit that could not be checked counts as missed. Otherwise a build would pass because a measurement failed.
     if comparison.same or accuracy_a is None or accuracy_b is None:
         sentence = "" if comparison.same else f"the accuracy that {b} loses could not be measured"
         return LimitCheck("accuracy", limit, f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
@@ -375,6 +385,7 @@ def _growth(title: str, bytes_a: int | None, bytes_b: int | None, limit: float, 
         return f"the {title} could not be compared"
     if bytes_b <= bytes_a * (1 + limit):
         return ""
+    # Growth from nothing is not a share, so the sentence gives the size.
     more = share(bytes_b / bytes_a - 1) if bytes_a else size(bytes_b)
     return f"{b}'s {title} is {size(bytes_b)}, {more} more than {a}'s {size(bytes_a)}; {share(limit)} is allowed"
 
@@ -488,10 +499,12 @@ def run_comparison(
     machine.
     """
     if request.task is None:
+        # Annotations already name a task: detection.
         request = replace(request, task=named_task(None, request.options))
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.data is None:
+        # Without samples, these would be ignored silently.
         about = {"--preprocess": request.preprocess, "--labels": request.labels, "--count": request.count}
         for option, value in about.items():
             if value is not None:
@@ -506,6 +519,7 @@ def run_comparison(
     settings = SessionSettings(config=request.session_options, intra_op_threads=request.threads)
     refuse_ignored(settings, request.a, request.b)
     with ExitStack() as stack:
+        # Both stay open until the end, because the runs of the two models alternate.
         a, b = (stack.enter_context(open_model(path, settings, opener=place)) for path in (request.a, request.b))
         differences = signature_differences(a.signature, b.signature)
         fits = interchangeable(a.signature, b.signature)
@@ -547,6 +561,7 @@ def run_comparison(
 def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: Progress) -> Samples | None:
     if request.data is None:
         return None
+    # Both models must get the same inputs, so the preprocessing of one serves both.
     preprocessings = [s.preprocess for s in (a, b) if s.preprocess is not None]
     preprocess = request.preprocess if request.preprocess is not None else next(iter(preprocessings), None)
     task = as_task(request.task, request.options) if request.task is not None else None
@@ -576,6 +591,7 @@ def _side(
     size = digest = None
     coverage: Mapping[str, Any] | None = None
     try:
+        # A model that cannot be read or profiled still has its other figures, so an error here becomes a note.
         size = model_bytes(loaded.model, loaded.folder)
         digest = model_digest(loaded.model, loaded.folder)
         if is_local:
@@ -607,6 +623,7 @@ def _time(
     count = request.sessions or count if count > 1 else 1
     limit = request.limits.min_speedup
     for attempt in range(request.attempts):
+        # A repeat of the same length would rarely narrow the interval enough to settle the limit.
         duration_s = request.duration_s * 2**attempt
         settings = BenchSettings(baseline=A, threads=request.threads, min_duration_s=duration_s)
         if place is not None:

@@ -24,6 +24,7 @@ from edgeq.util.numbers import (
 )
 
 Pairs = tuple[tuple[str, str], ...]
+# Characters of one value, and items of one list. An untrusted record may contain values of any length.
 _TEXT_LIMIT = 2000
 _SHOWN = 12
 
@@ -41,7 +42,9 @@ def string(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
+        # Python refuses to write integers of thousands of digits, and no figure of a report is that large.
         return str(value) if abs(value) < 1 << 64 else ""
+    # Only NaN differs from itself.
     return str(value)[:_TEXT_LIMIT] if isinstance(value, str | float) and value == value else ""
 
 
@@ -59,6 +62,7 @@ def _item_text(item: object) -> str:
 # Characters that reorder or break the text around them. The page shows them as numbers, so that one name cannot imitate
 # another.
 _UNRULY = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+# Unicode's categories of control characters and of lone surrogates, which no encoding can write.
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
@@ -66,6 +70,7 @@ def visible(text: str) -> str:
     """Return `text` on one line, with control characters and bidirectional-text characters written as codes such as
     ⟨202E⟩.
     """
+    # Nearly every name takes this short way.
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(c) for c in text)
@@ -102,6 +107,7 @@ def shorten(value: str, limit: int) -> str:
     """Shorten `value` to at most `limit` characters. The middle of longer text is cut out, because names differ at
     their ends.
     """
+    # `visible` can write six characters for one, so cut a huge name before it is converted.
     text = visible(value[: limit * 4] + value[-limit:] if len(value) > limit * 5 else value)
     if len(text) <= limit:
         return text
@@ -109,6 +115,7 @@ def shorten(value: str, limit: int) -> str:
     return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"
 
 
+# A reader counts in such steps without effort.
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_FROM = 8.0
 """An axis is logarithmic if its ends differ by more than this factor."""
@@ -157,6 +164,7 @@ def scale_for(
     if log is None:
         log = low > 0 and high > _LOG_FROM * low
     if log:
+        # Without a minimum, a single value would give an axis of no length.
         factor = max((high / low) ** pad, 1.02)
         return Scale(low / factor, high * factor, start, end, True)
     margin = (high - low) * pad or max(abs(high) * 0.05, 1e-9)
@@ -173,6 +181,7 @@ def nice_ticks(low: float, high: float, limit: int = 6) -> tuple[float, ...]:
     power = 10.0 ** math.floor(math.log10(rough))
     for nice in (*_NICE, 20.0, 25.0):
         step = nice * power
+        # A tick at the end of the axis must not get lost by rounding.
         start, end = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if end - start + 1 <= limit:
             return tuple(i * step for i in range(start, end + 1))
@@ -200,6 +209,7 @@ def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
         return tuple(significant(t) for t in ticks)
     steps = [b - a for a, b in pairwise(ticks)]
     even = max(steps) - min(steps) < 1e-6 * max(map(abs, steps))
+    # A common number of decimals suits only evenly spaced ticks of ordinary size.
     if not even or max(map(abs, ticks)) >= 1e6 or min(steps) < 1e-6:
         return tuple(significant(t).rstrip("0").rstrip(".") if "." in significant(t) else significant(t) for t in ticks)
     decimals = 0
@@ -210,6 +220,7 @@ def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
 
 EM = 12.0
 """Font size of chart text in user units, which are CSS pixels at full width."""
+# Widths in em by Unicode's East Asian width. The exact ones depend on the reader's fonts.
 _WIDE = {"W": 1.0, "F": 1.0}
 _NARROW = frozenset("iljtfrI1.,:;|!'()[] -")
 
@@ -252,6 +263,7 @@ def fitted(text: str, width: float) -> str:
     limit = len(text)
     short = shorten(text, limit) if limit else text
     while limit > 3 and text_width(short) > width:
+        # Steps of a twelfth need few attempts for long names, too.
         limit -= max(1, limit // 12)
         short = shorten(text, limit)
     return short
@@ -277,6 +289,7 @@ def tag(name: str, /, *children: str | None, **attributes: str | int | float | N
 def _number(value: str | int | float) -> str:
     if isinstance(value, float):
         text = f"{value:.2f}".rstrip("0").rstrip(".")
+        # Rounding can leave the sign of a small negative number.
         return "0" if text == "-0" else text
     return str(value)
 
@@ -304,6 +317,7 @@ def x_axis(scale: Scale, y: float, top: float, title: str, *, limit: int = 7) ->
     """Draw ticks below the line `y`, grid lines up to `top`, and the title. Labels that would touch are left out."""
     ticks = scale.ticks(limit)
     parts = [tag("line", x1=scale.start, x2=scale.end, y1=y, y2=y, class_="axis")]
+    # The right end of the label before, which the next label must not touch.
     reached = float("-inf")
     for value, text in zip(ticks, tick_labels(ticks), strict=True):
         x = scale(value)

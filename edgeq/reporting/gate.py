@@ -38,6 +38,7 @@ from edgeq.util.outputs import check_apart, check_free, check_outside, output_di
 from edgeq.util.record_files import read_toml
 from edgeq.util.records import computed
 
+# One repeat, of twice the length. A CI job that is still unsettled then ends as inconclusive instead of taking longer.
 _ATTEMPTS = 2
 # With twelve pairs, the 95 % interval leaves out two pairs at each end, so one unusual session does not widen the
 # interval.
@@ -79,6 +80,7 @@ class GateLimits:
         """
         if self.max_drop is not None and not task:
             raise UsageError("max_drop needs a task", "Give --task, and labelled samples as --data")
+        # A gate with labels has a limit on accuracy even if nobody set one.
         drop = (0.01 if self.max_drop is None else self.max_drop) if task else None
         return LossLimits(drop, 1 / (1 + self.max_slowdown), self.max_growth, self.max_memory_growth)
 
@@ -122,6 +124,7 @@ class Gated(Displayed):
         """Raise WorseError if a limit is missed. Raise InconclusiveError if a limit is not settled and
         `limits.inconclusive` is "fail". If the baseline was updated, neither is raised.
         """
+        # With a new baseline, the user has accepted the result.
         if self.updated:
             return
         sentences = {kind: [c.sentence for c in self.checks if c.outcome == kind] for kind in (MISSED, UNSETTLED)}
@@ -173,6 +176,7 @@ def gate(
             progress=progress,
         )
         checks = check_limits(comparison, "the baseline", "the model")
+    # A gate without a baseline would let everything pass.
     elif not update:
         raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
     if update:
@@ -215,6 +219,7 @@ def write_baseline(model: Path, baseline: Path) -> None:
     check_apart(baseline, [model])
     if model.is_dir():
         with output_directory(baseline, force=True, check=BUNDLE.check) as draft:
+            # Python leaves caches in a bundle whose runner was used. They do not belong to it.
             shutil.copytree(model, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         return
     if is_bundle(model):
@@ -251,6 +256,7 @@ def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]
 
 
 def _cell(text: str) -> str:
+    # A name from a model must neither end the cell nor start markup.
     return printable(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -126,16 +126,20 @@ def layer_record(
         assert reference.path is not None, "a prepared model has a file"
         candidate = shared_model(quantized, reference)
         large = sum(node_macs(reference.model).values()) > _LARGE_MACS
+        # Files are often sorted by class, so the first samples may all be of one class.
         some_samples = spread_over(samples, SAMPLES // 2 if large else SAMPLES)
         pair = LayerPair(reference, candidate, settings=settings, progress=progress)
         activations = pair.compare(some_samples)
+        # The optimiser fuses nodes. Without it, the outputs belong to the same graph as the activations.
         unoptimised = replace(settings, optimization="none")
         outputs = compare_sessions(open_session(reference.path), open_session(quantized, unoptimised), some_samples)
         activations, error_sources = pair.attribute_error(activations, outputs, some_samples, most=_ERROR_SOURCES)
     except EdgeqError as error:
+        # The rest of the report does not need the layers, so it shows this error in their place.
         return {"error": str(error)}
     return {
         "samples": activations.samples,
+        # `Activation` has only the fields that are drawn. The record in a bundle stays small that way.
         "activations": [
             plain(parse(plain(a), Activation, "the comparison of layers")) for a in activations.activations
         ],
@@ -218,8 +222,10 @@ def layer_rows(
     sources = {source.name: source for source in record.error_sources}
     measured: dict[str, Activation] = {}
     for activation in record.activations:
+        # A node with several outputs has several activations, and the first stands for the node.
         measured.setdefault(activation.node or activation.name, activation)
     float_times, int8_times = _summed(kernels.get("float32", ())), _summed(kernels.get("int8", ()))
+    # Without a comparison, the order of the int8 model counts, because the report is about that model.
     order = dict.fromkeys([*measured, *float_times, *int8_times] if measured else [*int8_times, *float_times])
     conversions = [time.us for time in int8_times.values() if time.kind == "conversion"]
     rows = tuple(
@@ -257,6 +263,7 @@ def _layer(
 
 def _advice(source: ErrorSource) -> str:
     """Return the reason for the error, and the nodes to keep in float."""
+    # A cell of the table has no room for more names.
     flags = f"float: {', '.join(source.exclude[:8])}" if source.exclude else ""
     return "; ".join(part for part in (source.reason, flags) if part)
 
@@ -272,6 +279,7 @@ def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
     return sums
 
 
+# The height of a panel, and the gap that holds the title of the next, in the units of `EM`.
 _PANEL = 120.0
 _GAP = 44.0
 _MOST_COLUMNS = 600
@@ -293,11 +301,13 @@ def layer_profile(layers: Sequence[LayerView], width: float) -> Markup:
     scales = []
     top = 26.0
     if decibels:
+        # Show 0 dB, where noise is as strong as the signal, if a layer comes near it.
         axis_values = [*decibels, min(0.0, *decibels)] if min(decibels) < 20 else decibels
         scales.append(scale_for(axis_values, top + _PANEL, top, log=False))
         top += _PANEL + _GAP
     if timed:
         longest = max(max(_sum(c, "float_us"), _sum(c, "int8_us")) for c in columns)
+        # Times of zero would give an axis of no length.
         scales.append(Scale(0, longest * 1.05 or 1.0, top + _PANEL, top))
     xs = Scale(0, len(columns), max(axis_width(scale, 4) for scale in scales), width - 6.0)
     height = scales[-1].start + 24.0
@@ -318,6 +328,7 @@ def _sqnr(columns: Sequence[Sequence[LayerView]], xs: Scale, ys: Scale) -> Marku
     """
     parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", limit=4)]
     alone = any(measured_alone(column) for column in columns)
+    # The dots of hundreds of layers must not merge.
     small = min(2.5, max(1.3, (xs.end - xs.start) / len(columns)))
     path: list[str] = []
     dots = []
@@ -382,6 +393,7 @@ class TensorHistogram:
     thresholds: tuple[Threshold, ...] = ()
 
     def __post_init__(self) -> None:
+        # A record may be untrusted. `salvage` leaves out a histogram that raises here.
         if len(self.edges) != len(self.counts) + 1 or not self.counts or len(self.counts) > _MOST_BINS:
             raise ValueError(f"a histogram with {len(self.edges)} edges and {len(self.counts)} counts")
         if not all(a < b for a, b in pairwise(self.edges)):
@@ -390,6 +402,7 @@ class TensorHistogram:
 
 TENSORS = 8
 BINS = 80
+# Bounds what an untrusted record makes the page draw.
 _MOST_BINS = 512
 
 
@@ -416,6 +429,7 @@ def worst_tensors(
         if name not in ranges or (among is not None and name not in among) or not tensor.minimum < tensor.maximum:
             continue
         sqnr = sqnr_of(tensor.histogram, ranges[name], grid)
+        # Tensors between operators that only move values have the same histogram, and one of them is enough.
         if sqnr is not None and tensor.histogram not in losses:
             losses[tensor.histogram] = sqnr, name
     worst = [name for _, name in sorted(losses.values())[:count]]
@@ -447,6 +461,7 @@ def sqnr_of(histogram: Histogram, kept_range: Range, grid: Grid) -> float | None
     linear = linear_of(histogram)
     signal = float(linear.counts @ linear.centres() ** 2)
     noise = float(squared_errors(moments_of(linear), grid.params([kept_range.low], [kept_range.high]))[0])
+    # Values that are all on the grid have no noise. 120 dB stands for that, because infinity cannot be drawn.
     return decibels(signal, max(noise, signal * 1e-12)) if signal > 0 else None
 
 
@@ -496,6 +511,7 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
     for threshold in tensor.thresholds:
         low, high = min(low, threshold.low), max(high, threshold.high)
     names = max((text_width(t.method) for t in tensor.thresholds), default=0.0)
+    # Long names of methods must leave most of the width to the plot.
     margin = min(names * _BOLD + 8, width * 0.35) if tensor.thresholds else 8.0
     xs = Scale(low, high, margin, width - 10.0)
     base = 8.0 + _PLOT
@@ -551,6 +567,7 @@ def _strip(tensor: TensorHistogram, index: int, xs: Scale, y: float, start: floa
     if threshold.sqnr_db is not None:
         text = numbers.decibels(threshold.sqnr_db)
         margin = text_width(text)
+        # The figure goes onto the bar if it fits there, otherwise next to it on the side with more space.
         if high - low > margin + 2 * EM:
             x, anchor, on = (low + high) / 2, "middle", "on-range "
         elif high + 8 + margin <= xs.end:

@@ -36,8 +36,10 @@ Table = tuple[Row, list[Row]]
 """The heads and the rows of a table."""
 
 DASH = "–"
+# Rows of tables. A model may have thousands of nodes, and the page must stay small.
 _SHOWN_OPERATORS, _SHOWN_REASONS, _TABLE_NODES = 10, 20, 500
 _SHOWN_SLICES = 8
+# The chosen candidate is the answer, and float32 is what it is compared with.
 _FIRST = {"chosen": 0, "float32": 1}
 _RULED_OUT = ("short", "slow", "dropped")
 
@@ -49,6 +51,7 @@ def or_dash(value: float | None, write: Callable[..., str], *arguments: str) -> 
 
 def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
     """Leave out the columns that contain only dashes. Always keep the first `always` columns."""
+    # A column of dashes takes space and only shows that nobody measured the figure.
     columns = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
     return [heads[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
@@ -57,6 +60,7 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
     """Return the chosen candidate, then float32, then the candidates that are accurate enough, then the others. Each
     group is sorted by latency.
     """
+    # For an error rate, less is better.
     sign = 1.0 if tuning.metric.higher_is_better else -1.0
 
     def rank(trial: TrialRecord) -> tuple[int, float, str]:
@@ -73,6 +77,7 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
 
 def statuses_drawn(tuning: TuningRecord, chart: str) -> list[tuple[str, str]]:
     """Return the entries of the legend: each status whose mark is in `chart`, with its name."""
+    # Slow and dropped candidates have the same mark as those that are not accurate enough.
     present = {trial.mark if trial.mark in NAMES else "short" for trial in tuning.drawn}
     return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
 
@@ -151,6 +156,7 @@ def _output_row(output: OutputAgreement) -> Row:
         return [name, "equal", DASH, "1", "0", top1]
     if not output.compared:
         return [name, "not compared", DASH, DASH, DASH, DASH]
+    # Integers, such as class indices, are equal or not. Noise in dB would mean nothing.
     if output.same is not None:
         return [name, f"{share(output.same)} the same", DASH, DASH, significant(output.max_abs_error), top1]
     finite = math.isfinite(output.sqnr_db)
@@ -165,6 +171,7 @@ def _around(figures: OutputAgreement | SliceAgreement) -> str:
 
 def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
     """Yield a row for each of the worst slices."""
+    # Choose the worst slices, then list them in the order of the output.
     worst = sorted(output.slices, key=lambda part: part.least_db)[:_SHOWN_SLICES]
     for part in sorted(worst, key=lambda part: (part.axis, part.first)):
         sqnr = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else DASH
@@ -187,6 +194,7 @@ def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
     """Return the total number of MACs (at least 1), and the operators that have MACs. If no operator has any, return
     all operators.
     """
+    # The bars divide by the total.
     total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1
     with_macs = [o for o in coverage.operators if o.int8_macs + o.float_macs > 0]
     return total, (with_macs or list(coverage.operators))[:_SHOWN_OPERATORS]
@@ -202,6 +210,7 @@ def reason_rows(coverage: Coverage) -> list[Row]:
         operators = ", ".join(shorten(name, 40) for name in sorted({n.op_type for n in nodes})[:6])
         macs = sum(n.macs for n in nodes)
         rows.append(
+            # Most work first, then most nodes. The reason itself makes the order the same every time.
             (-macs, -len(nodes), reason, [isolated(reason, 300, "why"), operators, str(len(nodes)), count(macs)])
         )
     return [row for *_, row in sorted(rows)[:_SHOWN_REASONS]]
@@ -221,17 +230,20 @@ def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
 
 def histogram_texts(tensor: TensorHistogram) -> list[str]:
     """Return texts on the values that the histogram does not show, which are zeros and clipped values."""
+    # A smaller share would be shown as 0.0 %.
     texts = [f"{share(tensor.zeros)} are exactly zero and not drawn"] if tensor.zeros >= 0.0005 else []
     if tensor.clipped is not None:
         texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
     return texts
 
 
+# Bars for the worst layers, and rows in the table of all of them.
 _SHOWN_LAYERS, _TABLE_LAYERS = 12, 1000
 _LOW_DB = 15.0
 """A layer whose SQNR in dB is below this is flagged. At this SQNR, the noise has about a sixth of the output's
 amplitude.
 """
+# Layers in the suggested command. A longer line would not be typed.
 _NAMED = 8
 
 
@@ -256,6 +268,7 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
         if not errors:
             return False, -(layer.int8_us or layer.float_us or 0.0)
         error = layer.error_db(alone=alone)
+        # A low SQNR may come from layers before this one, so layers known to cost accuracy go first.
         return not layer.error_source, error if error is not None else math.inf
 
     worst = sorted(layers, key=rank)[:_SHOWN_LAYERS]
@@ -272,6 +285,7 @@ def layers_view(variant: VariantRecord) -> dict[str, Any] | None:
         "by_error": bool(errors),
         "timed": bool(times),
         "alone": alone,
+        # A bar cannot be shorter than nothing.
         "top": max([0.0, *errors]),
         "slowest": max(times, default=0.0) or 1.0,
         "conversions": _conversions(layers, conversion_us),
@@ -331,6 +345,7 @@ def layer_table(variant: VariantRecord) -> Table:
 
 
 _HERE = Path(__file__).parent
+# Rows of a table in a notebook, which keeps its outputs in its file.
 _LISTED = 500
 _DETAILED = 8
 """The number of variants shown in full. Any other variants have only their row in the table."""
@@ -365,6 +380,7 @@ def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] 
         tables: tables to show before the sections: caption, heads and rows of text.
     """
     css = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
+    # A notebook has a root and a body of its own, so the rules apply to the report's element.
     for ours, theirs in ((":root", "&"), ("body {", "& {"), ("@media (max-width", "@container (max-width")):
         css = css.replace(ours, theirs)
     # The class is repeated three times to override a notebook's own rules, which name up to two classes.
@@ -392,6 +408,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
+        # A misspelt name in a template raises an error instead of leaving a gap in the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -423,6 +440,7 @@ def _policy(script: str) -> str:
 SCHEMA = "edgeq.report/1"
 RECORD, PAGE, TUNING = "report.json", "report.html", "tuning.json"
 DEVICE_COMMANDS = ("edgeq report BUNDLE --bench", "edgeq verify BUNDLE", "python edgeq_run.py bench   # on the device")
+# More digits than the page shows anywhere, and few enough to hide the last bits of sums.
 DIGITS = 5
 
 

@@ -27,6 +27,7 @@ from edgeq.reporting.figures import (
 from edgeq.reporting.tuning_record import TrialRecord, TuningRecord
 from edgeq.util.numbers import difference, is_share, metric, metric_name, milliseconds
 
+# The shapes differ as well as the colours, for readers who cannot tell the colours apart.
 SHAPES = {
     "chosen": "M0,-9L9,0L0,9L-9,0Z",
     "float32": "M-6,-6H6V6H-6Z",
@@ -45,7 +46,9 @@ NAMES = {
     "short": "ruled out",
     "off": "less accurate than the plot shows",
 }
+# A pattern for each engine. A fourth engine gets the first pattern again.
 _DASHES = (None, "5 3", "1.5 3")
+# A mark covers those drawn before it, so the important marks come last.
 _DRAWN_LAST = ("float32", "front", "chosen")
 _WINDOW = 5.0
 """The accuracy axis extends below the best candidate by this many times the allowed loss. Worse candidates are drawn at
@@ -92,6 +95,7 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
     measured = [
         (i, trial, ms, factor * value) for i, trial, ms, value in figures if ms is not None and value is not None
     ]
+    # One point shows no trade-off.
     if len(measured) < 2:
         return Markup()
     ys = _accuracy_scale(tuning, [(trial.mark, y) for _, trial, _, y in measured], factor, height - 52.0, 30.0)
@@ -149,6 +153,7 @@ def _accuracy_scale(
     best = max(values, key=lambda v: sign * v)
     if tuning.least_accuracy is not None:
         bar = factor * tuning.least_accuracy
+        # Readers look for these marks, so none of them is off the scale.
         keep = [y for status, y in measured if status in ("chosen", "front", "float32")] + [bar]
         window = max(_WINDOW * abs(best - bar), *(abs(best - v) for v in keep))
         values = [v for v in values if sign * (best - v) <= window] + [bar]
@@ -161,6 +166,7 @@ def _bar(tuning: TuningRecord, ys: Scale, xs: Scale, factor: float) -> Markup | 
     y = ys(factor * tuning.least_accuracy)
     text = "at least" if tuning.metric.higher_is_better else "at most"
     title = f"{text} {metric(tuning.metric.name, tuning.least_accuracy)}"
+    # The text goes below the line if it fits into the plot there.
     below = y + EM * 1.2 if y + EM * 1.4 < ys.start else y - 5
     return join(
         [
@@ -174,6 +180,7 @@ def _front(steps: Sequence[tuple[float, float]]) -> Markup | None:
     """Return the Pareto front as a staircase through `steps`."""
     if len(steps) < 2:
         return None
+    # Between two candidates of the front there is none, so the line has steps instead of slopes.
     (x, y), *further = steps
     return tag(
         "path", d="".join([f"M{x:.1f},{y:.1f}", *(f"H{x:.1f}V{y:.1f}" for x, y in further)]), class_="front-line"
@@ -196,6 +203,7 @@ def _labels(points: Sequence[_Point], frame: Box, lines: Sequence[Box]) -> Marku
     parts = []
     labelled = [p for status in ("chosen", "float32", "front") for p in points if p.trial.mark == status]
     for point in labelled:
+        # Try a shorter form of the name before leaving it out.
         for share in (0.5, 0.25):
             name = fitted(point.trial.name, frame.width * share)
             place = place_label(point.x, point.y, text_width(name), frame, occupied, gap=12)

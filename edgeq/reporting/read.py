@@ -57,6 +57,7 @@ class Metric:
         return None if self.float32 is None or self.int8 is None else self.int8 - self.float32
 
 
+# Bounds on what an untrusted record makes the page draw.
 _MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
 
 
@@ -115,6 +116,7 @@ class VariantRecord:
     @property
     def scheme_facts(self) -> Pairs:
         """Return how the variant is quantized, without fields that have no meaning in its mode."""
+        # A scheme has fields for every mode. Those of another mode have their defaults and decide nothing.
         unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
         facts = pairs(self.scheme, 30)
         hidden = ("exclude", "exclude_reasons", unused)
@@ -124,6 +126,7 @@ class VariantRecord:
     def excluded(self) -> tuple[str, ...]:
         """Return the nodes that the scheme keeps in float. Text after a node states why edgeq itself chose the node."""
         nodes, reasons = self.scheme.get("exclude"), self.scheme.get("exclude_reasons")
+        # A record may be untrusted, and its scheme may have any form.
         reasons_by_node = reasons if isinstance(reasons, Mapping) else {}
         listed = nodes[:500] if isinstance(nodes, list | tuple) else ()
         named = (
@@ -137,6 +140,7 @@ class VariantRecord:
         accuracies = [self.accuracy.get(name) for name in (INT8, FLOAT)]
         int8_values, float_values = (accuracy.metrics if accuracy else {} for accuracy in accuracies)
         names = list(dict.fromkeys([*int8_values, *float_values]))[:_MOST_METRICS]
+        # A record may have the accuracy of only one of the models.
         available = accuracies[0] or accuracies[1]
         if available is None or not names:
             return ()
@@ -147,6 +151,7 @@ class VariantRecord:
                 float_values.get(n),
                 int8_values.get(n),
                 n == primary,
+                # A record states this only for the primary metric. Most other metrics are better if they are higher.
                 available.higher_is_better or n != primary,
             )
             for n in names
@@ -166,7 +171,10 @@ class VariantRecord:
     def worst_db(self) -> float | None:
         """Return the SQNR of the worst output or slice in dB."""
         decibels = [
-            output.least_db for output in self.outputs if math.isfinite(output.least_db) and output.same is None
+            # Integers have no SQNR, and that of identical outputs is infinite.
+            output.least_db
+            for output in self.outputs
+            if math.isfinite(output.least_db) and output.same is None
         ]
         return min(decibels, default=self.sqnr_db)
 
@@ -234,6 +242,7 @@ class ReportData:
         return next(iter([*by_name, *native, *self.variants]), None)
 
 
+# Facts about the machine, in the order of the page.
 _MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "memory_bytes", "os", "system", "governors")
 
 
@@ -263,6 +272,7 @@ def read_report(values: Mapping[str, Any]) -> ReportData:
     record = readable(values, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = bench_timing(record.bench) if record.bench else None
+    # A measurement for this page is newer than the one of the tuning run.
     if timing is None and record.tuning is not None:
         timing = finalists_timing(tuning)
     model = record.model or tuning.model or ModelRecord()
@@ -271,6 +281,7 @@ def read_report(values: Mapping[str, Any]) -> ReportData:
         name=record.name or model.name or "model",
         variants=tuple(replace(body, name=name) for name, body in list(record.variants.items())[:_MOST_VARIANTS]),
         float_bytes=model.bytes,
+        # Without candidates there is nothing to draw.
         tuning=tuning if tuning.candidates else None,
         timing=timing,
         fleet=record.fleet,
@@ -285,11 +296,13 @@ def read_report(values: Mapping[str, Any]) -> ReportData:
 def _machine(record: Mapping[str, Any]) -> Pairs:
     values = {key: record.get(key) for key in _MACHINE}
     memory = values["memory_bytes"]
+    # The record may be untrusted: a number of more than 64 bits is not the size of a memory.
     values["memory_bytes"] = size(memory) if isinstance(memory, int) and 0 < memory < 1 << 64 else None
     facts = [(key.replace("_bytes", "").replace("_", " "), value) for key, value in pairs(values, 20)]
     gpus = record.get("gpus")
     for gpu in gpus[:8] if isinstance(gpus, list | tuple) else ():
         facts.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
+    # Zero cores or bytes mean that the number is not known.
     return tuple((key, value) for key, value in facts if value and value != "0")
 
 
@@ -336,11 +349,15 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     figures = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
     of_space = "" if ratio is None else f"takes {share(ratio, 0)} of its space"
     parts = [part for part in (_speed_text(claim), _accuracy_text(variant), of_space) if part]
+    # Size and coverage have no limit here, so they cannot make a verdict bad.
     slow, *poor_figures = (figure is not None and figure.tone == "bad" for figure in (speed, accuracy, agreement))
     poor = any(poor_figures)
     warnings = variant.warnings[:20]
+    # A green verdict would make readers skip the warnings.
     tone: Tone = "neutral" if warnings else "good"
     status, sentence = "Result", f"The int8 model {_listed(parts)}."
+    # The first rule that applies decides: a missed goal outweighs single figures, and a bad figure outweighs a goal
+    # that was met.
     if tuning is not None and tuning.met is False:
         tone, status = "bad", "Goal not met"
         sentence = "No candidate keeps the required accuracy and is faster than float32."
@@ -353,6 +370,7 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     elif tuning is not None and tuning.met:
         unknown = claim is not None and claim.verdict == UNKNOWN
         tone, status = ("neutral", "Speed unproven") if unknown else ("good", "Goal met")
+        # If nobody showed that the model is faster, doubts about its accuracy come second.
         if not unknown and tuning.doubts:
             tone, status = "neutral", "Accuracy in doubt"
     return ReportVerdict(
@@ -374,6 +392,7 @@ def _closer(data: ReportData, variant: VariantRecord, *, slow: bool, poor: bool,
     if slow:
         yield f"edgeq report BUNDLE --bench{named}"
     if missed:
+        # A run that chose a candidate wrote a bundle, which the next run has to replace.
         over = "--force " if data.tuning is not None and data.tuning.chosen else ""
         yield f"edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume {over}-o BUNDLE"
 
@@ -383,6 +402,7 @@ def timing_of(data: ReportData, variant: VariantRecord | None) -> TimingRecord |
     if variant is not None and variant.timing is not None and data.timing is None:
         return variant.timing
     timing = data.timing
+    # With several variants, the report's timing may be about another variant.
     if timing is None or variant is None or len(data.variants) <= 1:
         return timing
     return timing if variant.name in timing.models else variant.timing
@@ -451,6 +471,7 @@ def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
     if limit is not None:
         return "good" if lost <= limit else "bad"
     scale = abs(primary.float32 or 0.0) or 1.0
+    # Where float32 itself is right in few cases, a point is a larger part of that.
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 
 
@@ -460,6 +481,7 @@ def _accuracy_text(variant: VariantRecord) -> str:
         value = metric(primary.name, primary.int8)
         name = metric_name(primary.name)
         change = difference(primary.name, primary.gain)
+        # A loss that rounds to nothing must not read as a loss.
         if change.startswith("0"):
             return f"keeps float32's {name} of {value}"
         better = (primary.gain > 0) == primary.higher_is_better
@@ -479,6 +501,7 @@ def _agreement(variant: VariantRecord) -> Figure | None:
         samples = f"{samples} of the calibration"
     if variant.worst_db is None:
         return Figure("Same top answer", share(variant.top1 or 0.0), samples)
+    # With labels, accuracy decides, and noise alone is not bad.
     tone: Tone = "bad" if variant.primary is None and variant.worst_db < HEALTHY_DB else "neutral"
     top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
     return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, samples) if x), tone)

@@ -34,6 +34,7 @@ from edgeq.util.numbers import milliseconds, share, significant
 from edgeq.util.records import Amount, Count, Finite, Positive, readable
 
 INT8 = "int8"
+# Bounds on what an untrusted record makes the page draw.
 _MOST_MODELS = 16
 _MOST_BINS = 400
 T = TypeVar("T")
@@ -132,6 +133,7 @@ class BenchReport:
 def bench_timing(report: BenchReport) -> TimingRecord | None:
     """Return the timing of the first scenario that has latencies, or None if no scenario has any."""
     for name, scenario in report.scenarios.items():
+        # The page has room for one scenario.
         if scenario.models:
             return replace(
                 scenario,
@@ -172,6 +174,7 @@ def finalists_timing(record: TuningRecord) -> TimingRecord | None:
     models, ratios = {}, {}
     winners = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
     for name, timing in ((FLOAT, record.float32.timing), *((trial.name, trial.timing) for trial in winners)):
+        # The tuning record has more figures than the page draws, and may be untrusted.
         figures = readable(timing.latency, LatencyFigures) if timing is not None else None
         if timing is None or figures is None:
             continue
@@ -193,9 +196,11 @@ def _settings(settings: BenchSettingsRecord) -> Pairs:
 
 def _edges(edges: tuple[float, ...]) -> tuple[float, ...]:
     """Return `edges` if they are positive and ascending. Otherwise return an empty tuple."""
+    # The axis may be logarithmic, and bars need a width.
     return edges[: _MOST_BINS + 1] if all(0 < a < b for a, b in pairwise(edges)) else ()
 
 
+# The height of a model's row and the margins of the chart, in the units of `EM`.
 ROW = 112.0
 _TOP = 8.0
 _BOTTOM = 44.0
@@ -203,11 +208,13 @@ _BOTTOM = 44.0
 
 def latency_chart(timing: TimingRecord, width: float) -> Markup:
     """Draw a row for each model, in the order of `timing.models`. Without models, return empty markup."""
+    # With more rows, a reader could not see the whole chart at once.
     models = list(timing.models.items())[:8]
     if not models:
         return Markup()
     all_figures = [drawn.latency for _, drawn in models]
     ends = [v for f in all_figures for v in (f.min_ms, f.p50_ms, f.p90_ms, f.p99_ms) if v is not None]
+    # Empty bins at the ends would take width from the others.
     ends += [e for e in _occupied(timing) if e > 0]
     xs = scale_for(ends, 8.0, width - 8.0, pad=0.03)
     height = _TOP + ROW * len(models) + _BOTTOM
@@ -258,6 +265,7 @@ def _row(model: str, timing: TimingRecord, xs: Scale, base: float, width: float)
         parts.append(tag("line", x1=x, x2=x, y1=top - 4, y2=base, class_=f"quantile {kind}"))
         text = f"{name} {milliseconds(value)}" if name == "p50" else name
         half = text_width(text) / 2
+        # Labels near an end move inwards, or the figure would cut them.
         middle = min(max(x, xs.start + half), xs.end - half)
         box = Box(middle - half - EM / 4, top - 8 - EM, 2 * half + EM / 2, EM)
         if not any(box.overlaps(obstacle) for obstacle in boxes):
@@ -269,6 +277,7 @@ def _row(model: str, timing: TimingRecord, xs: Scale, base: float, width: float)
 def _outline(edges: Sequence[float], counts: Sequence[float], xs: Scale, base: float, top: float) -> str:
     """Return the histogram as one closed path. Heights are relative to the fullest bin of the row."""
     highest = max(counts)
+    # A logarithmic axis has no place for zero.
     path = [f"M{xs(max(edges[0], 1e-12)):.1f},{base:.1f}"]
     for i, n in enumerate(counts):
         path.append(f"V{base - (base - top) * n / highest:.1f}H{xs(edges[i + 1]):.1f}")
@@ -276,6 +285,7 @@ def _outline(edges: Sequence[float], counts: Sequence[float], xs: Scale, base: f
 
 
 SCHEMA = "edgeq.fleet/1"
+# Rows of a table of boards.
 _MOST = 1000
 Table = tuple[Sequence[str], list[Sequence[str]]]
 
@@ -333,6 +343,7 @@ class FleetRecord:
 
     def check(self) -> None:
         """Raise BoardError if no board could be measured."""
+        # A fleet with one measured board is a result, and `failures` names the others.
         if all(row.reason for row in self.boards):
             raise BoardError(f"no board could be measured: {self.boards[0].reason}")
 
@@ -369,6 +380,7 @@ def _kind(kind: str, boards: Sequence[FleetRow]) -> Iterator[KindRow]:
                 model,
                 len(latencies),
                 middle,
+                # A board may lack the upper percentiles. They are at least its median.
                 statistics.median(f.p90_ms or f.p50_ms for f in latencies),
                 statistics.median(f.p99_ms or f.p50_ms for f in latencies),
                 (max(p50) - min(p50)) / middle if len(p50) > 1 else None,
@@ -389,6 +401,7 @@ def board_table(record: FleetRecord) -> Table:
             rows.append((board.name, board.kind, "failed", "", "", "", ""))
         for model, figures in board.latency.items():
             claim = board.ratios.get(model)
+            # float32 against itself is always 1.
             times = claim.figures() if claim is not None and model != FLOAT else ""
             rows.append((board.name, board.kind, model, *_latencies(figures), times))
     return heads, rows

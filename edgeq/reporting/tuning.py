@@ -12,6 +12,7 @@ _USUAL = {"mode": "static", "weight_symmetric": "yes", "activation_symmetric": "
 
 def trial_settings(trial: TrialRecord) -> Pairs:
     """Return the settings with which a candidate was made, without defaults."""
+    # More fields than a scheme has. An untrusted record may have any number.
     scheme = [(key, value) for key, value in pairs(trial.scheme, 30) if _USUAL.get(key) != value]
     settings = {
         "engine": trial.engine,
@@ -41,6 +42,7 @@ def tuning_facts(tuning: TuningRecord) -> Pairs:
 
 
 def _seconds(value: float | None) -> str:
+    # Nobody measured or set a time of more than thirty years.
     if value is None or value >= 1e9:
         return ""
     minutes, seconds = divmod(round(value), 60)

@@ -27,6 +27,7 @@ MOST_CANDIDATES = 300
 """The maximum number of candidates that are drawn."""
 _AGAINST_FLOAT = ("top-1 agreement", "agreement", "cosine")
 """Metrics of agreement with float32. Their value for float32 itself is 1."""
+# Marks by status. A candidate with any other status is behind the front.
 _DRAWN = {"chosen": "chosen", "short": "short", "eliminated": "dropped", "slow": "slow", FLOAT: FLOAT}
 
 
@@ -91,6 +92,7 @@ class Assessment:
         """Return the loss that is compared with the allowed loss. With a probability above 90 %, the model's loss over
         many other samples is not larger than this bound. The bound is never less than the loss on these samples.
         """
+        # An estimate never promises less than the loss that was measured.
         return max(self.drop, self.expected + _AS_MANY * self.doubt)
 
     @computed
@@ -202,6 +204,7 @@ class TrialRecord:
     def latency_ms(self) -> float | None:
         """Return the median latency in milliseconds, or None if the candidate was not timed."""
         value = self.timing.latency.get("p50_ms", 0.0) if self.timing is not None else 0.0
+        # The record may be untrusted, and charts take logarithms of latencies.
         return value if 0 < value < 1e200 else None
 
     @property
@@ -295,6 +298,7 @@ class TuningRecord:
         """Return whether a candidate meets the goal, or None if this is not recorded."""
         if self.goal_met is not None:
             return self.goal_met
+        # Older records have no `goal_met`. There, a run that chose a candidate has met its goal.
         return None if self.chosen == "" else self.chosen is not None
 
     @property
@@ -311,6 +315,7 @@ class TuningRecord:
         front uses bounds, which are not drawn.
         """
         trials = self._with_front()
+        # Importance decides which candidates are drawn, and the record in which order.
         order = sorted(range(len(trials)), key=lambda i: (trials[i].status != "chosen", not trials[i].pareto))
         baseline = TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing)
         return (baseline, *(trials[i] for i in sorted(order[:MOST_CANDIDATES])))
@@ -321,6 +326,7 @@ class TuningRecord:
         """
         trials = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
         figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in trials]
+        # In order of latency, a candidate is on the front if it is more accurate than all faster ones.
         front, best_worse = set(), math.inf
         for _, worse, i in sorted(
             (ms, -self._sign * value, i)
@@ -351,6 +357,7 @@ class TuningRecord:
         even if the machine became slower in between.
         """
         base = self.float32.timing.latency.get("p50_ms") if self.float32.timing is not None else None
+        # Without a timing of float32 in the same series, there is no ratio to apply.
         if trial.latency_ms is None or not base or trial.timing is None or trial.timing.float_ms is None:
             return trial.latency_ms
         return base * trial.timing.share
