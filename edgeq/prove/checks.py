@@ -23,6 +23,7 @@ def agreements(
     Raises:
         RuntimeUnavailableError: an artifact does not load, or fails when it runs.
     """
+    # The float model runs once for all artifacts.
     sessions = {FLOAT: open_session(job.prepared.path)}
     for name, artifact in artifacts.items():
         sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())

@@ -72,6 +72,7 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
         faults.append(_not_float32(db[FLOAT]))
     if faults:
         return False, "; ".join(faults)
+    # Saturation with 8-bit weights is a property that edgeq can avoid, so it is not a fault.
     limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest output" if exact[_LARGE] else "exact"
     figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
     return True, f"int8 {limit}; against onnxruntime's float32: {figures}"
@@ -117,6 +118,7 @@ def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -
     """
     random = np.random.default_rng(largest)
     weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
+    # The worst case: the largest weights meet the largest activations, all of one sign.
     weights[0] = largest
     samples = random.integers(0, 256, (4, _PRODUCTS)).astype(np.float32)
     samples[0] = 255

@@ -29,6 +29,7 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
         if not any(exists_for(choice.engine, target) for target in targets):
             named = ", ".join(target.name for target in targets)
             raise UsageError(f"there is no {choice.engine.name} for {named}", "Leave --engine out")
+        # Fail here and not after hours of builds.
         with device_errors():
             find_library(choice.engine, str(onnxruntime().__version__))
     return plugins
@@ -39,5 +40,6 @@ def exists_for(engine: Engine, target: Target) -> bool:
     if not backend_named(target.backend).runs_engines:
         return False
     kind = "CPU" if target.profile.min_compute_capability is None else "GPU"
+    # A platform is an operating system and an architecture.
     made_for = {platform.split()[1] for platform in engine.platforms}
     return kind in engine.devices and (not made_for or target.architecture in made_for)

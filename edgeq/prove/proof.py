@@ -35,6 +35,7 @@ FLOAT, INT8 = "float32", "int8"
 
 # Number of multiply-accumulates that a simulator of an engine's hardware computes in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
+# Fewer samples say too little, even if the simulator takes minutes for these.
 _LEAST_SIMULATED = 16
 # The minimum SQNR in dB at a size other than that of the samples. Below this, half of the power or more is noise.
 _WRONG_DB = 3.0
@@ -47,10 +48,12 @@ refused.
 # The minimum number of samples whose top-1 differs from that of float32. With fewer such samples, no conclusion about
 # other samples is possible.
 _LEAST_CHANGED = 3
+# Below this share of the MACs in int8, there is a warning: float takes most of the time.
 _POOR_COVERAGE = 0.25
 # The minimum SQNR in dB of class scores that are judged by their classes. Below it, rare classes may be lost although
 # the others are right.
 _CLASSES_DB = 15.0
+# Classes count as kept if, with 95 % confidence, no more than this share of them changes.
 _MOST_CHANGED = 0.1
 FEWEST_SAMPLES = 8
 """With fewer samples and without labels, nothing is repaired. A repair would be fitted to these samples, and its SQNR
@@ -244,6 +247,7 @@ class Proof(Displayed):
         """
         if not self.adds_little or self.baseline is None:
             return max_drop
+        # The noise must fall as far as the margin is too small.
         noise_db = worst_db(self.agreement) + LEAST_MARGIN_DB - self.baseline.margin_db
         return min(max_drop, 10 ** (-noise_db / 10))
 
@@ -305,6 +309,7 @@ class Proof(Displayed):
         dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
         if verdict == "poor" or dead:
             sentences.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
+        # With labels, the accuracy already shows what changed classes cost.
         elif self.drop is None and changed > POOR_DROP * count and changed >= _LEAST_CHANGED:
             sentences.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
@@ -459,8 +464,10 @@ def prove(
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None:
         samples = spread_over(samples, count)
+        # The known outputs belong to all samples, not to the chosen ones.
         float_outputs = ()
     known_outputs = {FLOAT: float_outputs} if float_outputs else {}
+    # A simulation's time says nothing about the hardware.
     timed = timed and artifact.simulation is None
     latency: Mapping[str, Distribution] = {}
     with Engines(keep=True) as engines:
@@ -471,6 +478,7 @@ def prove(
         if workers is not None:
             models = {name: ModelAt(file, settings[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, count=count, **measured)
+        # One session is enough to time a large model, so its evaluation gives the times, too.
         elif timed and sessions_to_time(prepared.path) == 1:
             alone = {name: [session] for name, session in singles.items()}
             evaluation, latency = evaluate_timed(alone, samples, known=known_outputs, **measured)
@@ -478,6 +486,7 @@ def prove(
             evaluation = evaluate_sessions(singles, samples, known=known_outputs, **measured)
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
+        # SQNR and accuracy of NaN would only hide the fault, so it ends the proof.
         if broken:
             raise NotFiniteError(
                 f"{artifact.model.name}: output {broken[0]!r} is not finite, but the float model's is",
@@ -498,6 +507,7 @@ def prove(
             opening = open_as_device(
                 artifact, singles, samples, threads=threads, known_outputs=known_outputs, basis=basis
             )
+            # Before the timing, because a file that devices open differently must not be shipped at any speed.
             opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:

@@ -72,6 +72,7 @@ class MitigationTrial:
         Raises:
             EdgeqError: the backend cannot build the artifact, or onnxruntime does not accept the options.
         """
+        # Options do not change the file, so there is nothing to build.
         if self.adds_options_alone(scheme):
             options = {**self.full.session_options, **scheme.session_options}
             artifact = replace(self.full, scheme=scheme, session_options=options)
@@ -117,6 +118,7 @@ class MitigationTrial:
             task=task,
             reference=FLOAT,
             progress=self.job.progress,
+            # A metric over a few samples is too coarse to tell mitigations apart.
             count=None if task else samples,
             known={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
             basis=self.job.basis,
@@ -349,6 +351,7 @@ def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -
     def loss(mitigation: Mitigation) -> float:
         if exact_metric is not None and mitigation.metric is not None:
             return sign * (exact_metric - mitigation.metric) / TOLERATED_METRIC
+        # If the exact kernels add no noise, there is no difference in dB to measure.
         return (exact_db - mitigation.sqnr_db) / TOLERATED_DB if math.isfinite(exact_db) else 0.0
 
     return loss
@@ -425,6 +428,7 @@ def audit_saturation(
             return Audited(loaded.name, Audit(()), name, target.name)
         features = target.features if target is not None else frozenset[str]()
         samples = None
+        # Without samples, the weights give a bound that holds for every input.
         if data is not None:
             samples = open_samples(data, loaded.signature, preprocess=loaded.preprocess, progress=progress)
         audit_result = audit(

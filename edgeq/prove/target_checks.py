@@ -78,9 +78,11 @@ def saturation_check(built: Built, decision: Decision | None) -> ArtifactCheck |
     artifact, target = built.artifact, built.target
     plugin = artifact.plugin.engine if artifact.plugin is not None else None
     is_known = plugin is None or bool(plugin.int8.saturation)
+    # Nothing can be said about kernels that nobody described.
     if not is_known or not kernels_saturate(target, artifact.scheme, plugin):
         return None
     if decision is not None and decision.chosen.scheme == decision.mitigations[0].scheme:
+        # The decision has audited the full range, which is what was built.
         audit_result = decision.audit
     else:
         settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
@@ -98,6 +100,7 @@ def refuse_left_out(target: Target, artifact: Artifact) -> None:
         CheckFailedError: the artifact is refused. The message names both releases.
     """
     device, oldest = target.runtime.get("onnxruntime"), artifact.min_onnxruntime or target.profile.min_onnxruntime
+    # Without a known release, the runner on the target decides when it opens the bundle.
     if device is not None and parse_version(device) < parse_version(oldest):
         raise CheckFailedError(
             f"{target.name}: onnxruntime {device} is older than {oldest}, the oldest that this kind of model is known "
@@ -125,6 +128,7 @@ def in_engine(
     location = f"{choice.name} on this machine" + ("" if variant.native else ", not on the target's kernels")
     kind: CheckKind = "native" if variant.native else "none"
     load, coverage, *further = _checks(proof, dict.fromkeys(_MADE, (kind, location)), saturation_check(built, decision))
+    # This check is about the target, so it holds in every engine.
     runtime = [check for check in variant.checks if check.name == "runtime"]
     checks = (load, coverage, *further, *runtime)
     return dataclasses.replace(variant, built=built, proof=proof, checks=checks, decision=decision)

@@ -21,7 +21,9 @@ USUAL = 0.1
 """Largest usual difference between QDQ and QOperator models, as a share of the largest output. Integer operators scale
 and round in one step, but Q/DQ pairs in two. So an integer may differ by one, and later layers pass the difference on.
 """
+# The second try has other sizes, which shows constants that fit only the first.
 _TRIES = 2
+# The optimiser would turn Q/DQ pairs into the integer operators with which they are compared.
 _PLAIN = SessionSettings(optimization="none")
 _REPORT = "Please report this model"
 
@@ -61,6 +63,7 @@ def compare(
             f"the rewritten model differs from {source} by {unoptimised.largest:.3g} of its outputs' magnitude",
             _REPORT,
         )
+    # The optimiser alone may cause NaN, so one finite comparison is enough.
     if not np.isfinite([comparison.largest for comparison in (unoptimised, default) if comparison is not None]).any():
         raise CheckFailedError("the rewritten model gives NaN or infinity where the given one does not", _REPORT)
     return unoptimised
@@ -134,6 +137,7 @@ def _difference(a: NDArray[Any], b: NDArray[Any]) -> float:
         return float("inf")
     finite = np.isfinite(a)
     x, y = a[finite].astype(np.float64), b[finite].astype(np.float64)
+    # Outputs that are zero everywhere have no magnitude to divide by.
     return float(np.max(np.abs(x - y), initial=0.0)) / (float(np.max(np.abs(x), initial=0.0)) or 1.0)
 
 

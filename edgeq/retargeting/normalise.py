@@ -33,6 +33,7 @@ def normalise(model: ir.Model) -> list[str]:
     """Rewrite the model in place, and return one phrase for each kind of change."""
     editor = Editor(model)
     changes = []
+    # In this order: weights are stored with explicit zero points, and transposed once they are stored.
     for change, description in (
         (_explicit_zero_point, "zero points written explicitly that were the default"),
         (_write_plainly, ""),
@@ -103,6 +104,7 @@ def _turn_weight(node: ir.Node, editor: Editor) -> bool:
     order = list(node.attributes.get_ints("perm", list(reversed(range(values.ndim)))))
     turned = editor.constant(f"{name_of(dequantize.inputs[0])}/transposed", values.transpose(order))
     if params.per_channel:
+        # The axis of the scales moves with the dimensions.
         dequantize.attributes["axis"] = ir.AttrInt64("axis", order.index(params.axis % values.ndim))
     dequantize.replace_input_with(0, turned)
     dequantize.outputs[0].shape = turned.shape if dequantize.outputs[0].type is not None else None
@@ -123,6 +125,7 @@ def _carry_on(node: ir.Node, editor: Editor) -> bool:
     users = [use.node for use in output.uses()]
     gains = any(u.domain in MAIN_DOMAINS and u.op_type in _GAINING | _KEEPING for u in users)
     inside = any(u.graph is not editor.graph for u in users)
+    # A pair costs time, which only an operator with a faster integer form earns back.
     if params is None or params.per_channel or not gains or inside or len(node.outputs) != 1:
         return False
     if output.is_graph_output() or any(is_op(u, "QuantizeLinear") for u in users):

@@ -47,6 +47,7 @@ def _input(node: ir.Node, place: int) -> In | None:
 
 
 def _output(node: ir.Node) -> Out | None:
+    # Exporters put a Relu between an operator and its QuantizeLinear.
     user, clamp = only_reader(node.outputs[0]), None
     if is_op(user, "Relu", "Clip"):
         clamp = user
@@ -69,6 +70,7 @@ def sides(node: ir.Node, count: int) -> Sides | str:
         return "its output is not quantized, or other nodes read it before it is"
     if not constant_clamp(out):
         return "the bounds of its Clip are not constant"
+    # Integer kernels have one type for the activations on both sides.
     if connected[0].params.dtype != out.params.dtype:
         return f"it reads {type_name(connected[0].params.dtype)} and outputs {type_name(out.params.dtype)}"
     if connected[0].params.per_channel:
@@ -83,10 +85,12 @@ def product_problem(node: ir.Node, operands: list[In]) -> str:
         return "its weight has a scale for each block"
     if weight.params.per_channel:
         rank = len(weight.value.shape) if weight.value.shape is not None else None
+        # Kernels scale each sum once, so its products must have one scale.
         if rank is None or weight.params.axis % rank != channel_axis(node) % rank:
             return "its weight has a scale for each input channel"
         if node.op_type == "MatMul" and rank != 2:
             return "its weight has a scale per channel and is not a matrix"
+    # ONNX Runtime has all other combinations of the two types.
     if (data.params.dtype, weight.params.dtype) == (ir.DataType.INT8, ir.DataType.UINT8):
         return "int8 activations with uint8 weights have no kernel"
     return ""

@@ -24,6 +24,7 @@ from edgeq.model.quant_params import QuantParams
 from edgeq.retargeting.shift import is_weight, params_at, params_of, type_name
 from edgeq.util.records import computed
 
+# These measure the range of their input in each run.
 _DYNAMIC = frozenset({"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"})
 
 
@@ -76,6 +77,7 @@ def read_form(model: ir.Model) -> Form:
 def _format(model: ir.Model) -> str:
     nodes = list(model.graph)
     integer = any(map(is_integer_operator, nodes))
+    # A float operator behind a DequantizeLinear shows a model with Q/DQ pairs.
     between = any(
         is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul")
         and any(v is not None and is_op(v.producer(), "DequantizeLinear") for v in node.inputs)
@@ -132,11 +134,13 @@ def _problem(node: ir.Node) -> str:
     scale, params, source = constant(node.inputs[1]), params_of(node), node.inputs[0]
     if scale is not None and not np.isfinite(scale).all():
         return "has a scale that is not finite"
+    # With a scale of 0, all integers stand for the same number, and kernels expect positive scales.
     if scale is not None and (scale <= 0).any():
         return f"has the scale {scale.min():g}; scales are above 0"
     if params is not None and params.zero_point.size not in (1, params.scale.size):
         return f"has {params.scale.size} scales and {params.zero_point.size} zero points"
     shape = source.shape if source is not None else None
+    # The checks below compare the scales with the dimensions of the tensor, if they are known.
     if params is None or not params.per_channel or params.block or shape is None:
         return ""
     if not -len(shape) <= params.axis < len(shape):

@@ -87,15 +87,18 @@ def to_qoperator(model: ir.Model, accepts: Callable[[ir.Node], bool] = lambda no
         The number of rewritten operators, and the operators with weights that stayed in float, each with the reason.
     """
     editor = Editor(model)
+    # An operator is rewritten only if one QuantizeLinear reads its output, so duplicates would keep it in float.
     _share_quantizers(editor)
     count, unchanged = 0, []
     for node in list(model.graph):
+        # A node without a graph was removed as the clamp of an operator before it.
         has_integer_form = node.op_type in _QUANTIZED_INPUTS or moves_data(node)
         if not has_integer_form or node.domain not in MAIN_DOMAINS or node.graph is None or not accepts(node):
             continue
         reason = _to_integers(node, editor)
         if not reason:
             count += 1
+        # Only products cost enough time in float to be worth a line.
         elif node.op_type in _PRODUCTS:
             unchanged.append(f"{node.op_type} {node.name} stays between Q and DQ: {reason}")
     return count, unchanged
@@ -150,6 +153,7 @@ def _emit(
         before=out.quantize,
         like=node.outputs[0],
         dtype=out.params.dtype,
+        # beta is 1 here, and QGemm does not have it.
         attributes={name: value for name, value in node.attributes.items() if name != "beta"},
         domain=domain,
     )
@@ -163,6 +167,7 @@ def _emit(
 def _compute(node: ir.Node, connected: list[In], out: Out, editor: Editor) -> str:
     """Write the integer operator, with its inputs in the order that the operator table gives."""
     mixed = any(side.params.dtype != out.params.dtype or side.params.per_channel for side in connected)
+    # These kernels read all their inputs in the type of the output, with one scale each.
     if node.op_type in ("Add", "Mul", "Concat") and mixed:
         return "its inputs are of different types"
     if node.op_type == "AveragePool" and (
@@ -185,10 +190,13 @@ def _compute(node: ir.Node, connected: list[In], out: Out, editor: Editor) -> st
     }
     if row.bias is not None:
         behind[row.bias] = (bias,)
+    # In ascending order, because each insertion moves the inputs behind it.
     for place, values in sorted(behind.items(), key=lambda item: item[0]):
         operands[place:place] = values
+    # A bias that is missing is the last operand, which the node leaves out.
     if operands[-1] is None:
         operands.pop()
+    # ONNX defines only these two. The others are ONNX Runtime's own.
     domain = "" if op_type in ("QLinearConv", "QLinearMatMul") else MICROSOFT
     return _emit(op_type, operands, node, out, editor, domain=domain)
 
@@ -199,6 +207,7 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
     """
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
+    # Moving integers keeps the numbers only if both sides read the integers the same way.
     if out.clamp is not None or not inputs[0].params.same(out.params):
         return "its scale changes"
     return _emit(node.op_type, [inputs[0].value, *node.inputs[1:]], node, out, editor)
@@ -241,6 +250,7 @@ def _bias(node: ir.Node, operands: list[In], editor: Editor) -> tuple[ir.Value |
     unit *= node.attributes.get_float("alpha", 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):  # alpha may be 0
         levels = np.rint(numbers.astype(np.float64) / unit)
+    # The comparison is false for NaN, too, which an alpha of 0 gives.
     if not np.all(np.abs(levels) <= np.iinfo(np.int32).max):
         return None, "its bias does not fit into int32"
     return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
@@ -274,6 +284,7 @@ def _float_form(node: ir.Node, editor: Editor) -> bool:
         return False
     if node.attributes.get_int("channels_last", 0) != 0 or _flattens(node):
         return False
+    # QGemm without a scale for its output gives floats.
     gives_floats = node.op_type == "QGemm" and node_input(node, row.integer_output[0]) is None
     operands = [(node_input(node, places.value), _operand(node, places)) for places in integer_inputs(node)]
     quantized = [(value, params) for value, params in operands if value is not None and params is not None]
@@ -424,6 +435,7 @@ def retarget(
     _check_request(format, activation_type, weight_type)
     check_model_name(output)
     suffix = check_suffix(output, place)
+    # A large model has its weights in a second file, which must not replace an input either.
     for path in (output, output.with_name(data_name(output))):
         check_apart(path, model_files(model))
     with (
@@ -441,16 +453,19 @@ def retarget(
                 "--data SAMPLES instead of --dynamic",
             )
         unchanged = _rewrite(graph, source_form, changes, format, activation_type, weight_type, wanted)
+        # The changes leave nodes that nothing reads, and nodes that come before those that they read.
         tidy(graph)
         graph.graph.sort()
         new_form = read_form(graph)
         name_nodes(graph)
+        # A mistake in the rewriting shows here, before the model replaces a file.
         check_valid(to_proto(graph), output)
         session_options, why, _ = settle(graph)
         if place is not None:
             check_target(graph, place, model, source_form)
             changes += _limit(graph, place)
         save_model(graph, draft)
+        # If only types change, every operator computes the same numbers, so the outputs must be equal.
         same_operators = format is None and source_form.format == "QDQ"
         branches = any(True for node in graph.graph for _ in bodies(node))
         by_default, problem = compare_by_default(model, draft, session_options, branches=branches)
@@ -499,6 +514,7 @@ def _limit(graph: ir.Model, target: Target) -> list[str]:
     Returns:
         A line for each reason for which weights were limited.
     """
+    # If the release is not known, it may be one of those that compute wrongly.
     release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
     lines = []
     for row in known_wrong():
@@ -542,8 +558,10 @@ def _rewrite(
     """
     unchanged: list[str] = []
     keeps_integer_operators = format is None and source_form.format == "QOperator"
+    # There are no kernels for int8 activations with uint8 weights, so the weights have to follow.
     needs_weights = activation_type == "int8" and weight_type is None
     integer_operators = sum(map(is_integer_operator, graph.graph))
+    # Types change between Q/DQ pairs. So integer operators become pairs first, and integer operators again at the end.
     if source_form.format != "QDQ":
         unchanged += to_qdq(graph)
     if weight_type is not None or needs_weights:

@@ -137,6 +137,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
     """
     editor, count, unchanged = Editor(model), 0, []
     for group in _groups(model.graph):
+        # The group has the type already, or contains int32, which has no opposite.
         if group.dtypes == {dtype} or not group.dtypes <= set(INTEGERS.values()):
             continue
         if group.blocked or len(group.dtypes) > 1:
@@ -157,6 +158,7 @@ def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     """Convert 8-bit integers to the type `dtype`. If they have the other type, add or subtract 128."""
     numpy_type = dtype.numpy()
     offset = 128 if dtype is ir.DataType.UINT8 else -128
+    # The sum does not fit into 8 bits before the type changes.
     return values if values.dtype == numpy_type else (values.astype(np.int16) + offset).astype(numpy_type)
 
 
@@ -226,8 +228,10 @@ def _visit(
             v is None or is_constant(v) for v in node.inputs[_BOUNDS[node.op_type] : 3]
         ):
             group.blocked = group.blocked or f"{node.op_type} {node.name} has bounds that are not constant"
+        # The second output contains indices, which have no scale.
         if node.op_type == "MaxPool" and len(node.outputs) > 1 and value is node.outputs[1]:
             return
+        # Further inputs are shapes, axes and indices.
         reach(node.inputs if node.op_type == "Concat" else node.inputs[:1])
         reach(node.outputs if node.op_type == "Split" else node.outputs[:1])
     else:
@@ -260,6 +264,7 @@ def _shift_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None
 
 def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     first_bound = _BOUNDS[node.op_type]
+    # Without a fill value, Pad writes the integer 0, which stands for another number after the shift.
     if node.op_type == "Pad" and node_input(node, first_bound) is None:
         if node.attributes.get_string("mode", "constant") != "constant":
             return

@@ -49,11 +49,13 @@ def check_target(model: ir.Model, target: Target, model_path: Path, source_form:
     problems, reasons = [], []
     for trait, tensors in _traits(model).items():
         try:
+            # The backend knows which schemes it supports, so the same check decides for models from other tools.
             backend.check(scheme.replace(**{trait.field: trait.value}))
         except UsageError as error:
             problems.append(f"{len(tensors)} {trait.words} ({next(iter(tensors))!r} first)")
             reasons.append(target.profile.why.get(trait.field) or error.problem)
     if problems:
+        # Only some backends can start from a quantized model. For the others, the user needs the float model.
         source = model_path if backend.adopts_quantized and source_form.format == "QDQ" else "FLOAT.onnx"
         raise ModelError(
             f"{model_path} has {' and '.join(problems)}, which {target.name} does not support: "
@@ -67,6 +69,7 @@ def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
     traits: dict[_Trait, dict[str, None]] = {}
     for place in (place for node in every_node(model) for place in places(node)):
         low, high = LIMITS[place.params.dtype]
+        # The middle of the type is 0 for int8 and 128 for uint8.
         if (place.params.zero_point != (low + high + 1) // 2).any():
             traits.setdefault(_SKEWED_WEIGHT if place.weight else _SKEWED, {})[place.tensor] = None
         if place.weight and place.params.per_channel:

@@ -18,6 +18,7 @@ from edgeq import __version__
 MARKER = ".edgeq"
 """The file that names the kind of the folder that it is in. edgeq writes this file before all others."""
 SCHEMA = 1
+# Bounds what is read into memory. A marker has about 100 bytes for each file that it lists.
 _MOST_BYTES = 1 << 24
 
 
@@ -30,9 +31,11 @@ def write_marker(folder: Path, kind: str, files: Mapping[str, str] | None = None
     """
     marker = {"kind": kind, "schema": SCHEMA, "edgeq": __version__, **({} if files is None else {"files": dict(files)})}
     place = folder / MARKER
+    # A run that was killed while writing left the marker empty.
     if is_plain(place) and not place.stat().st_size:
         place.unlink()
     if not place.exists():
+        # "x" fails if a file has appeared here in the meantime.
         with place.open("x", encoding="utf-8") as stream:
             stream.write(json.dumps(marker, indent=1) + "\n")
 
@@ -59,6 +62,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(read_file(path))
+    # A deeply nested file makes the parser run out of stack.
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

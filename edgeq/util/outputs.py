@@ -26,12 +26,14 @@ from edgeq.util.placement import NEW, alone_in
 
 Kind = Literal["file", "directory"]
 
+# A full quota has the same remedy as a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", MARKER)
 """Files that are moved last when a folder is filled in place, because they show that all other files are there."""
 _ROOM = 1 << 20
 """Free space, in bytes, below which a file system counts as full."""
+# Errors that mean that the user has to choose another place.
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
@@ -111,6 +113,7 @@ def _is_same_file(path: Path, source: Path) -> bool:
 def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
     if kind == "file" and path.is_dir():
         raise OutputError(f"{path} is a directory", "Name a file in it")
+    # `force` is permission to replace an output, not to change what kind of thing the path is.
     if kind == "directory" and path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file, not a directory", "Choose another output")
     if path.exists() and not path.is_file() and not path.is_dir():

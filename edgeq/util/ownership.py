@@ -47,6 +47,7 @@ class Ownership:
             return
         if not folder.is_dir():
             raise OutputError(f"{shown(folder)} is a file, not a directory", "Choose another output")
+        # Replacing such a folder would leave the user's shell in a folder that no longer exists.
         if folder.samefile(Path.cwd()) or folder.resolve() in Path.cwd().parents:
             raise OutputError(f"{shown(folder)} contains the working directory", "Choose another output")
         try:
@@ -105,6 +106,7 @@ def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, b
         listed = sorted(entries, key=lambda entry: entry.name)
     folders = []
     for entry in listed:
+        # A link may lead out of the folder, so it counts as a file that edgeq did not write.
         mode = entry.stat(follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):
             folders.append(entry.name)

@@ -264,9 +264,11 @@ def place(
     for entry_name in (OLD, PROOF):
         (stage / entry_name).mkdir()
     drafts = {**dict.fromkeys(gone), **{name: FileIdentity.of(stage, stage / NEW / name) for name in names}}
+    # First the record: without it, the next run could not undo the moves.
     _write(stage, drafts)
     moved: set[str] = set()
     try:
+        # The output comes first, so that nobody reads it with files of another output.
         for name in reversed(drafts):
             if force and os.path.lexists(folder / name):
                 _move_away(folder / name, stage / OLD / name)
@@ -347,4 +349,5 @@ def _write(stage: Path, drafts: dict[str, FileIdentity | None]) -> None:
     draft = stage / f"{RECORD}.draft"
     record = {name: None if proof is None else [proof.link, proof.inside] for name, proof in drafts.items()}
     draft.write_text(json.dumps(record), "utf-8")
+    # A renamed file is complete, so no run ever reads half a record.
     os.replace(draft, stage / RECORD)

@@ -18,6 +18,7 @@ from edgeq_device.system.plainjson import MAX_BYTES, MAX_DEPTH, parse_json
 from edgeq.errors import EdgeqError
 from edgeq.util.records import T, parse
 
+# Targets and profiles have a few kilobytes. A larger file is not one of them.
 _LARGEST_TOML = 1 << 20
 # The parser's run time grows with the square of the number of parts in a key.
 _MOST_DOTS = 1000
@@ -42,6 +43,7 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
     """
     try:
         if is_longer(path, MAX_BYTES):
+            # Check the size first, because a parser needs many times the size of the file in memory.
             raise error(f"{path} is larger than {MAX_BYTES} bytes", fix)
         return parse_json(read_file(path), str(path))
     except OSError as problem:
@@ -53,6 +55,7 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
 def is_longer(path: Path, limit: int) -> bool:
     """Return whether a file has more than `limit` bytes, or is endless like /dev/zero."""
     status = path.stat()
+    # A device such as /dev/zero has the size 0 and never ends.
     return status.st_size > limit or stat.S_ISCHR(status.st_mode)
 
 
@@ -93,6 +96,7 @@ def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
         raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
     except RecursionError as problem:
         raise error(f"{path} is nested too deeply", fix) from problem
+    # The parser takes any depth, but code that walks through the table is recursive.
     level: list[Any] = [table]
     for _ in range(MAX_DEPTH):
         level = [item for value in level for item in _items(value)]

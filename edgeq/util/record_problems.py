@@ -14,6 +14,7 @@ from msgspec import inspect
 
 from edgeq.errors import EdgeqError, suggest
 
+# Names of msgspec's types in words for users who edit the file.
 _WORDS = {
     "str": "text",
     "int": "a whole number",
@@ -68,6 +69,7 @@ def _container(info: inspect.Type, data: Any) -> inspect.Type:
 
 def explain(message: str, data: Any, kind: type, source: object, error: type[EdgeqError]) -> EdgeqError:
     """Turn msgspec's message into an error with a problem and a fix."""
+    # msgspec appends the place to the problem: Expected `int`, got `str` - at `$.scheme.bits`.
     match = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
     assert match is not None
     problem, got = match["problem"], re.search(r", got `(\w+)`", match["problem"])
@@ -77,10 +79,12 @@ def explain(message: str, data: Any, kind: type, source: object, error: type[Edg
         return error(f"{source}: {'.'.join((*place, missing[1]))} is missing", "Add it")
     expected = re.match(r"Expected `([^`]*)`(.*?)(?:, got `\w+`)?$", problem)
     expected_type, description = _type_at(type_info(kind), place)
+    # Messages that name no type state a limit or the allowed values, which is the fix.
     if expected is None:
         fix = f"It can be {', '.join(expected_type)}" if expected_type else problem
         return error(f"{source}: {name} is {_short(value)}", fix)
     words = _WORDS.get(expected[1].removesuffix(" | null"), f"`{expected[1]}`")
+    # A user of TOML knows a table by its heading.
     if words == "a table" and place:
         words = f"a table: [{name}]"
     if description:

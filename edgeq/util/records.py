@@ -36,10 +36,12 @@ import numpy as np
 from edgeq.errors import EdgeqError
 from edgeq.util.record_problems import check_keys, explain, type_info
 
+# Sums and products of figures near the largest float would overflow to infinity.
 Finite = Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e200)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e200)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+# numpy's integers have 64 bits.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ def salvage(data: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(data, kind, dec_hook=_decode)
     except (msgspec.ValidationError, RecursionError):
+        # The limits on the whole value have failed already. Its parts may be fine.
         while get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
         origin, inner = get_origin(kind), get_args(kind)
@@ -153,6 +156,7 @@ def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]
 def _decode(kind: type, value: Any) -> Any:
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
+    # JSON has no infinity, so records contain null instead.
     if kind is NullIsInfinite and (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
         try:
             return kind(math.inf if value is None else value)
