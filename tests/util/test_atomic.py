@@ -590,7 +590,7 @@ def test_mount_points_and_layers(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from edgeq.errors import OutputError
-from tests.test_atomic import contents, output_file, write_directory
+from tests.util.test_atomic import contents, output_file, write_directory
 place = Path(sys.argv[1])
 for folder in (place / "tmpfs", place / "bound"):
     write_directory(folder, "new")
