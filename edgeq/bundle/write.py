@@ -52,7 +52,7 @@ from edgeq.model.load import load_model, model_files, path_of
 from edgeq.util.display import Displayed
 from edgeq.util.marker import as_listed, is_plain
 from edgeq.util.outputs import output_directory, output_file
-from edgeq.util.ownership import Judge, Ownership, shown
+from edgeq.util.ownership import Judge, Ownership, printable_path
 from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ def check_archive(path: Path) -> None:
     except EdgeqError:
         whole = False
     if not whole:
-        raise OutputError(f"{shown(path)} is not a bundle that edgeq wrote", "Move it, or choose another output")
+        raise OutputError(
+            f"{printable_path(path)} is not a bundle that edgeq wrote", "Move it, or choose another output"
+        )
 
 
 BUNDLE = Ownership("bundle", _judge)

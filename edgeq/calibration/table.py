@@ -34,7 +34,7 @@ from edgeq.calibration.ranges import Range
 from edgeq.errors import CalibrationError, OutputError
 from edgeq.util.marker import is_plain
 from edgeq.util.outputs import output_file
-from edgeq.util.ownership import shown
+from edgeq.util.ownership import printable_path
 from edgeq.util.record_files import is_longer
 
 DICT, KEY, VALUE = 0, 0, 1
@@ -247,7 +247,7 @@ def check_table(path: Path) -> None:
         OutputError: there is another file at `path`.
     """
     if (path.exists() or path.is_symlink()) and not is_table(path):
-        raise OutputError(f"{shown(path)} is not a calibration table", "Move it, or choose another output")
+        raise OutputError(f"{printable_path(path)} is not a calibration table", "Move it, or choose another output")
 
 
 def is_table(path: Path) -> bool:

@@ -30,7 +30,7 @@ from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
 from edgeq.util.marker import read_object
 from edgeq.util.outputs import output_file
-from edgeq.util.ownership import shown
+from edgeq.util.ownership import printable_path
 from edgeq.util.record_files import toml_table
 from edgeq.util.registry import DECODERS, device_errors
 
@@ -194,7 +194,9 @@ def _check_results(place: Path) -> None:
     """Refuse to replace anything but earlier results."""
     kept = read_object(place)
     if place.exists() and (kept is None or not {"model", "dataset", "scenario"} <= kept.keys()):
-        raise OutputError(f"{shown(place)} does not contain earlier results", "Move it, or choose another --output")
+        raise OutputError(
+            f"{printable_path(place)} does not contain earlier results", "Move it, or choose another --output"
+        )
 
 
 def line_of(result: Mapping[str, Any]) -> str:

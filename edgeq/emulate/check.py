@@ -55,7 +55,7 @@ from edgeq.run.engines import Engine, described, load_engines, only_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.numbers import difference, metric, metric_name
-from edgeq.util.records import NOT_WRITTEN, computed, written
+from edgeq.util.records import NOT_WRITTEN, computed, write_as
 from edgeq.util.registry import device_errors
 
 
@@ -158,7 +158,7 @@ class EmulatedCheck:
     reason: str = ""
     kernels: KernelProof | None = None
     selftest: tuple[OutputCheck, ...] = field(
-        default=(), metadata=written(form=lambda checks: {check.name: check for check in checks})
+        default=(), metadata=write_as(form=lambda checks: {check.name: check for check in checks})
     )
     answers: tuple[Mapping[str, NDArray[Any]], ...] = field(default=(), metadata=NOT_WRITTEN)
     samples: int = 0

@@ -29,7 +29,7 @@ from edgeq.run.engines import only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.record_files import is_toml, toml_table
-from edgeq.util.records import NOT_WRITTEN, Positive, parse, written
+from edgeq.util.records import NOT_WRITTEN, Positive, parse, write_as
 from edgeq.util.registry import BACKENDS, data_folders, shipped, user_folder
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
@@ -418,7 +418,7 @@ class Profile(Displayed):
     hazards: Mapping[str, Any] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     emulate: Mapping[str, Any] = field(default_factory=dict)
-    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=capability_text))
+    min_compute_capability: tuple[int, int] | None = field(default=None, metadata=write_as(form=capability_text))
     requires_runtimes: frozenset[str] = frozenset()
     never_run: str = ""
     integer_only: bool = False

@@ -69,7 +69,7 @@ from edgeq.tuning.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
 from edgeq.util.outputs import next_to
-from edgeq.util.ownership import shown
+from edgeq.util.ownership import printable_path
 from edgeq.util.records import plain
 
 
@@ -436,11 +436,11 @@ def tune(
         record = timed_record(record, deadline)
         if not met(outcome, goal):
             keep_record(kept, record)
-            hint = f"{shown(output)} contains the nearest; {_kept(kept)}"
+            hint = f"{printable_path(output)} contains the nearest; {_kept(kept)}"
             raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
         if outcome.winner.verdict == UNKNOWN:
             keep_record(kept, record)
-            progress.note(f"the measurements are kept in {shown(kept)}")
+            progress.note(f"the measurements are kept in {printable_path(kept)}")
         else:
             clear(kept, progress)
         known.remember(model.name, job.prepared.digest, outcome, progress)
@@ -453,7 +453,7 @@ def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
 
 
 def _kept(folder: Path) -> str:
-    return f"the measurements are kept in {shown(folder)} for --resume --force with another --max-drop"
+    return f"the measurements are kept in {printable_path(folder)} for --resume --force with another --max-drop"
 
 
 def _reserved_s(job: Job, deadline: BudgetClock, budget_s: float, variants: int) -> float:

@@ -35,7 +35,7 @@ from edgeq.model.products import node_macs, sized
 from edgeq.run.engines import Engine, ExecutionGraph, described
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import Displayed
-from edgeq.util.records import NOT_WRITTEN, Amount, Count, Share, written
+from edgeq.util.records import NOT_WRITTEN, Amount, Count, Share, write_as
 
 RUNS = 20
 """Number of runs that count when kernels are timed, after the warm-up."""
@@ -462,7 +462,7 @@ class Coverage(Displayed):
     float_macs: Count = 0
     nodes: tuple[NodeRun, ...] = field(default=(), metadata=NOT_WRITTEN)
     float_nodes: tuple[FloatNode, ...] = ()
-    int8_mac_share: Share | None = field(default=_DERIVED, metadata=written(digits=6))
+    int8_mac_share: Share | None = field(default=_DERIVED, metadata=write_as(digits=6))
     kernels: Mapping[str, Count] = field(default_factory=dict)
     operators: tuple[OperatorCoverage, ...] = ()
     basis: Basis = ""
@@ -613,7 +613,7 @@ class KernelTime:
     name: str
     op_type: str
     kind: Kind
-    us: Amount = field(metadata=written(digits=2))
+    us: Amount = field(metadata=write_as(digits=2))
 
 
 def kernel_times(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgeq.measure.agreement import Agreement, OutputAgreement, worst_db
 from edgeq.measure.comparison import OutputComparison
 from edgeq.measure.match_layers import ActivationMatch, Kind, WeightComparison
-from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, plain, written
+from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, plain, write_as
 from edgeq.util.records import computed as written_too  # Here, `computed` is the name of a field.
 
 Cause = Literal["weights", "range"]
@@ -83,7 +83,7 @@ def _figures(agreement: OutputAgreement) -> dict[str, Any]:
     return {key: figures[key] for key in ("sqnr_db", "cosine", "max_abs_error", "equal", "nonfinite", "mismatched")}
 
 
-_FIGURES = written(form=_figures)
+_FIGURES = write_as(form=_figures)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ActivationComparison:
     node: str
     op_type: str
     folded: str
-    computed: str = field(metadata=written(name="quantized_name"))
+    computed: str = field(metadata=write_as(name="quantized_name"))
     kind: Kind
     range: tuple[float, float] | None
     minimum: float

@@ -135,10 +135,10 @@ class MitigationTrial:
         the session.
         """
         if artifact.model not in self._sessions:
-            self._sessions[artifact.model] = self._opened(artifact)
+            self._sessions[artifact.model] = self._open(artifact)
         return self._sessions[artifact.model]
 
-    def _opened(self, artifact: Artifact) -> Any:
+    def _open(self, artifact: Artifact) -> Any:
         settings = artifact.settings()
         if not self._saturates(artifact.scheme):
             return open_session(artifact.model, settings)

@@ -31,7 +31,7 @@ from edgeq.tuning.trials import Evaluator, Race, Runner
 from edgeq.util.display import Progress
 from edgeq.util.marker import MARKER, is_marker, is_plain, write_marker
 from edgeq.util.outputs import check_apart, output_file, recover
-from edgeq.util.ownership import Judge, Ownership, shown
+from edgeq.util.ownership import Judge, Ownership, printable_path
 from edgeq.util.placement import alone_in
 from edgeq.util.records import fingerprint, parse, plain
 
@@ -297,7 +297,7 @@ def _only_run(folder: Path) -> AbstractContextManager[None]:
     """Return the lock of a run. The lock is on the marker file, because the folder's own lock is held only while files
     are moved into the folder.
     """
-    return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
+    return alone_in(folder / MARKER, busy=f"another run is at work in {printable_path(folder)}")
 
 
 def keep_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -315,7 +315,7 @@ def clear(folder: Path, progress: Progress) -> None:
     """Remove the files that a finished run no longer needs. Files that edgeq did not write stay."""
     kept = TUNING.remove(folder)
     if kept is not None:
-        progress.note(f"{shown(folder)} stays: it contains {shown(kept)}, which edgeq did not write")
+        progress.note(f"{printable_path(folder)} stays: it contains {printable_path(kept)}, which edgeq did not write")
 
 
 def _judge(folder: Path) -> Judge | None:

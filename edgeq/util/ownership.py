@@ -42,18 +42,20 @@ class Ownership:
                 write.
         """
         if folder.is_symlink():
-            raise OutputError(f"{shown(folder)} is a symbolic link", "Name the folder that it points to")
+            raise OutputError(f"{printable_path(folder)} is a symbolic link", "Name the folder that it points to")
         if not folder.exists():
             return
         if not folder.is_dir():
-            raise OutputError(f"{shown(folder)} is a file, not a directory", "Choose another output")
+            raise OutputError(f"{printable_path(folder)} is a file, not a directory", "Choose another output")
         # Replacing such a folder would leave the user's shell in a folder that no longer exists.
         if folder.samefile(Path.cwd()) or folder.resolve() in Path.cwd().parents:
-            raise OutputError(f"{shown(folder)} contains the working directory", "Choose another output")
+            raise OutputError(f"{printable_path(folder)} contains the working directory", "Choose another output")
         try:
             self._check_content(folder)
         except OSError as error:
-            raise OutputError(f"{shown(folder)} cannot be read: {error.strerror}", "Choose another output") from error
+            raise OutputError(
+                f"{printable_path(folder)} cannot be read: {error.strerror}", "Choose another output"
+            ) from error
 
     def _check_content(self, folder: Path) -> None:
         with os.scandir(folder) as entries:
@@ -62,7 +64,7 @@ class Ownership:
         judge = self.judge(folder)
         if judge is None:
             raise OutputError(
-                f"{shown(folder)} contains files and is not a {self.title}",
+                f"{printable_path(folder)} contains files and is not a {self.title}",
                 "Choose another output, or remove it yourself",
             )
         foreign = next(
@@ -70,7 +72,7 @@ class Ownership:
         )
         if foreign is not None:
             raise OutputError(
-                f"{shown(folder)} contains {shown(foreign)}, which edgeq did not write",
+                f"{printable_path(folder)} contains {printable_path(foreign)}, which edgeq did not write",
                 "Move it, or choose another output",
             )
 
@@ -120,7 +122,7 @@ def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, b
             yield f"{name}/", True
 
 
-def shown(name: str | Path) -> str:
+def printable_path(name: str | Path) -> str:
     """Return a file name or path as one line of plain text."""
     text = str(name)
     return text if text.isprintable() else ascii(text)

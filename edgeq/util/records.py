@@ -63,7 +63,7 @@ NOT_WRITTEN: Metadata = MappingProxyType({_OMIT: True})
 """Metadata of a field that the record leaves out."""
 
 
-def written(
+def write_as(
     *, name: str | None = None, digits: int | None = None, form: Callable[[Any], Any] | None = None
 ) -> Metadata:
     """Return the metadata for a field whose written form differs from its value in memory. None is always written as

@@ -15,7 +15,7 @@ from edgeq.errors import OutputError
 from edgeq.tuning.journal import TUNING, Journal, claimed, clear
 from edgeq.util import outputs
 from edgeq.util.marker import MARKER, is_marker, read_marker, write_marker
-from edgeq.util.ownership import Ownership, content, shown
+from edgeq.util.ownership import Ownership, content, printable_path
 
 KINDS = {"bundle": BUNDLE, "statistics": STATISTICS, "tuning": TUNING, "c": C_FOLDER, "sysroot": SYSROOT}
 TWO = Ownership("pair", lambda folder: lambda name: name in ("a", "sub/b", "empty/"))
@@ -88,7 +88,7 @@ def test_the_first_foreign_file_is_named_on_one_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         TWO.check(place)
     assert caught.value.problem == f"{place} contains 'sub/two\\nlines', which edgeq did not write"
-    assert shown(os.fsdecode(b"\xff")) == "'\\udcff'"
+    assert printable_path(os.fsdecode(b"\xff")) == "'\\udcff'"
 
 
 def test_links_are_foreign_and_not_followed(tmp_path: Path) -> None:

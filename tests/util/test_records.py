@@ -20,7 +20,7 @@ from edgeq.data.records import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
 from edgeq.measure.boxes import load_annotations
 from edgeq.util.record_files import read_json, toml_table
-from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, computed, parse, plain, rounded, salvage, written
+from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, computed, parse, plain, rounded, salvage, write_as
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def test_metadata_of_fields_shape_the_record() -> None:
     class Outer:
         part: Part
         hidden: object = field(default=None, metadata=NOT_WRITTEN)
-        seconds: float = field(default=1.23456, metadata=written(digits=2))
+        seconds: float = field(default=1.23456, metadata=write_as(digits=2))
 
     assert plain(Outer(Part(1.0), object())) == {"part": {"low": 1.0, "high": None, "width": None}, "seconds": 1.23}
 

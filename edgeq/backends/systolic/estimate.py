@@ -27,7 +27,7 @@ from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Program, Step, Weighted
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.edit import from_bytes
-from edgeq.util.records import written
+from edgeq.util.records import write_as
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class LayerEstimate:
     macs: int
     cycles: int
     compute_cycles: int
-    traffic: int = field(metadata=written(name="dram_bytes"))
-    utilisation: float = field(metadata=written(digits=4))
+    traffic: int = field(metadata=write_as(name="dram_bytes"))
+    utilisation: float = field(metadata=write_as(digits=4))
 
 
 @dataclass(frozen=True)
