@@ -9,7 +9,7 @@ the JSON differs from the dataclass, the difference is declared next to the fiel
     class Coverage:
         int8_macs: int
         nodes: tuple[NodeRun, ...] = field(metadata=NOT_WRITTEN)   # left out of the record
-        seconds: float = field(metadata=written(digits=3))
+        seconds: float = field(metadata=write_as(digits=3))
 
         @computed                                                  # a property that is also written
         def share(self) -> float: ...

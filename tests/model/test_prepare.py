@@ -430,14 +430,16 @@ class TestLarge:
         data = tmp_path / "zeros.bin"
         with data.open("wb") as file:
             file.truncate(size * size * 4)  # sparse: uses no space
+        # ONNX Runtime copies the weight of a product into another layout, which takes a minute. A table has its layout.
         nodes = [
-            node("MatMul", ["x", "w"], ["m"], name="product"),
+            node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+            node("Gather", ["w", "i"], ["m"], name="table"),
+            node("Slice", ["m", "start", "end", "axis"], ["n"], name="head"),
             node("BatchNormalization", ["n", "one", "zero", "zero", "one"], ["y"], name="bn"),
         ]
-        nodes.insert(1, node("Slice", ["m", "start", "end", "axis"], ["n"], name="head"))
         four = {"one": np.ones(4, np.float32), "zero": np.zeros(4, np.float32)}
         span = {"start": np.array([0]), "end": np.array([4]), "axis": np.array([1])}
-        proto = model(nodes, {"x": [1, size]}, weights={**four, **span}, opset=11)
+        proto = model(nodes, {"x": [1]}, weights={**four, **span}, opset=11)
         weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[size, size])
         weight.data_location = TensorProto.EXTERNAL
         weight.external_data.add(key="location", value="zeros.bin")
@@ -446,7 +448,7 @@ class TestLarge:
         assert opset_of(result.model) == 17
         assert [f.name for f in model_files(result.path)] == ["prepared.onnx", "prepared.onnx.data"]
         assert (tmp_path / "work" / "prepared.onnx.data").stat().st_size > 2**31
-        assert run(result.path, {"x": np.ones((1, size), np.float32)})[0].tolist() == [[0, 0, 0, 0]]
+        assert run(result.path, {"x": np.ones(1, np.float32)})[0].tolist() == [[0, 0, 0, 0]]
 
 
 def test_unknown_shapes_are_reported(tmp_path: Path) -> None:
