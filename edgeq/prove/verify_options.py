@@ -1,4 +1,4 @@
-"""Turn the flat options of `edgeq verify --on` into a request, and refuse options that do not fit together."""
+"""Turn the options of `edgeq verify` for other targets into a request, and refuse options that do not fit together."""
 
 from __future__ import annotations
 
