@@ -68,7 +68,7 @@ from edgeq.tuning.trials import FLOAT, Outcome, Trial
 from edgeq.tuning.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.numbers import parse_drop
-from edgeq.util.outputs import next_to
+from edgeq.util.outputs import default_output
 from edgeq.util.ownership import printable_path
 from edgeq.util.records import plain
 
@@ -364,7 +364,7 @@ def tune(
         EdgeqError: a stage failed.
     """
     request = Request.of(model, data, val, statistics, task)
-    output = path_of(next_to(request.model, SUFFIX) if output is None else output, "output")
+    output = path_of(default_output(request.model, SUFFIX) if output is None else output, "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
     goal, engines = as_goal(goal, max_drop=parse_drop(max_drop), budget=budget), as_engines(engines)
     deadline = BudgetClock(goal.budget_s)

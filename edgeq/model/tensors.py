@@ -21,7 +21,7 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.model.clean import BUNDLES_GO, is_archived_bundle, likely_cause
 from edgeq.model.edit import Editor, inner_graphs, to_proto
 from edgeq.model.graph import constant_tensor, every_node, node_input
-from edgeq.util.placement import interrupted
+from edgeq.util.placement import is_interrupted
 
 DAMAGED = "The file is damaged or was tampered with; export or download it again"
 
@@ -558,7 +558,7 @@ def _read(path: Path) -> bytes:
         if path.is_dir():
             raise ModelError(f"{path} is a directory, not a model", "Give the .onnx file in it")
         if not path.exists():
-            if interrupted(path):
+            if is_interrupted(path):
                 fix = "A killed run has moved it; write to that name again, which first restores it"
                 raise ModelError(f"{path} is not there now", fix)
             raise ModelError(f"{path} does not exist", "Check the path of the model")

@@ -61,8 +61,8 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
         return _check_elsewhere(engine, precisions)
     try:
         with start_engine(engine) as guest, scratch_folder("edgeq-doctor-") as folder:
-            exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
-            db = {name: _agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
+            exact = {largest: _measure_error(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
+            db = {name: _measure_agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
     except EdgeqError as error:
         return False, str(error)
     faults = []
@@ -96,7 +96,7 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
             outputs = session.run(None, {"x": x})[0]
             right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
-            db = {name: _agreement(guest, engine, name) for name in floats}
+            db = {name: _measure_agreement(guest, engine, name) for name in floats}
     except EdgeqError as error:
         return False, str(error)
     if db and db[FLOAT] < LEAST_DB:
@@ -112,7 +112,7 @@ def _not_float32(db: float) -> str:
     return f"f32 is not float32: {db:.1f} dB against ONNX Runtime's, at least {LEAST_DB:g} needed"
 
 
-def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -> float:
+def _measure_error(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -> float:
     """Return the largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest
     output.
     """
@@ -131,7 +131,7 @@ def _wrong_by(guest: GuestProgram, engine: Engine, folder: Path, largest: int) -
     return float(worst / np.abs(right).max())
 
 
-def _agreement(guest: GuestProgram, engine: Engine, precision: str) -> float:
+def _measure_agreement(guest: GuestProgram, engine: Engine, precision: str) -> float:
     """Return the SQNR in dB of the demo model in `engine` against ONNX Runtime's float32."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}

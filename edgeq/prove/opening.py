@@ -152,7 +152,9 @@ def open_as_device(
         agreements, certain = compare(settings)
     except (RuntimeUnavailableError, DataError) as error:
         proven_db = _sqnr_db(compare({})[0][subject])
-        return Opening(proven_db, proven_db, notes=(_unopened(f"the file for {runner}", artifact.model, error), *notes))
+        return Opening(
+            proven_db, proven_db, notes=(_describe_failure(f"the file for {runner}", artifact.model, error), *notes)
+        )
     changer = artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT
     opened_db = _sqnr_db(agreements[_OPENED if artifact.simulation is not None else subject])
     opening = Opening(
@@ -198,10 +200,10 @@ def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
             except RuntimeUnavailableError as error:
                 # The name of the model, with which this file's name begins, depends on where the model is written.
                 stem = f"{artifact.model.stem}."
-                yield _unopened(f"*.{name.removeprefix(stem)}" if name.startswith(stem) else name, file, error)
+                yield _describe_failure(f"*.{name.removeprefix(stem)}" if name.startswith(stem) else name, file, error)
 
 
-def _unopened(name: str, file: Path, error: Exception) -> str:
+def _describe_failure(name: str, file: Path, error: Exception) -> str:
     text = one_line(error.__cause__ or error).replace(str(file), "it")
     reason = one_line(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text), most=_REASON)
     return f"{name} was not run here: onnxruntime {onnxruntime().__version__} reports {reason!r}"
@@ -255,7 +257,7 @@ def check_other_sizes(
     original = {name: array.shape for name, array in sample.inputs.items()}
     for group in _groups(prepared.signature, original):
         for shapes in (shapes for shapes in group if _takes(takes, shapes)):
-            inputs = {name: _resized(array, shapes[name]) for name, array in sample.inputs.items()}
+            inputs = {name: _resize(array, shapes[name]) for name, array in sample.inputs.items()}
             resized = replace(sample, name=f"{sample.name}, resized", inputs=inputs)
             expected = _outputs(reference, resized)
             if expected is None:
@@ -313,7 +315,7 @@ def _step(size: int) -> int:
     return min(_STEP, size & -size) if size else 1
 
 
-def _resized(array: Array, shape: tuple[int, ...]) -> Array:
+def _resize(array: Array, shape: tuple[int, ...]) -> Array:
     """Repeat or cut an array along each axis to give it `shape`. All values are then still values of a sample."""
     if not array.size:
         return np.zeros(shape, array.dtype)

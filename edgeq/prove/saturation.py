@@ -265,7 +265,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
                 considered.append(_with_evaluation(mitigation, evaluation, trial.audit(artifact, count)))
             else:
                 safe = full_audit.safe if mitigation.name == FULL else trial.weights(artifact).safe
-                considered.append(_measured(mitigation, safe, evaluation, full_audit))
+                considered.append(_with_figures(mitigation, safe, evaluation, full_audit))
         return evaluation
 
     full, *alternatives = _mitigations(mitigation_costs(target, engine), scheme)
@@ -294,7 +294,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     choice = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
     if choice is None:
         choice = min([m for m in considered if m.safe] or considered[:1], key=loss)
-    why = _why(choice, full_audit, exact_db)
+    why = _describe_choice(choice, full_audit, exact_db)
     return Decision(choice, tuple(considered), exact_db, exact_metric, full_audit, evaluation.samples, why)
 
 
@@ -315,7 +315,7 @@ def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation,
     )
 
 
-def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: Audit) -> Mitigation:
+def _with_figures(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: Audit) -> Mitigation:
     if safe:
         return replace(
             mitigation,
@@ -357,7 +357,7 @@ def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -
     return loss
 
 
-def _why(choice: Mitigation, full_audit: Audit, exact_db: float) -> str:
+def _describe_choice(choice: Mitigation, full_audit: Audit, exact_db: float) -> str:
     if full_audit.safe:
         return f"{choice.name}: {full_audit.summary()}"
     by = f"{exact_db - choice.sqnr_db:.1f} dB below exact kernels"

@@ -109,7 +109,7 @@ def refuse_left_out(target: Target, artifact: Artifact) -> None:
         )
 
 
-def in_engine(
+def prove_in_engine(
     builds: Builds,
     variant: ProvenVariant,
     choice: EngineChoice,

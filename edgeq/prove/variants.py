@@ -34,7 +34,7 @@ from edgeq.reporting.page import DIGITS
 from edgeq.run.session import Engines, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import Displayed
-from edgeq.util.records import plain, rounded
+from edgeq.util.records import plain, round_floats
 
 Array = NDArray[Any]
 
@@ -291,7 +291,7 @@ def variant_spec(
         "coverage": _coverage(proof.coverage),
         "accuracy": _accuracy(proof),
         "checks": [plain(check) for check in variant.checks],
-        **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
+        **({"saturation": round_floats(plain(variant.decision), DIGITS)} if variant.decision else {}),
         **({"threads": variant.threads} if variant.threads else {}),
         **({"files": sorted(artifact.files)} if artifact.files else {}),
         **_estimate(artifact),

@@ -12,7 +12,7 @@ from edgeq.measure.task import split_task_options
 from edgeq.util.numbers import parse_drop
 
 
-def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
+def read_verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
     """Return the request that the flat options of `edgeq verify --on` describe.
 
     Raises:

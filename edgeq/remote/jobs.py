@@ -26,7 +26,7 @@ from edgeq.measure.bench import LoadedModel, Workload
 from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.prove.verify_options import verify_request
+from edgeq.prove.verify_options import read_verify_request
 from edgeq.remote import link
 from edgeq.remote.devices import Board, boards_of
 from edgeq.remote.link import Line, Text, read_json
@@ -34,7 +34,7 @@ from edgeq.remote.machine import board_record, describe_board
 from edgeq.remote.session import SENSELESS, BoardModels, BoardSession, open_board, senseless, start_board_guest
 from edgeq.reporting.compare import CompareRequest
 from edgeq.reporting.gate import Gated, GateLimits, gate
-from edgeq.reporting.timing import BenchReport, FleetRecord, FleetRow, summarised
+from edgeq.reporting.timing import BenchReport, FleetRecord, FleetRow, summarise_boards
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import Amount, parse, plain
@@ -175,7 +175,7 @@ def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_s
     """
     with ThreadPoolExecutor(min(_AT_ONCE, len(boards))) as pool:
         rows, scenarios = zip(*pool.map(lambda board: _row(board, run, on_status), boards), strict=True)
-    return summarised(rows, next(filter(None, scenarios), ""))
+    return summarise_boards(rows, next(filter(None, scenarios), ""))
 
 
 def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> tuple[FleetRow, str]:
@@ -432,7 +432,7 @@ def verify_everywhere(
     bundle: Path, variant: str | None, options: Mapping[str, Any], *, progress: Progress = SILENT
 ) -> VerifiedEverywhere:
     """Run `edgeq verify --on` with its command-line options. Each name in `--on` is a board or a target."""
-    request = verify_request(bundle, variant, options)
+    request = read_verify_request(bundle, variant, options)
     boards = {name: boards_of(name) for name in request.on}
     targets = tuple(name for name, found in boards.items() if not found)
     there = tuple(verify_on_board(request, board, progress=progress) for found in boards.values() for board in found)

@@ -84,7 +84,7 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
     return record
 
 
-def measured(
+def add_measurements(
     record: Mapping[str, Any], bundle: Bundle, name: str | None, settings: BenchSettings | None, progress: Progress
 ) -> dict[str, Any]:
     """Return `record` with latencies and kernel times that are measured now on this machine."""
@@ -287,14 +287,14 @@ def report_bundle(
         with opened(path) as bundle:
             record = bundle_record(bundle)
             if measure:
-                record = measured(record, bundle, variant, settings, progress)
+                record = add_measurements(record, bundle, variant, settings, progress)
     if fleet is not None:
         fleet_record = read_json(
             fleet, FleetRecord, DataError, "Give the output of `edgeq bench --on FLEET.toml --json`"
         )
         record = {**record, "fleet": plain(fleet_record)}
     data = read_report(record)
-    page = _sealed(render(data).encode("utf-8"))
+    page = _seal(render(data).encode("utf-8"))
     # The file may have changed during the measurement, so look at it again.
     with output_file(place, force=force or _is_report(place)) as draft:
         draft.write_bytes(page)
@@ -326,8 +326,8 @@ def _is_report(place: Path) -> bool:
         return False
     page = read_file(place)
     # The seal has a fixed length, so it can be cut off and computed again.
-    return page == _sealed(page[: -len(_sealed(b""))])
+    return page == _seal(page[: -len(_seal(b""))])
 
 
-def _sealed(page: bytes) -> bytes:
+def _seal(page: bytes) -> bytes:
     return page + _SEAL % hashlib.sha256(page).hexdigest().encode()

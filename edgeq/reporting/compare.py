@@ -158,7 +158,7 @@ class Comparison(Page):
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return the rows of a table with the columns: figure, A, B, B against A. Unknown figures have no row."""
-        rows = _grown("size", self.a.bytes, self.b.bytes)
+        rows = _growth_rows("size", self.a.bytes, self.b.bytes)
         a, b = (side.coverage["int8_mac_share"] if side.coverage else None for side in (self.a, self.b))
         if a is not None and b is not None:
             rows.append(("MACs in int8, here", share(a), share(b), f"{signed(100 * (b - a), 1)} pt"))
@@ -174,9 +174,14 @@ class Comparison(Page):
             for name in ("p50", "p90", "p99"):
                 of_a, of_b = (milliseconds(latency[f"{name}_ms"]) for latency in latencies)
                 rows.append(
-                    (f"latency {name}", of_a, of_b, _speed(speed_of(self.measurement, B)) if name == "p50" else "")
+                    (
+                        f"latency {name}",
+                        of_a,
+                        of_b,
+                        _describe_speed(speed_of(self.measurement, B)) if name == "p50" else "",
+                    )
                 )
-        return rows + _grown("peak memory", *_memories(self))
+        return rows + _growth_rows("peak memory", *_memories(self))
 
     def missed(self) -> tuple[str, ...]:
         """Return a sentence for each limit that was not shown to hold. This includes unsettled limits, because a build
@@ -251,7 +256,7 @@ def _memories(comparison: Comparison) -> tuple[int | None, int | None]:
     return a, b
 
 
-def _speed(speedup: Claim) -> str:
+def _describe_speed(speedup: Claim) -> str:
     """Return B's speed as a multiple of A's, as text. The text includes the interval of a claimed speed, or the spread
     of an estimated speed. Return "" if the speed is not known.
     """
@@ -261,7 +266,7 @@ def _speed(speedup: Claim) -> str:
     return ""
 
 
-def _grown(title: str, a: int | None, b: int | None) -> list[Row]:
+def _growth_rows(title: str, a: int | None, b: int | None) -> list[Row]:
     return [(title, size(a), size(b), times(b / a))] if a and b else []
 
 
@@ -542,7 +547,9 @@ def run_comparison(
                 progress=progress,
             )
         is_local = place is None
-        sides = [_side(loaded, key, samples, evaluation, notes, is_local=is_local) for key, loaded in ((A, a), (B, b))]
+        sides = [
+            _read_side(loaded, key, samples, evaluation, notes, is_local=is_local) for key, loaded in ((A, a), (B, b))
+        ]
         # If both models are the same and run in the same way, timing them would measure only the machine's noise.
         timed = request.timed and fits and not sides[0].same_as(sides[1])
         measurement = _time(request, a, b, samples, place, progress) if timed else None
@@ -579,7 +586,7 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
     )
 
 
-def _side(
+def _read_side(
     loaded: LoadedModel,
     key: str,
     samples: Samples | None,

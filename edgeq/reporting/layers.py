@@ -224,7 +224,7 @@ def layer_rows(
     for activation in record.activations:
         # A node with several outputs has several activations, and the first stands for the node.
         measured.setdefault(activation.node or activation.name, activation)
-    float_times, int8_times = _summed(kernels.get("float32", ())), _summed(kernels.get("int8", ()))
+    float_times, int8_times = _sum_by_name(kernels.get("float32", ())), _sum_by_name(kernels.get("int8", ()))
     # Without a comparison, the order of the int8 model counts, because the report is about that model.
     order = dict.fromkeys([*measured, *float_times, *int8_times] if measured else [*int8_times, *float_times])
     conversions = [time.us for time in int8_times.values() if time.kind == "conversion"]
@@ -268,7 +268,7 @@ def _advice(source: ErrorSource) -> str:
     return "; ".join(part for part in (source.reason, flags) if part)
 
 
-def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
+def _sum_by_name(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
     """Sum the times by node name. The kernels of one node are counted together and get the operator type of the first
     kernel.
     """
@@ -441,7 +441,7 @@ def worst_tensors(
     # If tensors share a scale, the range in use can differ from the range that its method gives.
     ranges_by_method = {m: ranges if m == scheme.method else derive(m) for m in methods}
     spans = {name: {method: ranges_of[name] for method, ranges_of in ranges_by_method.items()} for name in worst}
-    return [_described(name, selection.tensors[name], spans[name], scheme.method, grid) for name in worst]
+    return [_build_histogram(name, selection.tensors[name], spans[name], scheme.method, grid) for name in worst]
 
 
 def quantized_tensors(model: ir.Model) -> set[str] | None:
@@ -465,7 +465,7 @@ def sqnr_of(histogram: Histogram, kept_range: Range, grid: Grid) -> float | None
     return decibels(signal, max(noise, signal * 1e-12)) if signal > 0 else None
 
 
-def _described(
+def _build_histogram(
     name: str, tensor: TensorStatistics, thresholds: Mapping[str, Range], method: str, grid: Grid
 ) -> TensorHistogram:
     centres, counts, zeros = _values(tensor.histogram)

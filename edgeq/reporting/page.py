@@ -23,13 +23,13 @@ from edgeq.reporting import figures
 from edgeq.reporting.figures import escaped, isolated, shorten
 from edgeq.reporting.layers import LayerView, TensorHistogram, histogram_chart, layer_profile, measured_alone
 from edgeq.reporting.pareto import NAMES, accuracy_text, mark, measured_texts, pareto, ring
-from edgeq.reporting.read import ReportData, VariantRecord, compared, read_report, timing_of, verdict_of
+from edgeq.reporting.read import ReportData, VariantRecord, compared_model, read_report, timing_of, verdict_of
 from edgeq.reporting.timing import TimingRecord, board_table, failures, kind_table, latency_chart, series
 from edgeq.reporting.tuning import trial_settings, tuning_facts
 from edgeq.reporting.tuning_record import TrialRecord, TuningRecord
 from edgeq.util import numbers
 from edgeq.util.numbers import count, decibels, difference, metric, metric_name, milliseconds, share, significant, size
-from edgeq.util.records import plain, rounded
+from edgeq.util.records import plain, round_floats
 
 Row = Sequence[str]
 Table = tuple[Row, list[Row]]
@@ -99,7 +99,7 @@ def variant_rows(data: ReportData) -> list[Row]:
     rows: list[Row] = []
     for variant in data.variants:
         primary, timing = variant.primary, timing_of(data, variant)
-        model = compared(timing, variant)
+        model = compared_model(timing, variant)
         row = [
             isolated(variant.name, 40),
             isolated(variant.title or DASH, 60),
@@ -476,7 +476,7 @@ def report_files(record: Mapping[str, Any]) -> dict[str, bytes]:
 
     Numbers are rounded, so that differences in the last bit of a sum do not change the bundle.
     """
-    content = rounded(plain(record), DIGITS)
+    content = round_floats(plain(record), DIGITS)
     return {
         RECORD: (json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
         PAGE: page_of(content),

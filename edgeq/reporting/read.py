@@ -250,25 +250,25 @@ _FORMER = {"count": "samples", "culprits": "error_sources"}
 """Current names of keys, by the names that edgeq 0.2 and older wrote."""
 
 
-def _renamed(part: Any) -> Any:
+def _rename_keys(part: Any) -> Any:
     """Return a part of a variant's record with the current names of its keys."""
     return {_FORMER.get(key, key): value for key, value in part.items()} if isinstance(part, Mapping) else part
 
 
-def _current(body: Any) -> Any:
+def _update_keys(body: Any) -> Any:
     """Return a variant's record in which the former keys of `accuracy`, `agreement` and `layers` are replaced."""
     if not isinstance(body, Mapping):
         return body
-    parts = {name: _renamed(body[name]) for name in ("agreement", "layers") if name in body}
+    parts = {name: _rename_keys(body[name]) for name in ("agreement", "layers") if name in body}
     if isinstance(accuracy := body.get("accuracy"), Mapping):
-        parts["accuracy"] = {name: _renamed(values) for name, values in accuracy.items()}
+        parts["accuracy"] = {name: _rename_keys(values) for name, values in accuracy.items()}
     return {**body, **parts}
 
 
 def read_report(values: Mapping[str, Any]) -> ReportData:
     """Read the valid parts of a record. Invalid parts are left out and never raise an error."""
     if isinstance(variants := values.get("variants"), Mapping):
-        values = {**values, "variants": {name: _current(body) for name, body in variants.items()}}
+        values = {**values, "variants": {name: _update_keys(body) for name, body in variants.items()}}
     record = readable(values, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = bench_timing(record.bench) if record.bench else None
@@ -344,9 +344,9 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
     variant = variant or VariantRecord()
     claim = _claim(timing, variant)
-    speed, accuracy, agreement = _speed(claim), _accuracy(variant, tuning), _agreement(variant)
+    speed, accuracy, agreement = _speed_figure(claim), _accuracy_figure(variant, tuning), _agreement_figure(variant)
     ratio = variant.bytes / data.float_bytes if variant.bytes and data.float_bytes else None
-    figures = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
+    figures = (speed, accuracy, agreement, _size_figure(data, variant, ratio), _coverage_figure(variant.coverage))
     of_space = "" if ratio is None else f"takes {share(ratio, 0)} of its space"
     parts = [part for part in (_speed_text(claim), _accuracy_text(variant), of_space) if part]
     # Size and coverage have no limit here, so they cannot make a verdict bad.
@@ -355,7 +355,7 @@ def verdict_of(data: ReportData, variant: VariantRecord | None) -> ReportVerdict
     warnings = variant.warnings[:20]
     # A green verdict would make readers skip the warnings.
     tone: Tone = "neutral" if warnings else "good"
-    status, sentence = "Result", f"The int8 model {_listed(parts)}."
+    status, sentence = "Result", f"The int8 model {_join_phrases(parts)}."
     # The first rule that applies decides: a missed goal outweighs single figures, and a bad figure outweighs a goal
     # that was met.
     if tuning is not None and tuning.met is False:
@@ -408,7 +408,7 @@ def timing_of(data: ReportData, variant: VariantRecord | None) -> TimingRecord |
     return timing if variant.name in timing.models else variant.timing
 
 
-def compared(timing: TimingRecord | None, variant: VariantRecord) -> str:
+def compared_model(timing: TimingRecord | None, variant: VariantRecord) -> str:
     """Return the name of the model that `timing` compares with the baseline. This is the variant, or else the first
     model that is not the baseline. Return "" if there is none.
     """
@@ -422,10 +422,10 @@ def _claim(timing: TimingRecord | None, variant: VariantRecord) -> Claim | None:
     """Return the claim that can be made about the variant's speed, or None if the variant was not timed against
     float32.
     """
-    return timing.ratios.get(compared(timing, variant)) if timing is not None else None
+    return timing.ratios.get(compared_model(timing, variant)) if timing is not None else None
 
 
-def _speed(claim: Claim | None) -> Figure | None:
+def _speed_figure(claim: Claim | None) -> Figure | None:
     if claim is None:
         return None
     about = claim.estimated
@@ -448,7 +448,7 @@ def _speed_text(claim: Claim | None) -> str:
     return f"runs {ratio} as fast as float32" if claim.verdict == FASTER else f"is slower than float32 ({ratio})"
 
 
-def _accuracy(variant: VariantRecord, tuning: TuningRecord | None) -> Figure | None:
+def _accuracy_figure(variant: VariantRecord, tuning: TuningRecord | None) -> Figure | None:
     primary = variant.primary
     if primary is None or primary.int8 is None:
         return None
@@ -493,7 +493,7 @@ def _accuracy_text(variant: VariantRecord) -> str:
     return ""
 
 
-def _agreement(variant: VariantRecord) -> Figure | None:
+def _agreement_figure(variant: VariantRecord) -> Figure | None:
     if variant.worst_db is None and variant.top1 is None:
         return None
     samples = f"{variant.samples} samples" if variant.samples else ""
@@ -507,14 +507,14 @@ def _agreement(variant: VariantRecord) -> Figure | None:
     return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, samples) if x), tone)
 
 
-def _size(data: ReportData, variant: VariantRecord, ratio: float | None) -> Figure | None:
+def _size_figure(data: ReportData, variant: VariantRecord, ratio: float | None) -> Figure | None:
     if variant.bytes is None:
         return None
     note = "" if ratio is None else f"{ratio:.2f} of float32's {size(data.float_bytes or 0)}"
     return Figure("Size", size(variant.bytes), note)
 
 
-def _coverage(coverage: Coverage | None) -> Figure | None:
+def _coverage_figure(coverage: Coverage | None) -> Figure | None:
     if coverage is None:
         return None
     if coverage.int8_mac_share is None:
@@ -523,5 +523,5 @@ def _coverage(coverage: Coverage | None) -> Figure | None:
     return Figure("In int8", share(coverage.int8_mac_share), f"of the multiply-accumulates, {origin}")
 
 
-def _listed(parts: list[str]) -> str:
+def _join_phrases(parts: list[str]) -> str:
     return "".join(parts) if len(parts) < 2 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -138,7 +138,8 @@ def bench_timing(report: BenchReport) -> TimingRecord | None:
             return replace(
                 scenario,
                 models={
-                    model: _drawn(model, latency, report) for model, latency in _first_models(scenario.models).items()
+                    model: _limit_latency(model, latency, report)
+                    for model, latency in _first_models(scenario.models).items()
                 },
                 histogram_edges_ms=_edges(scenario.histogram_edges_ms),
                 scenario=name,
@@ -151,7 +152,7 @@ def bench_timing(report: BenchReport) -> TimingRecord | None:
     return None
 
 
-def _drawn(model: str, latency: Latency, report: BenchReport) -> Latency:
+def _limit_latency(model: str, latency: Latency, report: BenchReport) -> Latency:
     memory = (report.models.get(model) or BenchModelRecord()).memory or {}
     peak = memory.get("process_peak_bytes") or None
     return replace(latency, histogram=latency.histogram[:_MOST_BINS], peak_bytes=peak)
@@ -215,7 +216,7 @@ def latency_chart(timing: TimingRecord, width: float) -> Markup:
     all_figures = [drawn.latency for _, drawn in models]
     ends = [v for f in all_figures for v in (f.min_ms, f.p50_ms, f.p90_ms, f.p99_ms) if v is not None]
     # Empty bins at the ends would take width from the others.
-    ends += [e for e in _occupied(timing) if e > 0]
+    ends += [e for e in _find_occupied_edges(timing) if e > 0]
     xs = scale_for(ends, 8.0, width - 8.0, pad=0.03)
     height = _TOP + ROW * len(models) + _BOTTOM
     base = height - _BOTTOM
@@ -235,7 +236,7 @@ def series(name: str, timing: TimingRecord) -> str:
     return "base" if name == timing.baseline else "other"
 
 
-def _occupied(timing: TimingRecord) -> list[float]:
+def _find_occupied_edges(timing: TimingRecord) -> list[float]:
     """For each model, return the outer edges of the range of bins that are not empty."""
     bounds = []
     edges = timing.histogram_edges_ms
@@ -357,7 +358,7 @@ class FleetRecord:
         return [*failures(self), *notes]
 
 
-def summarised(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
+def summarise_boards(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
     """Return the rows of the boards together with a summary row for each model on each kind of board."""
     kinds = dict.fromkeys(row.kind for row in boards)
     return FleetRecord(

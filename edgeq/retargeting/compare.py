@@ -83,13 +83,13 @@ def compare_by_default(
         The result and "". If a model does not run, None and the reason; the reason is "" if `source` does not run.
     """
     settings = SessionSettings(), SessionSettings(config=options)
-    problems = [_problem(*pair, branches) for pair in zip((source, rewritten), settings, strict=True)]
+    problems = [_find_run_problem(*pair, branches) for pair in zip((source, rewritten), settings, strict=True)]
     if any(problems):
         return None, "" if problems[0] else problems[1]
     return compare_outputs(source, rewritten, settings), ""
 
 
-def _problem(model: Path, settings: SessionSettings, branches: bool) -> str:
+def _find_run_problem(model: Path, settings: SessionSettings, branches: bool) -> str:
     try:
         if not branches:
             return _run(open_session(model, settings), made_up_inputs(model, seed=0))[1]

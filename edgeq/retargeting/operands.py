@@ -1,6 +1,6 @@
 """Read the integer inputs and the integer output of an operator from the Q/DQ nodes around it.
 
-`sides` decides whether an operator can become an integer operator, and gives the reason if it cannot.
+`read_sides` decides whether an operator can become an integer operator, and gives the reason if it cannot.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _output(node: ir.Node) -> Out | None:
     return Out(user, params, clamp) if params is not None and not params.per_channel else None
 
 
-def sides(node: ir.Node, count: int) -> Sides | str:
+def read_sides(node: ir.Node, count: int) -> Sides | str:
     """Return the first `count` inputs and the output of an operator. If it has no integer form, return the reason."""
     inputs = [_input(node, place) for place in range(count)]
     out = _output(node)
@@ -68,7 +68,7 @@ def sides(node: ir.Node, count: int) -> Sides | str:
         return "an input is not quantized"
     if out is None:
         return "its output is not quantized, or other nodes read it before it is"
-    if not constant_clamp(out):
+    if not has_constant_clamp(out):
         return "the bounds of its Clip are not constant"
     # Integer kernels have one type for the activations on both sides.
     if connected[0].params.dtype != out.params.dtype:
@@ -96,7 +96,7 @@ def product_problem(node: ir.Node, operands: list[In]) -> str:
     return ""
 
 
-def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
+def clamp_integers(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
     """Return the integers, clamped to the range that the Relu or Clip before the QuantizeLinear sets for the floats."""
     bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
     if bounds is None:
@@ -110,6 +110,6 @@ def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
     return editor.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=dtype)
 
 
-def constant_clamp(out: Out) -> bool:
+def has_constant_clamp(out: Out) -> bool:
     """Return whether the clamp before the QuantizeLinear has constant bounds. Also return True if there is no clamp."""
     return out.clamp is None or clamp_bounds(out.clamp) is not None

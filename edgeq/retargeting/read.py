@@ -68,7 +68,7 @@ def read_form(model: ir.Model) -> Form:
     weights: Counter[str] = Counter()
     per_channel = False
     for node in model.graph:
-        for place in places(node):
+        for place in quantized_inputs(node):
             (weights if place.weight else activations)[type_name(place.params.dtype)] += 1
             per_channel |= place.weight and place.params.per_channel
     return Form(_format(model), dict(activations), dict(weights), per_channel, model.producer_name or "")
@@ -100,7 +100,7 @@ class QuantizedInput(NamedTuple):
     weight: bool
 
 
-def places(node: ir.Node) -> Iterator[QuantizedInput]:
+def quantized_inputs(node: ir.Node) -> Iterator[QuantizedInput]:
     """Yield the 8-bit input of a DequantizeLinear, or both operands of an operator that has two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
@@ -124,12 +124,12 @@ def check_form(model: ir.Model, path: Path) -> None:
         ModelError: a node has such scales or zero points; the message names the first such node and its fault.
     """
     for node in model.graph:
-        problem = _problem(node) if is_op(node, "QuantizeLinear", "DequantizeLinear") else ""
+        problem = _find_fault(node) if is_op(node, "QuantizeLinear", "DequantizeLinear") else ""
         if problem:
             raise ModelError(f"{path}: {node.op_type} {node.name!r} {problem}", "Export the model again")
 
 
-def _problem(node: ir.Node) -> str:
+def _find_fault(node: ir.Node) -> str:
     """Return the fault in the scales of a Q or DQ node, or "" if there is none."""
     scale, params, source = constant(node.inputs[1]), params_of(node), node.inputs[0]
     if scale is not None and not np.isfinite(scale).all():

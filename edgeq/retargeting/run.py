@@ -60,7 +60,7 @@ from edgeq.model.shapes import write_shapes
 from edgeq.quantization.quantizer import settle
 from edgeq.retargeting.compare import USUAL, RetargetComparison, compare, compare_by_default, compare_sessions
 from edgeq.retargeting.normalise import normalise
-from edgeq.retargeting.operands import In, Out, clamped, constant_clamp, product_problem, sides
+from edgeq.retargeting.operands import In, Out, clamp_integers, has_constant_clamp, product_problem, read_sides
 from edgeq.retargeting.read import Form, check_form, is_integer_operator, read_form
 from edgeq.retargeting.shift import INTEGERS, limit_weights, params_at, params_of, shift_activations, shift_weights
 from edgeq.retargeting.traits import check_target
@@ -106,7 +106,7 @@ def to_qoperator(model: ir.Model, accepts: Callable[[ir.Node], bool] = lambda no
 
 def _to_integers(node: ir.Node, editor: Editor) -> str:
     """Replace an operator with its integer form and return "". If it has no integer form, return the reason."""
-    operands = sides(node, _QUANTIZED_INPUTS.get(node.op_type, 1) or len(node.inputs))
+    operands = read_sides(node, _QUANTIZED_INPUTS.get(node.op_type, 1) or len(node.inputs))
     if isinstance(operands, str):
         return operands
     if node.op_type in ("Relu", "Clip"):
@@ -157,7 +157,7 @@ def _emit(
         attributes={name: value for name, value in node.attributes.items() if name != "beta"},
         domain=domain,
     )
-    replace_value(out.quantize.outputs[0], clamped(result, out, editor))
+    replace_value(out.quantize.outputs[0], clamp_integers(result, out, editor))
     for gone in (out.quantize, out.clamp, node):
         if gone is not None:
             editor.graph.remove(gone, safe=True)
@@ -218,9 +218,9 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     QuantizeLinear after it must have the same parameters.
     """
     source, alone = inputs[0], Out(out.quantize, out.params, node)
-    if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
+    if out.clamp is not None or not source.params.same(out.params) or not has_constant_clamp(alone):
         return "its scale or a bound changes"
-    integers = clamped(source.value, alone, editor)
+    integers = clamp_integers(source.value, alone, editor)
     if integers is source.value and out.quantize.outputs[0].is_graph_output():
         return (
             "its output is an output of the model"  # an output cannot be the same tensor as an input or another output
@@ -270,14 +270,14 @@ def to_qdq(model: ir.Model) -> list[str]:
     for node in list(model.graph):
         if not is_integer_operator(node):
             continue
-        if _float_form(node, editor):
+        if _write_float_form(node, editor):
             editor.graph.remove(node, safe=True)
         else:
             unchanged.append(f"{node.op_type} {node.name} stays as it is")
     return unchanged
 
 
-def _float_form(node: ir.Node, editor: Editor) -> bool:
+def _write_float_form(node: ir.Node, editor: Editor) -> bool:
     """Write the float form of an integer operator between Q and DQ, and return whether there is such a form."""
     row, output = operator_of(node), node.outputs[0]
     if row.integer_output is None or node.op_type in _OTHERWISE or node.domain not in (*MAIN_DOMAINS, MICROSOFT):

@@ -109,7 +109,7 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
         params = params_of(node) if is_op(node, "DequantizeLinear") and is_weight(node) else None
         if params is None or params.dtype == dtype or params.dtype not in INTEGERS.values():
             continue
-        node.replace_input_with(0, _shifted_constant(node.inputs[0], dtype, editor))
+        node.replace_input_with(0, _shift_constant(node.inputs[0], dtype, editor))
         _shift_zero_point(node, dtype, editor)
         count += 1
     return count
@@ -136,7 +136,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
         The number of changed tensors, and the tensors that could not change, each with the reason.
     """
     editor, count, unchanged = Editor(model), 0, []
-    for group in _groups(model.graph):
+    for group in _find_groups(model.graph):
         # The group has the type already, or contains int32, which has no opposite.
         if group.dtypes == {dtype} or not group.dtypes <= set(INTEGERS.values()):
             continue
@@ -154,7 +154,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
     return count, unchanged
 
 
-def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
+def shift_integers(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     """Convert 8-bit integers to the type `dtype`. If they have the other type, add or subtract 128."""
     numpy_type = dtype.numpy()
     offset = 128 if dtype is ir.DataType.UINT8 else -128
@@ -162,11 +162,11 @@ def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     return values if values.dtype == numpy_type else (values.astype(np.int16) + offset).astype(numpy_type)
 
 
-def _shifted_constant(value: ir.Value | None, dtype: ir.DataType, editor: Editor) -> ir.Value:
-    return editor.constant(f"{name_of(value)}/{type_name(dtype)}", shifted(constant_values(value), dtype))
+def _shift_constant(value: ir.Value | None, dtype: ir.DataType, editor: Editor) -> ir.Value:
+    return editor.constant(f"{name_of(value)}/{type_name(dtype)}", shift_integers(constant_values(value), dtype))
 
 
-def _groups(graph: ir.Graph) -> list[TypeGroup]:
+def _find_groups(graph: ir.Graph) -> list[TypeGroup]:
     groups: dict[int, TypeGroup] = {}
     for node in graph:
         if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
@@ -175,12 +175,12 @@ def _groups(graph: ir.Graph) -> list[TypeGroup]:
             continue
         value = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
         if value is not None and id(value) not in groups and value.dtype != ir.DataType.INT32:
-            group = _grown(value, graph)
+            group = _find_group(value, graph)
             groups.update((id(member), group) for member in group.values)
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _grown(seed: ir.Value, graph: ir.Graph) -> TypeGroup:
+def _find_group(seed: ir.Value, graph: ir.Graph) -> TypeGroup:
     group, waiting, visited = TypeGroup(), [seed], {id(seed)}
 
     def reach(values: Iterable[ir.Value | None]) -> None:
@@ -240,7 +240,7 @@ def _visit(
 
 def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
     if is_constant(value):
-        new = _shifted_constant(value, dtype, editor)
+        new = _shift_constant(value, dtype, editor)
         for node, place in list(value.uses()):
             node.replace_input_with(place, new)
             if is_op(node, "DequantizeLinear"):
@@ -259,7 +259,7 @@ def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
 def _shift_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     params = params_of(node)
     if params is not None and params.dtype != dtype:
-        node.replace_input_with(2, _shifted_constant(node.inputs[2], dtype, editor))
+        node.replace_input_with(2, _shift_constant(node.inputs[2], dtype, editor))
 
 
 def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
@@ -269,13 +269,13 @@ def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
         if node.attributes.get_string("mode", "constant") != "constant":
             return
         editor.set_input(
-            node, first_bound, shifted(np.zeros((), _opposite_sign(dtype).numpy()), dtype), f"{node.name}/fill"
+            node, first_bound, shift_integers(np.zeros((), _opposite_sign(dtype).numpy()), dtype), f"{node.name}/fill"
         )
         return
     for place in range(first_bound, min(len(node.inputs), 3)):
         old = node.inputs[place]
         if old is not None and is_constant(old):
-            node.replace_input_with(place, _shifted_constant(old, dtype, editor))
+            node.replace_input_with(place, _shift_constant(old, dtype, editor))
 
 
 def _change_over(group: TypeGroup, dtype: ir.DataType, editor: Editor) -> int:
@@ -299,7 +299,7 @@ def _change_over(group: TypeGroup, dtype: ir.DataType, editor: Editor) -> int:
                 or node.graph is not editor.graph
             ):
                 continue
-            zero = shifted(params.zero_point.astype(params.dtype.numpy()), dtype)
+            zero = shift_integers(params.zero_point.astype(params.dtype.numpy()), dtype)
             new_params = QuantParams(params.scale, zero, dtype, params.axis)
             if is_op(node, "QuantizeLinear"):
                 source = node.inputs[0]

@@ -16,7 +16,7 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.graph import every_node
 from edgeq.model.quant_params import LIMITS
-from edgeq.retargeting.read import Form, places
+from edgeq.retargeting.read import Form, quantized_inputs
 
 
 class _Trait(NamedTuple):
@@ -67,7 +67,7 @@ def check_target(model: ir.Model, target: Target, model_path: Path, source_form:
 def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
     """Return each property that some tensors have, with the names of these tensors."""
     traits: dict[_Trait, dict[str, None]] = {}
-    for place in (place for node in every_node(model) for place in places(node)):
+    for place in (place for node in every_node(model) for place in quantized_inputs(node)):
         low, high = LIMITS[place.params.dtype]
         # The middle of the type is 0 for int8 and 128 for uint8.
         if (place.params.zero_point != (low + high + 1) // 2).any():

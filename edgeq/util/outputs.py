@@ -65,7 +65,7 @@ def recover(path: Path) -> None:
     Raises:
         OutputError: something else is in the way, or the files at `path` do not come from a run of this user.
     """
-    if placement.interrupted(path):
+    if placement.is_interrupted(path):
         with alone_in(path.parent):
             placement.settle(path)
     inside = path / path.name
@@ -129,7 +129,7 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
         raise OutputError(f"{parent} is not writable", "Choose another output, or change its permissions")
 
 
-def next_to(model: Path, ending: str) -> Path:
+def default_output(model: Path, ending: str) -> Path:
     """Return the default path of an output. It is next to `model` and has the model's name and `ending`, such as
     ".int8.onnx".
     """
@@ -185,7 +185,7 @@ def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path
         raise OutputError(
             f"{place} is a directory, but data of {path.name} must go there", "Move it, or choose another output"
         )
-    if place.is_symlink() or (place.is_file() and not (placement.names(path, place.name) or ours(place))):
+    if place.is_symlink() or (place.is_file() and not (placement.names_sibling(path, place.name) or ours(place))):
         raise OutputError(f"{place} exists and does not belong to {path.name}", "Move it, or choose another output")
     _check_free(place, force=force, kind="file")
 
@@ -216,7 +216,7 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
                 _fill(path, draft)
             elif not force or not os.path.lexists(path):
                 move_new(draft, path)
-            elif not _exchanged(draft, path, check):
+            elif not _exchange(draft, path, check):
                 checked = partial(_check_moved, path=path, check=check)
                 placement.place(stage, path.parent, [path.name], checked, force=True)
 
@@ -249,7 +249,7 @@ def _fill(path: Path, draft: Path) -> None:
         _remove(folder, [])
 
 
-def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
+def _exchange(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
     """Exchange `draft` and `path` in one step, and return True. Afterwards, `draft` contains the old content of `path`.
     Return False if the system cannot exchange them.
     """

@@ -53,7 +53,7 @@ def is_open(stage: Path) -> bool:
     return os.path.lexists(stage / RECORD)
 
 
-def interrupted(path: Path) -> bool:
+def is_interrupted(path: Path) -> bool:
     """Return whether moves to `path` are in progress or were interrupted."""
     return any(map(is_open, stages(path)))
 
@@ -110,7 +110,7 @@ def read_record(stage: Path, output: str | None) -> dict[str, FileIdentity | Non
     return drafts
 
 
-def names(path: Path, sibling: str) -> bool:
+def names_sibling(path: Path, sibling: str) -> bool:
     """Return whether the bytes of the file at `path` contain the name `sibling`."""
     if not path.is_file() or not path.stat().st_size:
         return False
@@ -129,7 +129,7 @@ def _check_names(stage: Path, drafts: Sequence[str], output: str) -> None:
     for name in drafts[:-1]:
         is_sibling = name.startswith(f"{Path(output).stem}.")
         named = not name.startswith(".") and any(
-            place.is_file() and not place.is_symlink() and names(place, name)
+            place.is_file() and not place.is_symlink() and names_sibling(place, name)
             for place in (stage / NEW / output, stage / OLD / output, stage.parent / output)
         )
         modes = [place.lstat().st_mode for place in (stage / NEW / name, stage / OLD / name) if os.path.lexists(place)]

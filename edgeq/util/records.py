@@ -218,12 +218,12 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:32]
 
 
-def rounded(value: Any, digits: int) -> Any:
+def round_floats(value: Any, digits: int) -> Any:
     """Return plain data with floats rounded to `digits` significant digits. NaN and the infinities become None."""
     if isinstance(value, float):
         return float(f"{value:.{digits - 1}e}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): rounded(item, digits) for key, item in value.items()}
+        return {str(key): round_floats(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(item, digits) for item in value]
+        return [round_floats(item, digits) for item in value]
     return value

@@ -24,7 +24,7 @@ from edgeq.measure.task import make_task
 from edgeq.reporting.bundle import report_bundle
 from edgeq.reporting.page import DIGITS
 from edgeq.tuning.goal import Goal
-from edgeq.util.records import plain, rounded
+from edgeq.util.records import plain, round_floats
 from tests.graphs import proto
 from tests.tuning.fakes import Interrupting
 from tests.tuning.steady import steady_timings
@@ -58,7 +58,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 def test_the_bundle_verifies_and_holds_the_record(labelled: Tuned) -> None:
     assert edgeq.verify(labelled.bundle).passed
     record = json.loads((labelled.bundle / "report.json").read_text())["tuning"]
-    returned = rounded(plain(labelled.record), DIGITS)
+    returned = round_floats(plain(labelled.record), DIGITS)
     # The bundle's record cannot count the time that writing the bundle takes.
     assert {**record, "elapsed_s": 0} == {**returned, "elapsed_s": 0}
     assert sum(stage["seconds"] for stage in record["stages"]) < record["elapsed_s"] < returned["elapsed_s"]

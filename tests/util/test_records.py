@@ -20,7 +20,7 @@ from edgeq.data.records import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
 from edgeq.measure.boxes import load_annotations
 from edgeq.util.record_files import read_json, toml_table
-from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, computed, parse, plain, rounded, salvage, write_as
+from edgeq.util.records import NOT_WRITTEN, NullIsInfinite, computed, parse, plain, round_floats, salvage, write_as
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_values_that_json_does_not_have() -> None:
 
 
 def test_rounding_keeps_significant_digits() -> None:
-    assert rounded({"a": [123456.7, 0.000123456, math.inf, 7, "x", None]}, 3) == {
+    assert round_floats({"a": [123456.7, 0.000123456, math.inf, 7, "x", None]}, 3) == {
         "a": [123000.0, 0.000123, None, 7, "x", None]
     }
 
