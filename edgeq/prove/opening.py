@@ -281,14 +281,14 @@ def _groups(signature: Signature, original: Shapes) -> Iterator[list[Shapes]]:
     different values if the source accepts that.
     """
 
-    def shapes(axes: Callable[[int], bool], change: Callable[[int, int], int], *, apart: bool) -> Shapes:
+    def shapes(axes: Callable[[int], bool], change: Callable[[int, int], int], *, distinct: bool) -> Shapes:
         places: dict[object, int] = {}
         changed = {}
         for spec in signature.inputs:
             sizes = list(original[spec.name])
             for axis, named in enumerate(spec.shape or ()):
                 if not isinstance(named, int) and axes(axis):
-                    place = places.setdefault(named or (axis, sizes[axis]), len(places)) if apart else 0
+                    place = places.setdefault(named or (axis, sizes[axis]), len(places)) if distinct else 0
                     sizes[axis] = change(sizes[axis], place + 1)
             changed[spec.name] = tuple(sizes)
         return changed
@@ -302,9 +302,9 @@ def _groups(signature: Signature, original: Shapes) -> Iterator[list[Shapes]]:
     def odd(size: int, place: int) -> int:
         return size - size // 4 - place
 
-    batch = [shapes(lambda axis: axis == 0, lambda size, place: size + 1, apart=False)]
-    even = [shapes(bool, change, apart=apart) for change in (larger, smaller) for apart in (True, False)]
-    uneven = [shapes(bool, odd, apart=apart) for apart in (True, False)]
+    batch = [shapes(lambda axis: axis == 0, lambda size, place: size + 1, distinct=False)]
+    even = [shapes(bool, change, distinct=distinct) for change in (larger, smaller) for distinct in (True, False)]
+    uneven = [shapes(bool, odd, distinct=distinct) for distinct in (True, False)]
     for group in (batch, even, uneven):
         candidates = [s for s in group if s != original and all(size > 0 for sizes in s.values() for size in sizes)]
         if candidates:
